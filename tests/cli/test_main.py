@@ -72,6 +72,7 @@ FLAGS = {
         --learning-rate --weight-decay --evaluate-every --evaluate-bytes --precision --device
         --strategy --seed --checkpoint-every-s --extend --optimizer --compile --wandb
         --gradient-checkpointing --clip-norm --warmup-share --min-learning-rate
+        --sequence-parallel
         """,
     "lm generate": "--max-new-tokens --temperature --top-k --seed",
     "lm evaluate": "--tokens --most-bytes --json",

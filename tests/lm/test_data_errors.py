@@ -1,6 +1,7 @@
 """Damaged data, changed tokenizers and full disks: clear errors, and nothing is lost."""
 
 import errno
+import itertools
 import json
 import os
 import resource
@@ -12,6 +13,7 @@ import torch
 from tests.lm.conftest import TINY
 
 from statemix import files
+from statemix.cli.lm import train_text
 from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.lm import shards
@@ -155,6 +157,54 @@ def test_a_disk_that_fills_up_at_the_end_leaves_no_tokens(texts, tmp_path, monke
             prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
     assert {path.name for path in (tmp_path / "out").iterdir()} <= {"tokenizer.json"}
     prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
+
+
+class Killed(BaseException):
+    """The process ends at once: nothing is removed any more."""
+
+
+def killed_before_rename(monkeypatch, number):
+    """Kill the process before a rename, counted from 0."""
+    rename, count = os.replace, itertools.count()
+
+    def dying(*arguments, **options):
+        if next(count) == number:
+            raise Killed
+        rename(*arguments, **options)
+
+    monkeypatch.setattr(os, "replace", dying)
+    monkeypatch.setattr(shards.TokenWriter, "discard", lambda writer: writer._file.close())
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_what_a_killed_call_leaves_is_replaced(texts, tmp_path, monkeypatch, number):
+    """Three files of each split get their names by a rename."""
+    prepare([str(texts)], tmp_path / "whole", tokenizer="bytes")
+    with monkeypatch.context() as patch:
+        killed_before_rename(patch, number)
+        with pytest.raises(Killed):
+            prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
+    asked = []
+    with monkeypatch.context() as patch:
+        patch.setattr(train_text, "prepare", lambda sources, folder: asked.append(folder))
+        (tmp_path / "out").rename(tmp_path / "run-tokens")
+        assert main(["lm", "train", "--folder", str(tmp_path / "run"), *TINY]) == 2
+    assert asked == [tmp_path / "run-tokens"]
+    prepare([str(texts)], tmp_path / "run-tokens", tokenizer="bytes")
+    for name in ("whole", "run-tokens"):
+        assert not list((tmp_path / name).glob("*.partial"))
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "run-tokens" / path.name).read_bytes()
+    with pytest.raises(RequestError, match=r"train\.bin must not exist yet"):
+        prepare([str(texts)], tmp_path / "run-tokens", tokenizer="bytes")
+
+
+@pytest.mark.parametrize("name", ["train.bin", "train.idx", "train.json"])
+def test_files_of_the_user_are_not_replaced(texts, tmp_path, name):
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(RequestError, match=f"{name} must not exist yet"):
+        prepare([str(texts)], tmp_path, tokenizer="bytes")
+    assert (tmp_path / name).read_bytes() == b"mine"
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(train_tiny, tmp_path, monkeypatch, capsys):

@@ -1,82 +1,44 @@
 """Many processes train as one does: DDP and FSDP2 on two processes, with real files and kills."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.lm.two_processes import IDS, SETTINGS, build_tied_model, train_tiny
+from tests.lm.two_processes import (
+    IDS,
+    SETTINGS,
+    assert_equal_files,
+    build_tied_model,
+    files,
+    run_script,
+    torchrun,
+    train_tiny,
+)
 from transformers import AutoModelForCausalLM
 
 from statemix.cli.main import main
 from statemix.errors import RequestError
+from statemix.lm import curve_logs
 from statemix.lm.language_training import TokenBatches
 from statemix.tensor_files import load_tensors
 from statemix.training.folder import read_metrics, read_status
 from statemix.training.ranks import Ranks, ranks_here
 
-SCRIPT = Path(__file__).with_name("two_processes.py")
 STRATEGIES = ("ddp", "fsdp")
-
-
-def torchrun(*arguments):
-    """Run a program in two processes; return its output."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    path = os.pathsep.join([*filter(None, sys.path), str(SCRIPT.parents[2])])
-    with subprocess.Popen(
-        [*command, *arguments],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            # SIGKILL would leave the workers behind.
-            process.terminate()
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def run_script(folder, strategies=STRATEGIES, **asked):
-    return torchrun(
-        str(SCRIPT), json.dumps({"folder": str(folder), "strategies": strategies, **asked})
-    )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Runs of two processes, whole and disturbed, and one of a single process."""
     folder = tmp_path_factory.mktemp("ranks")
-    done = run_script(folder, refusals=True)
+    done = run_script(folder, STRATEGIES, refusals=True)
     assert done.returncode == 0, done.stderr
     losses = []
     train_tiny(folder / "single", losses=losses)
     (folder / "single.json").write_text(json.dumps(losses))
     return folder
-
-
-def files(folder):
-    return {path.name: load_tensors(path.read_bytes()) for path in folder.glob("*.safetensors")}
-
-
-def assert_equal_files(found, wanted, **tolerance):
-    found, wanted = files(found), files(wanted)
-    assert (
-        found.keys()
-        == wanted.keys()
-        == {f"{n}.safetensors" for n in ("model", "optimizer", "best")}
-    )
-    for name in wanted:
-        assert found[name].keys() == wanted[name].keys()
-        for key in wanted[name]:
-            torch.testing.assert_close(found[name][key], wanted[name][key], **tolerance)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -129,8 +91,29 @@ def test_all_processes_decide_alike(trained, strategy):
     assert first["double"].startswith(wanted)
 
 
-def test_the_command_shards_a_model_that_loads_tied(tmp_path):
-    """As written for one process: the same options, one report, one folder."""
+# Stands for Weights & Biases, and notes who opens a run.
+WANDB = """
+import os
+from pathlib import Path
+
+class Error(Exception):
+    pass
+
+class Run:
+    step = 0
+    log = finish = lambda *arguments, **options: None
+
+def init(**options):
+    Path(__file__).with_name(f"opened-by-{os.environ['RANK']}").touch()
+    return Run()
+"""
+
+
+def test_the_command_shards_a_model_that_loads_tied(tmp_path, monkeypatch):
+    """As written for one process: the same options, one report, one folder, one set of curves."""
+    (tmp_path / "stubs").mkdir()
+    (tmp_path / "stubs" / "wandb.py").write_text(WANDB)
+    monkeypatch.syspath_prepend(tmp_path / "stubs")
     for place in range(8):
         (tmp_path / "texts" / f"p{place}").mkdir(parents=True)
         text = "".join(f"def f{n}(x):\n    return x + {n * place}\n" for n in range(40))
@@ -138,13 +121,16 @@ def test_the_command_shards_a_model_that_loads_tied(tmp_path):
     prepare = ["lm", "prepare", str(tmp_path / "texts"), "--output", str(tmp_path / "tokens")]
     assert main([*prepare, "--tokenizer", "bpe:300"]) == 0
     words = "--num-layers 1 --hidden-size 16 --layer bd_lru num_blocks=4 block_size=2 --length 16"
-    words += " --batch-size 4 --steps 3 --device cpu --strategy fsdp"
+    words += " --batch-size 4 --steps 3 --device cpu --strategy fsdp --wandb mine"
     folders = ["--folder", str(tmp_path / "run"), "--tokens", str(tmp_path / "tokens")]
     done = torchrun("-m", "statemix", "lm", "train", *folders, *words.split())
     # PyTorch 2.13 aborts in one of fifty processes that had a device mesh, after all is stored.
     assert done.returncode == 0 or "terminate called without an active" in done.stderr, done.stderr
     assert done.stdout.count("parameters") == done.stdout.count("bits per byte") == 1
     assert done.stderr.count("finished at step 3") == 1
+    assert [path.name for path in (tmp_path / "stubs").glob("opened-by-*")] == ["opened-by-0"]
+    if curve_logs.is_installed("tensorboard"):
+        assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert (environment["num_processes"], environment["strategy"]) == (2, "fsdp")
     (stored,) = (tmp_path / "run" / "model").glob("*.safetensors")

@@ -1,31 +1,81 @@
 """Training in the processes of torchrun, told by a JSON: python two_processes.py '{"folder": ...}'.
 
-Keys: folder; strategies, trained in this order; and the ranks that die at a step of a strategy, as
-[[strategy, step, [ranks]], ...]. Also a function that trains in the calling process.
+Keys: folder; strategies, trained in this order; the ranks that die at a step of a strategy, as
+[[strategy, step, [ranks]], ...]; and further options of the training. Also a function that trains
+in the calling process.
 """
 
 import json
 import os
 import signal
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from statemix.errors import RequestError
 from statemix.lm import StatemixConfig, StatemixForCausalLM
 from statemix.lm.language_scores import summed_loss
 from statemix.lm.language_training import TokenBatches
 from statemix.lm.presets import LanguageSettings
+from statemix.tensor_files import load_tensors
 from statemix.training import Hook, fit
 from statemix.training.parallel import is_sharded
 from statemix.training.ranks import ranks_here
 
+SCRIPT = Path(__file__)
 STEPS = 7
 # Five rows, two processes and two batches each: no two batches of a step are alike.
 SETTINGS = LanguageSettings(length=6, batch_size=5, accumulate=2, steps=STEPS, learning_rate=1.0)
 IDS = np.random.default_rng(0).integers(0, 11, 400).astype(np.uint16)
+
+
+def torchrun(*arguments, num_processes=2):
+    """Run a program in several processes; return its output."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    path = os.pathsep.join([*filter(None, sys.path), str(SCRIPT.parents[2])])
+    with subprocess.Popen(
+        [*command, f"--nproc-per-node={num_processes}", *arguments],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            # SIGKILL would leave the workers behind.
+            process.terminate()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_script(folder, strategies, *, num_processes=2, **asked):
+    """Run this file in several processes."""
+    told = json.dumps({"folder": str(folder), "strategies": strategies, **asked})
+    return torchrun(str(SCRIPT), told, num_processes=num_processes)
+
+
+def files(folder):
+    """Return the tensors of each file in a folder."""
+    return {path.name: load_tensors(path.read_bytes()) for path in folder.glob("*.safetensors")}
+
+
+def assert_equal_files(found, wanted, **tolerance):
+    found, wanted = files(found), files(wanted)
+    assert (
+        found.keys()
+        == wanted.keys()
+        == {f"{n}.safetensors" for n in ("model", "optimizer", "best")}
+    )
+    for name in wanted:
+        assert found[name].keys() == wanted[name].keys()
+        for key in wanted[name]:
+            torch.testing.assert_close(found[name][key], wanted[name][key], **tolerance)
 
 
 class ShardsSeen(Hook):
@@ -46,11 +96,54 @@ def build_tied_model():
     return model
 
 
-def train_tiny(folder, *, strategy="ddp", losses=None, act=None, clip_norm=2.0, **options):
+def build_sliced_model():
+    """Every layer that can share a sequence, with states of each kind, after a convolution."""
+    torch.manual_seed(2)
+    # transformers accepts its own names of kinds alone.
+    lags = {"name": "h_lru", "num_channels": 3, "order": 3}
+    mixers = {
+        "linear_attention": {
+            "name": "bd_lru",
+            "num_blocks": 3,
+            "block_size": 2,
+            "initial_state": "learned",
+        },
+        "hybrid": {"name": "bd_lru", "num_blocks": 2, "block_size": 2, "value_channels": 3},
+        "moe": lags,
+        "hybrid_sliding": {**lags, "realization": "observer"},
+        "conv": {"name": "conv", "kernel_size": 3},
+    }
+    config = StatemixConfig(
+        *(11, 7, len(mixers)), mixers=mixers, layer_types=list(mixers), conv_size=4
+    )
+    model = StatemixForCausalLM(config)
+    with torch.no_grad():
+        # What a token adds to the states must outlast a slice.
+        for parameter in model.parameters():
+            parameter.normal_(std=0.7)
+    return model
+
+
+def train_tiny(
+    folder,
+    *,
+    strategy="ddp",
+    sequence_parallel=False,
+    losses=None,
+    act=None,
+    clip_norm=2.0,
+    gradient_checkpointing=False,
+    **options,
+):
     """Train with momentum, which the scale of the gradient changes; return the model."""
-    model, ranks = build_tied_model(), ranks_here()
-    batches = TokenBatches(IDS, SETTINGS, torch.device("cpu"), ranks)
+    model = build_sliced_model() if sequence_parallel else build_tied_model()
+    ranks, cpu = ranks_here(), torch.device("cpu")
+    # Three processes get slices of 3, 2 and 2 tokens, and the convolution keeps 3.
+    settings = replace(SETTINGS, length=7 if sequence_parallel else 6)
+    batches = TokenBatches(IDS, settings, cpu, ranks, sequence_parallel=sequence_parallel)
     own = batches.parts
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def parts(step):
         return [(step, rows) for rows in own(step)]
@@ -58,7 +151,8 @@ def train_tiny(folder, *, strategy="ddp", losses=None, act=None, clip_norm=2.0, 
     def loss(net, batch):
         step, rows = batch
         factor = 1.0 if act is None else act(step, ranks.rank)
-        return summed_loss(net, rows) * factor / 30
+        group = dist.group.WORLD if sequence_parallel and ranks.size > 1 else None
+        return summed_loss(net, rows, group) * factor / 30
 
     def evaluate(net):
         rows = torch.from_numpy(IDS[None, :50].astype(np.int64))
@@ -132,6 +226,7 @@ if __name__ == "__main__":
         model = train_tiny(
             root / strategy,
             strategy=strategy,
+            **asked.get("options", {}),
             losses=losses,
             act=_killed(asked.get("kills", ()), strategy),
             checkpoint_every_s=0.0,

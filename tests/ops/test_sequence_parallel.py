@@ -14,11 +14,13 @@ from torch import distributed
 from statemix import ops
 
 B, H = 2, 3
-# Operator, m, its options, dtype. Names with "channels" have values of C channels.
+# Operator, m, its options, dtype. Names with "channels" have values of C channels, and those with
+# "autocast" run under autocast to bfloat16, which must not round the states between ranks.
 C = 4
 CASES = {
     "bd_lru": (ops.bd_lru, 3, {"gate": "signed", "temperature": 0.7}, torch.float64),
     "bd_lru-float32": (ops.bd_lru, 4, {}, torch.float32),
+    "bd_lru-autocast": (ops.bd_lru, 4, {}, torch.float32),
     "bd_lru-householder": (ops.bd_lru, 3, {"gate": "householder"}, torch.float64),
     "bd_lru-channels": (ops.bd_lru, 3, {"gate": "tanh"}, torch.float64),
     "h_lru": (ops.h_lru, 3, {}, torch.float64),
@@ -66,9 +68,10 @@ def part(name, slices, learned, backend, group):
     here = slice(begin, begin + slices[rank])
     gates, values = (one.detach()[:, here].requires_grad_() for one in leaves[:2])
     initial = leaves[2] if learned else None
-    states, final = ops.sequence_parallel(
-        operator, gates, values, initial, group=group, backend=backend, **options
-    )
+    with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in name):
+        states, final = ops.sequence_parallel(
+            operator, gates, values, initial, group=group, backend=backend, **options
+        )
     last = d_final if rank == len(slices) - 1 else torch.zeros_like(d_final)
     ((states * d_states[:, here]).sum() + (final * last).sum()).backward()
     return states, final, gates.grad, values.grad, leaves[2].grad

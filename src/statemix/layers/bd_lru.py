@@ -13,6 +13,7 @@ from statemix.layers.layer import Recurrence, passed_on
 from statemix.layers.option_checks import Selectivity, check_sizes
 from statemix.ops.checks import check_choice
 from statemix.ops.layout import at_least_float32, join_units, split_units
+from statemix.ops.sequence_parallel import state_before
 
 TRACKING: dict[str, Any] = {
     "initial_state": "learned",
@@ -158,18 +159,19 @@ class BDLRU(GatedRecurrence):
         return spans.reciprocal().expm1().log() + shift
 
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float, group: Any
     ) -> tuple[Tensor, Tensor]:
         values = self._values(x)
         gates = self._noisy(self._raw_gates(x, values.dtype), noise)
+        options: dict[str, Any] = {
+            "gate": self.gate,
+            "temperature": self.temperature,
+            "backend": self.backend,
+        }
+        if group is not None:
+            state = state_before(ops.bd_lru, gates, values, state, group=group, **options)
         states, state = ops.bd_lru(
-            gates,
-            values,
-            self.gate,
-            state,
-            cu_seqlens,
-            temperature=self.temperature,
-            backend=self.backend,
+            gates, values, initial_state=state, cu_seqlens=cu_seqlens, **options
         )
         return self._read(states), state
 

@@ -1,11 +1,14 @@
 """CausalConv: a convolution over the last tokens, the baseline without a recurrence."""
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from statemix.layers.layer import Flops
 from statemix.layers.option_checks import check_placement, check_sizes, check_switches
 from statemix.layers.padded import PaddedLayer, last_inputs, reset_linear
+from statemix.layers.pieces import check_slice
+from statemix.ops.sequence_parallel import state_before
 
 
 class CausalConv(PaddedLayer):
@@ -42,6 +45,7 @@ class CausalConv(PaddedLayer):
 
     name = "conv"
     entry = "conv"
+    sliceable = True
 
     def __init__(
         self,
@@ -67,6 +71,31 @@ class CausalConv(PaddedLayer):
             device=device,
             dtype=dtype,
         )
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        group: "dist.ProcessGroup | None" = None,
+        **unknown: object,
+    ) -> tuple[Tensor, Tensor]:
+        if group is not None:
+            check_slice(cu_seqlens)
+            num_sequences = self._check_sequence(x, state, None)
+            if state is None:
+                state = self.init_state(num_sequences, x.device, x.dtype)
+            # The last inputs are a state of one unit, whose channels share what a token does to it.
+            unit = state.unsqueeze(1)
+            state = state_before(self._moved_on, x.new_empty(0), x, unit, group=group).squeeze(1)
+        y, after = super().forward(x, state, cu_seqlens, **unknown)
+        return y, after
+
+    def _moved_on(self, unused: Tensor, x: Tensor, initial_state: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance the last inputs as an operator of :func:`state_before`."""
+        window = torch.cat([initial_state[:, 0], x.to(initial_state.dtype)], 1)
+        return unused, last_inputs(window, self.kernel_size - 1, None).unsqueeze(1)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Redraw all parameters as ``torch.nn.Conv1d`` does."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from statemix import ops
@@ -23,7 +24,7 @@ from statemix.layers.option_checks import (
     check_units,
 )
 from statemix.layers.padded import reset_linear
-from statemix.layers.pieces import can_run_in_pieces, run_in_pieces
+from statemix.layers.pieces import run_layer
 from statemix.layers.state import State, zero_states
 from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
 from statemix.ops.decoding import allowed, are_plain, has_hooks, is_linear, linear, projected_step
@@ -60,6 +61,7 @@ class GatedRecurrence(Layer):
 
     schedulable = ("gate_temperature", "gate_noise")
     entry = "value_proj"
+    sliceable = True
 
     temperature: Tensor
     learned_state: nn.Parameter | None
@@ -145,7 +147,7 @@ class GatedRecurrence(Layer):
 
     @abstractmethod
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float, group: Any
     ) -> tuple[Tensor, Tensor]:
         """Run over checked arguments of ``forward``, with noise of this size in the raw gates."""
 
@@ -155,6 +157,7 @@ class GatedRecurrence(Layer):
         state: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         *,
+        group: "dist.ProcessGroup | None" = None,
         _noisy: bool = True,
         **unknown: object,
     ) -> tuple[Tensor, Tensor]:
@@ -163,9 +166,7 @@ class GatedRecurrence(Layer):
         if state is None:
             state = self.init_state(num_sequences, x.device, x.dtype)
         noise = self._gate_noise if self.training and _noisy else 0.0
-        if self.checkpoint_every is None or not can_run_in_pieces():
-            return self._run(x, state, cu_seqlens, noise)
-        return run_in_pieces(self._run, x, state, cu_seqlens, noise, self.checkpoint_every)
+        return run_layer(self._run, x, state, cu_seqlens, noise, self.checkpoint_every, group)
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         sizes = {axis: num_sequences, **self._state_axes}

@@ -1,7 +1,7 @@
 """HLRU: scalar linear recurrences over the last m outputs with jointly normalised gates."""
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from statemix.layers.state import owned
 from statemix.ops.checks import check_choice
 from statemix.ops.lag_kernels import companions, lagged, partial_sums
 from statemix.ops.layout import at_least_float32, join_units
+from statemix.ops.sequence_parallel import state_before
 
 Realization = Literal["controller", "observer"]
 Readout = Literal["lags", "current"]
@@ -138,19 +139,20 @@ class HLRU(GatedRecurrence):
         return (lags / spans.unsqueeze(-1)).expm1().sum(-1).log()
 
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float, group: Any
     ) -> tuple[Tensor, Tensor]:
         values: Tensor = self.value_proj(x)
         gates = self._noisy(self._raw_gates(x, values.dtype), noise)
+        options: dict[str, Any] = {
+            "gate": self.gate,
+            "temperature": self.temperature,
+            "realization": self.realization,
+            "backend": self.backend,
+        }
+        if group is not None:
+            state = state_before(ops.h_lru, gates, values, state, group=group, **options)
         states, final = ops.h_lru(
-            gates,
-            values,
-            self.gate,
-            state,
-            cu_seqlens,
-            temperature=self.temperature,
-            realization=self.realization,
-            backend=self.backend,
+            gates, values, initial_state=state, cu_seqlens=cu_seqlens, **options
         )
         if self.realization == "observer":
             final = owned(final)

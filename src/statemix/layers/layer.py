@@ -108,12 +108,18 @@ class Layer(nn.Module, ABC):
         iterative: whether outputs are found by iteration, up to a tolerance. Those of whole
             sequences and of single steps then agree up to that, and benchmarks that compare the two
             refuse the layer.
+        sliceable: whether ``forward`` has the keyword ``group``: processes that share a sequence,
+            each with a slice of its time, in the order of the slices. ``x`` is then the slice of
+            this process, and all processes call ``forward`` and its backward pass together.
+            ``state`` is the state before the whole sequence, and the returned state is that after
+            the slice.
     """
 
     name: ClassVar[str]
     schedulable: ClassVar[tuple[str, ...]] = ()
     entry: ClassVar[str] = ""
     iterative: ClassVar[bool] = False
+    sliceable: ClassVar[bool] = False
 
     hidden_size: int
 

@@ -4,7 +4,7 @@ import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ class PaddedLayer(Layer):
         x: Tensor,
         state: State | None = None,
         cu_seqlens: Tensor | None = None,
-        **unknown: object,
+        **unknown: Any,
     ) -> tuple[Tensor, State]:
         refuse_unknown(unknown)
         num_sequences = self._check_sequence(x, state, cu_seqlens)

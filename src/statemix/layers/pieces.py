@@ -1,6 +1,7 @@
-"""Run a layer in pieces of time, and run each again in the backward pass instead of keeping it."""
+"""Run a layer in pieces of time, one after the other, or each in a process of its own."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,9 +9,49 @@ from torch.utils.checkpoint import checkpoint
 
 from statemix.ops.dispatch import check_bounds
 
+LayerRun = Callable[[Tensor, Tensor, Tensor | None, float, Any], tuple[Tensor, Tensor]]
+
+
+def run_layer(
+    run: LayerRun,
+    x: Tensor,
+    state: Tensor,
+    cu_seqlens: Tensor | None,
+    noise: float,
+    length: int | None,
+    group: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return what ``run`` returns of x, in pieces of ``length`` tokens if PyTorch can do that.
+
+    The arguments are those of :func:`run_in_pieces`, and a group of processes that share the
+    sequences, or None.
+
+    Raises:
+        ValueError: if there is a group, and ``length`` or ``cu_seqlens`` is given, too.
+    """
+    if group is not None:
+        check_slice(cu_seqlens)
+        if length is not None:
+            raise ValueError(f"checkpoint_every must be None with a group, got {length}")
+    if length is None or not can_run_in_pieces():
+        return run(x, state, cu_seqlens, noise, group)
+    return run_in_pieces(run, x, state, cu_seqlens, noise, length)
+
+
+def check_slice(cu_seqlens: Tensor | None) -> None:
+    """Check that sequences whose time processes share are not packed.
+
+    Raises:
+        ValueError: if they are.
+    """
+    if cu_seqlens is not None:
+        raise ValueError(
+            "cu_seqlens must be None with a group: each row is the slice of one sequence"
+        )
+
 
 def run_in_pieces(
-    run: Callable[[Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]],
+    run: LayerRun,
     x: Tensor,
     state: Tensor,
     cu_seqlens: Tensor | None,
@@ -33,7 +74,9 @@ def run_in_pieces(
     outputs = []
     for piece, bounds in _pieces(x, cu_seqlens, length):
         y, state = checkpoint(
-            *(run, piece, state, bounds, noise), use_reentrant=False, preserve_rng_state=noise > 0
+            *(run, piece, state, bounds, noise, None),
+            use_reentrant=False,
+            preserve_rng_state=noise > 0,
         )
         outputs.append(y)
         # It may be a view, which would keep the states of a whole piece.

@@ -1,6 +1,6 @@
 """The blocks of the Hugging Face model: a layer of Statemix and a gated MLP."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -45,14 +45,20 @@ class GatedMixer(nn.Module):
             self.output_gate = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(
-        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: State | None = None,
+        cu_seqlens: Tensor | None = None,
+        sequence_group: Any = None,
     ) -> tuple[Tensor, State]:
+        # Some layers cannot share a sequence and have no such argument.
+        shared = {} if sequence_group is None else {"group": sequence_group}
         if self.conv is None:
-            y, after = self.layer(x, state, cu_seqlens)
+            y, after = self.layer(x, state, cu_seqlens, **shared)
         else:
             before = (None, None) if state is None else state
-            u, conv = self.conv(x, before[0], cu_seqlens)
-            y, recurrence = self.layer(nn.functional.silu(u), before[1], cu_seqlens)
+            u, conv = self.conv(x, before[0], cu_seqlens, **shared)
+            y, recurrence = self.layer(nn.functional.silu(u), before[1], cu_seqlens, **shared)
             after = MixerState(conv, recurrence)
         if self.output_gate is not None:
             y = y * nn.functional.silu(self.output_gate(x))
@@ -79,6 +85,7 @@ class StatemixBlock(GradientCheckpointingLayer):
         state: State | None = None,
         cu_seqlens: Tensor | None = None,
         pending: Tensor | None = None,
+        sequence_group: Any = None,
     ) -> tuple[Tensor, State, State | None, Tensor]:
         """Run over whole sequences.
 
@@ -87,6 +94,7 @@ class StatemixBlock(GradientCheckpointingLayer):
             state: state that the block returned before; None means new sequences.
             cu_seqlens: bounds of packed sequences (B = 1).
             pending: inputs of the mixer between ``state`` and x.
+            sequence_group: processes that share the sequences, each with a slice of their time.
 
         Returns:
             x: shape (B, T, hidden_size).
@@ -96,7 +104,7 @@ class StatemixBlock(GradientCheckpointingLayer):
         """
         before = state if pending is None else self.mixer(pending, state)[1]
         inputs = self.mixer_norm(x)
-        y, after = self.mixer(inputs, before, cu_seqlens)
+        y, after = self.mixer(inputs, before, cu_seqlens, sequence_group)
         x = x + y
         x = x + self.mlp(self.mlp_norm(x))
         return x, after, before, inputs

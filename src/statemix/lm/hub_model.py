@@ -94,6 +94,7 @@ class StatemixModel(StatemixPreTrainedModel):
         cu_seqlens: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         seq_idx: Tensor | None = None,
+        sequence_group: Any = None,
         **kwargs: Any,  # noqa: ARG002 - arguments for other models
     ) -> BaseModelOutputWithPast | tuple[Any, ...]:
         """Return the hidden state of every token.
@@ -113,11 +114,15 @@ class StatemixModel(StatemixPreTrainedModel):
             cu_seqlens: bounds of sequences packed into one row (B = 1), shape (N+1,).
             cu_seq_lens_q: the same, as TRL names it.
             seq_idx: number of the sequence of each token, shape (1, T), instead of bounds.
+            sequence_group: ``torch.distributed`` group whose processes share the sequences. Each
+                process gives a slice of time, in the order of ranks, and all call this together.
             **kwargs: arguments for other models, which are ignored.
 
         Raises:
             ValueError: if not exactly one of ``input_ids`` and ``inputs_embeds`` is given, bounds
-                disagree, or packed sequences come with a cache or a mask with padding.
+                disagree, packed sequences come with a cache or a mask with padding, or
+                ``sequence_group`` comes with one of the three.
+            TypeError: if a layer cannot share a sequence.
         """
         cache = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
@@ -156,6 +161,8 @@ class StatemixModel(StatemixPreTrainedModel):
             x = tokens(x)
         else:
             x, bounds = pack(x, mask)
+        if sequence_group is not None and (bounds is not None or cache is not None):
+            raise ValueError("sequence_group must come without a cache, padding and bounds")
         for place, block in enumerate(self.layers):
             if output_hidden_states:
                 # What is returned lies on the path of the gradient.
@@ -164,7 +171,7 @@ class StatemixModel(StatemixPreTrainedModel):
             layer = None if cache is None else cache.layers[place]
             state = None if layer is None else layer.state
             pending = None if layer is None else layer.pending
-            x, state, before, inputs = block(x, state, bounds, pending)
+            x, state, before, inputs = block(x, state, bounds, pending, sequence_group)
             if layer is not None:
                 unequal = bounds is not None and shape[0] > 1
                 layer.store(before, state, None if unequal else inputs, mask)

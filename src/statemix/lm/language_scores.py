@@ -18,9 +18,17 @@ _PIECE = 8192
 _LARGE_VOCABULARY = 8192
 
 
-def summed_loss(model: Any, tokens: Tensor) -> Tensor:
-    """Return the summed cross-entropy of all tokens but the first, (B, T + 1) in."""
-    hidden = model.model(tokens[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
+def summed_loss(model: Any, tokens: Tensor, sequence_group: Any = None) -> Tensor:
+    """Return the summed cross-entropy of all tokens but the first.
+
+    Args:
+        model: the model.
+        tokens: shape (B, T + 1).
+        sequence_group: processes that share the sequences, as of :meth:`StatemixModel.forward`.
+            The last token of a slice is the first of the next.
+    """
+    shared = {} if sequence_group is None else {"sequence_group": sequence_group}
+    hidden = model.model(tokens[:, :-1], use_cache=False, **shared).last_hidden_state.flatten(0, 1)
     targets = tokens[:, 1:].flatten()
     weight = model.lm_head.weight
     chunked = getattr(functional, "linear_cross_entropy", None)

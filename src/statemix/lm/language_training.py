@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from statemix.errors import RequestError
+from statemix.layers import LAYERS
 from statemix.lm.curve_logs import CurveLog
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import StatemixForCausalLM
 from statemix.lm.language_optimizers import CosineRate, optimizer_of
 from statemix.lm.language_scores import bits_per_byte, summed_loss
 from statemix.lm.model_costs import MATMUL_DTYPES, matmul_speed, training_flops
+from statemix.lm.prepared import without_progress_bars
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import TokenFile
 from statemix.lm.step_line import StepLine, TimedBatches
@@ -42,10 +45,12 @@ class TokenBatches:
         settings: sizes and seed.
         device: device of the batches.
         ranks: processes of the run, each of which gets its share of each step.
+        sequence_parallel: let the processes share every sequence instead of the sequences. Each
+            process gets the tokens of its slice of time, and the first token of the next slice.
 
     Raises:
-        RequestError: if there are too few tokens for one step, or too few sequences for all
-            processes.
+        RequestError: if there are too few tokens for one step, or too few sequences, or tokens of a
+            sequence, for all processes.
     """
 
     def __init__(
@@ -54,15 +59,28 @@ class TokenBatches:
         settings: LanguageSettings,
         device: torch.device,
         ranks: Ranks = ALONE,
+        *,
+        sequence_parallel: bool = False,
     ) -> None:
         self._ids, self._settings, self._device = ids, settings, device
-        self._ranks = ranks
+        # Processes that share each sequence all get every sequence.
+        self._ranks = ALONE if sequence_parallel else ranks
         shares = self._ranks.size * settings.accumulate
         if self._ranks.size > 1 and settings.batch_size < shares:
             raise RequestError(
                 f"batch_size must be at least {shares} for {self._ranks.size} processes with "
                 f"accumulate={settings.accumulate}, got {settings.batch_size}"
             )
+        self._slice = slice(0, settings.length + 1)
+        if sequence_parallel:
+            if settings.length < ranks.size:
+                raise RequestError(
+                    f"length must be at least {ranks.size} for {ranks.size} processes with "
+                    f"sequence_parallel, got {settings.length}"
+                )
+            places = np.array_split(np.arange(settings.length), ranks.size)[ranks.rank]
+            # The target of the last token is the first token of the next slice.
+            self._slice = slice(int(places[0]), int(places[-1]) + 2)
         windows = (len(ids) - settings.length) // settings.length
         self.steps_per_epoch = windows // settings.batch_size
         self.num_steps = settings.steps
@@ -74,7 +92,7 @@ class TokenBatches:
         self._epoch = -1
 
     def parts(self, step: int) -> Sequence[Tensor]:
-        """Return the batches of this process in a step, each (b, length + 1), int64."""
+        """Return the batches of this process in a step, each (b, its length + 1), int64."""
         rank, number = self._ranks.rank, self._settings.accumulate
         shares = np.array_split(self.places(step), self._ranks.size * number)
         pieces = [
@@ -97,7 +115,7 @@ class TokenBatches:
         return [self._offset + int(window) * self._settings.length for window in chosen]
 
     def _window(self, begin: int) -> Any:
-        return self._ids[begin : begin + self._settings.length + 1]
+        return self._ids[begin + self._slice.start : begin + self._slice.stop]
 
 
 def describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str:
@@ -121,6 +139,32 @@ def describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str
     )
 
 
+def check_sequence_parallel(config: StatemixConfig, *, compiled: bool) -> None:
+    """Check that processes can share the sequences of a model.
+
+    Args:
+        config: the model.
+        compiled: whether its blocks are compiled.
+
+    Raises:
+        RequestError: if a layer carries a state that processes cannot hand on, or an option
+            excludes it.
+    """
+    if compiled:
+        raise RequestError("compile must be off with sequence_parallel, got it on")
+    for kind, options in config.mixers.items():
+        if not LAYERS[options["name"]].sliceable:
+            known = ", ".join(name for name, layer in LAYERS.items() if layer.sliceable)
+            raise RequestError(
+                f"sequence_parallel needs layers among {known}, got {options['name']} for {kind}"
+            )
+        if options.get("checkpoint_every") is not None:
+            raise RequestError(
+                "checkpoint_every must be None with sequence_parallel, got "
+                f"{options['checkpoint_every']} for {kind}; use gradient_checkpointing"
+            )
+
+
 def train_language_model(
     config: StatemixConfig,
     tokens: TokenFile,
@@ -131,6 +175,7 @@ def train_language_model(
     most_bytes: int | None = None,
     compiled: bool = False,
     gradient_checkpointing: bool = False,
+    sequence_parallel: bool = False,
     precision: Precision = "32-true",
     device: Device = "auto",
     on_event: Callable[[Event], None] | None = None,
@@ -152,6 +197,8 @@ def train_language_model(
         compiled: compile the blocks with ``torch.compile``. Evaluations are not compiled.
         gradient_checkpointing: keep only the inputs of the blocks for the backward pass, and
             compute the rest again.
+        sequence_parallel: let the processes of torchrun share every sequence, each with a slice of
+            its time, instead of the sequences.
         precision: precision of weights and arithmetic.
         device: as in :func:`statemix.training.fit`.
         on_event: function called with each event. The text of the event of a step is its step line.
@@ -160,11 +207,14 @@ def train_language_model(
         **options: further options of :func:`statemix.training.fit`.
 
     Raises:
-        RequestError: as in :func:`statemix.training.fit`, or if the tokens do not fit the model.
+        RequestError: as in :func:`statemix.training.fit` and :func:`check_sequence_parallel`, or if
+            the tokens do not fit the model.
         FloatingPointError: if the loss or the gradient is not finite. The message names the step,
             the last good checkpoint and the batch.
     """
     check_arguments(on_event)
+    if sequence_parallel:
+        check_sequence_parallel(config, compiled=compiled)
     for given in (tokens, held_out):
         size = given.info.get("vocab_size")
         if size is not None and size > config.vocab_size:
@@ -174,7 +224,9 @@ def train_language_model(
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
     ranks = ranks_here()
-    token_batches = TokenBatches(tokens.ids, settings, torch.device("cpu"), ranks)
+    token_batches = TokenBatches(
+        *(tokens.ids, settings, torch.device("cpu"), ranks), sequence_parallel=sequence_parallel
+    )
     batches = TimedBatches(token_batches)
     per_step = settings.batch_size * settings.length
     line = StepLine(
@@ -216,7 +268,8 @@ def train_language_model(
         is_mixed = precision == "bf16-mixed"
         place = next(net.parameters()).device
         with torch.autocast(place.type, torch.bfloat16, enabled=is_mixed):
-            return summed_loss(net, batch.to(place)) / per_step
+            shared = (dist.group.WORLD,) if sequence_parallel and ranks.size > 1 else ()
+            return summed_loss(net, batch.to(place), *shared) / per_step
 
     def evaluate(net: Any) -> Mapping[str, float]:
         # Documents have many lengths, each of which would be compiled.
@@ -253,5 +306,6 @@ def train_language_model(
         text = describe_batch(tokens, token_batches.places(batches.step), settings.length)
         raise FloatingPointError(f"{error}; {text}") from error
     if ranks.is_first:
-        model.eval().save_pretrained(folder / "model")
+        with without_progress_bars():
+            model.eval().save_pretrained(folder / "model")
     return model, fitted

@@ -1,5 +1,6 @@
 """Folders of prepared tokens, and stored language models."""
 
+import contextlib
 import itertools
 import lzma
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,10 +9,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from statemix.errors import RequestError
 from statemix.lm.corpora import HELD_OUT_SHARE, Document, read_corpus
-from statemix.lm.shards import TokenFile, TokenWriter, read_tokens
+from statemix.lm.shards import TokenFile, TokenWriter, read_tokens, with_suffix
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
     digest_of,
@@ -50,7 +52,8 @@ def prepare(
         "train" and "held_out" -> their tokens.
 
     Raises:
-        RequestError: if a source cannot be read, there is no such tokenizer, or a file exists.
+        RequestError: if a source cannot be read, there is no such tokenizer, or a file exists. The
+            files of a killed call are replaced.
     """
 
     def documents() -> Iterator[Document]:
@@ -59,6 +62,7 @@ def prepare(
 
     chosen = _tokenizer(tokenizer, (one.text for one in documents() if not one.is_held_out))
     writers: dict[str, TokenWriter] = {}
+    _forget_half(folder)
     try:
         for name in (TRAIN, HELD_OUT):
             writers[name] = TokenWriter(folder / name, chosen.get_vocab_size())
@@ -86,6 +90,13 @@ def prepare(
         for writer in writers.values():
             writer.discard()
         raise
+
+
+def _forget_half(folder: Path) -> None:
+    """Let the training tokens count as unfinished if a killed call has finished them alone."""
+    half = with_suffix(folder / HELD_OUT, ".bin.partial").exists()
+    if half and all(with_suffix(folder / TRAIN, one).exists() for one in (".bin", ".json")):
+        with_suffix(folder / TRAIN, ".bin").replace(with_suffix(folder / TRAIN, ".bin.partial"))
 
 
 def _tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
@@ -134,6 +145,18 @@ def check_tokenizers(folder: Path, own: Tokenizer, tokens: Path, other: Tokenize
         )
 
 
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Return a context in which transformers draws no bars between the lines of a command."""
+    were_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_enabled:
+            transformers_logging.enable_progress_bar()
+
+
 def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     """Return the model of a finished run, or of a folder of transformers, and its tokenizer.
 
@@ -144,7 +167,8 @@ def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     chosen = inner if (inner / "config.json").exists() else folder
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
         raise RequestError(f"folder must hold a finished language model, got {folder}")
-    model = AutoModelForCausalLM.from_pretrained(chosen)
+    with without_progress_bars():
+        model = AutoModelForCausalLM.from_pretrained(chosen)
     return model.eval(), load_tokenizer(str(chosen / TOKENIZER))
 
 

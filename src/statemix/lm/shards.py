@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.errors import RequestError
-from statemix.files import naming, write_file
+from statemix.files import naming, sync_directory, write_file
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -72,7 +72,10 @@ def dtype_of(vocab_size: int) -> type[np.generic]:
 
 
 class TokenWriter:
-    """Writes documents into ``.bin``, ``.idx`` and ``.json``, which appear when all is written.
+    """Writes documents into ``.bin``, ``.idx`` and ``.json``; the ``.bin`` appears last.
+
+    Until then, there is a ``.bin.partial``. A new writer replaces the files beside one, which a
+    killed process has left.
 
     Args:
         stem: path of the files without their suffixes.
@@ -85,11 +88,12 @@ class TokenWriter:
     def __init__(self, stem: Path, vocab_size: int) -> None:
         self.stem, self._vocab_size = stem, vocab_size
         self._dtype = dtype_of(vocab_size)
-        for suffix in (".bin", ".idx", ".json"):
+        self._partial = with_suffix(stem, ".bin.partial")
+        # Without a .bin.partial, an index or a description is the user's.
+        for suffix in (".bin",) if self._partial.exists() else (".bin", ".idx", ".json"):
             if with_suffix(stem, suffix).exists():
                 raise RequestError(f"{with_suffix(stem, suffix)} must not exist yet")
         stem.parent.mkdir(parents=True, exist_ok=True)
-        self._partial = with_suffix(stem, ".bin.partial")
         self._file = self._partial.open("wb")
         self._digest = hashlib.sha256()
         self._lengths: list[int] = []
@@ -163,10 +167,11 @@ class TokenWriter:
             },
         }
         path = with_suffix(self.stem, ".bin")
-        os.replace(self._partial, path)
         write_file(with_suffix(self.stem, ".idx"), index)
         text = json.dumps(described, ensure_ascii=False) + "\n"
         write_file(with_suffix(self.stem, ".json"), text.encode())
+        os.replace(self._partial, path)
+        sync_directory(path.parent)
         return path
 
     def discard(self) -> None:

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from statemix.ops.portable import full_precision
+
 Operator = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -70,6 +72,23 @@ def sequence_parallel(
         (torch.Size([1, 4, 2, 3]), torch.Size([1, 2, 3]))
         >>> dist.destroy_process_group()
     """
+    before = state_before(scan, coefficients, inputs, initial_state, group=group, **options)
+    return scan(coefficients, inputs, initial_state=before, **options)
+
+
+def state_before(
+    scan: Operator,
+    coefficients: Tensor,
+    inputs: Tensor,
+    initial_state: Tensor | None = None,
+    *,
+    group: "dist.ProcessGroup | None" = None,
+    **options: Any,
+) -> Tensor:
+    """Return the state that this rank's slice begins with, as :func:`sequence_parallel` finds it.
+
+    Arguments and errors are those of :func:`sequence_parallel`.
+    """
     if "cu_seqlens" in options:
         raise ValueError("cu_seqlens cannot be split over ranks; split every sequence by itself")
     for name, value in options.items():
@@ -80,7 +99,7 @@ def sequence_parallel(
         return scan(coefficients, inputs, initial_state=before, **options)
 
     before: Tensor = _StateBefore.apply(run, group, coefficients, inputs, initial_state)  # type: ignore[no-untyped-call]
-    return run(coefficients, inputs, before)
+    return before
 
 
 class _StateBefore(torch.autograd.Function):
@@ -144,7 +163,8 @@ def _product(run: Operator, coefficients: Tensor, zeros: Tensor, like: Tensor) -
 
 
 def _applied(product: Tensor, state: Tensor) -> Tensor:
-    after: Tensor = product @ _columns(state)
+    with full_precision(state):
+        after: Tensor = product @ _columns(state)
     return after.reshape(state.shape)
 
 

@@ -55,7 +55,9 @@ def build_fabric(
         accelerator=accelerator,
         devices=ranks.local_size,
         num_nodes=ranks.size // ranks.local_size,
-        strategy="ddp" if strategy == "ddp" else sharding,
+        # Plain DDP changes the order of the gradients after its first step, also in a resumed run.
+        # Sums over three or more processes round by that order.
+        strategy="ddp_find_unused_parameters_true" if strategy == "ddp" else sharding,
         precision=precision,
         plugins=[TorchElasticEnvironment()],
     )

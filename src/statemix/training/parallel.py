@@ -66,8 +66,14 @@ def set_up_model(
         module: the wrapped :class:`WholeModel`.
         optimizer: the wrapped optimiser.
     """
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
     names = parameter_names(model)
-    module = fabric.setup_module(WholeModel(model))
+    whole = WholeModel(model)
+    if isinstance(fabric.strategy, DDPStrategy):
+        # DDP looks for unused parameters, and would warn of finding none.
+        whole.register_parameter("unused", nn.Parameter(torch.zeros(1)))
+    module = fabric.setup_module(whole)
     # FSDP2 replaces the parameters.
     rebind_optimizer(optimizer, names, model)
     return module, fabric.setup_optimizers(optimizer)

@@ -141,6 +141,11 @@ class TrainText:
     """How the processes of torchrun share the model. With ddp, each process holds the whole model;
     with fsdp, each process holds a part of it."""
 
+    sequence_parallel: bool = False
+    """Let the processes share every sequence, each with a slice of its time, instead of the
+    sequences: for sequences that are too long for the memory of one process. The layers must be
+    bd_lru, h_lru or conv."""
+
     seed: int = 0
     """Seed of the weights and of the order of the data."""
 
@@ -180,6 +185,7 @@ class TrainText:
                 most_bytes=self.evaluate_bytes,
                 compiled=self.compile,
                 gradient_checkpointing=self.gradient_checkpointing,
+                sequence_parallel=self.sequence_parallel,
                 precision=self.precision,
                 device=self.device,
                 on_event=lambda event: show(self.folder.name, event),
@@ -230,7 +236,8 @@ class TrainText:
         data = self.tokens
         if data is None:
             data = self.folder.parent / f"{self.folder.name}-tokens"
-            if not (data / "train.json").exists():
+            # The last file that is made.
+            if not (data / "held_out.bin").exists():
                 prepare(["stdlib"], data)
         return data
 

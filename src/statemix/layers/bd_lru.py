@@ -212,12 +212,17 @@ class BDLRU(GatedRecurrence):
         state = self.init_state(num_sequences, x.device, x.dtype)
         if self.value_channels == 1:
             values, state = values.unsqueeze(-1), state.unsqueeze(-1)
+        rows = torch.cat([transitions, input_gates.unsqueeze(-1)], dim=-1)
+        if self.gate == "column_softmax":
+            # Columns of the state with the share of the input, then the inputs with that of the
+            # state.
+            rows = torch.cat([rows.mT, 1 - rows.sum(-2).unsqueeze(-1)], dim=-1)
         return Recurrence(
             transitions,
             torch.diag_embed(input_gates),
             values.to(transitions.dtype),
             state,
-            torch.cat([transitions, input_gates.unsqueeze(-1)], dim=-1),
+            rows,
             unit="block",
         )
 

@@ -77,6 +77,15 @@ def _softmax_over(gates: Tensor, axis: int) -> Tensor:
     return gates.movedim(inner, -1).softmax(moved).movedim(-1, inner)
 
 
+def _with_zero(x: Tensor) -> Tensor:
+    """Append a zero to the last axis, in the memory order of ``x``."""
+    strides = x.stride()
+    if strides[-1] == 1 or 1 not in strides:
+        return F.pad(x, (0, 1))
+    inner = strides.index(1)
+    return F.pad(x.movedim(inner, -1), (0, 0, 0, 1)).movedim(-1, inner)
+
+
 def _softmax(gates: Tensor) -> tuple[Tensor, Tensor]:
     return _split(_softmax_over(gates, -1))
 
@@ -139,8 +148,7 @@ def _column_softmax(gates: Tensor) -> tuple[Tensor, Tensor]:
     """See :func:`normalize`."""
     # A softmax with a zero in it, and not a sigmoid of a sum: the rounding of torch.logsumexp
     # depends on the shape, and 1 - a_0 would have few correct digits.
-    input_gates = F.pad(gates[..., -1], (0, 1))
-    input_gate, state_gate = _split(_softmax_over(input_gates, -1))
+    input_gate, state_gate = _split(_softmax_over(_with_zero(gates[..., -1]), -1))
     columns = _softmax_over(gates[..., :-1], -2)
     return state_gate[..., None, None] * columns, input_gate
 

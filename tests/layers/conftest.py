@@ -52,6 +52,7 @@ VARIANTS = {
         {"checkpoint_every": 2},
         {"value_channels": 2, "initial_state": "learned"},
         {"value_channels": 2, "block_size": 1, "gate": "householder"},
+        {"value_channels": 2, "gate": "column_softmax", "initial_state": "unit"},
     ],
     "h_lru": [{"checkpoint_every": 2}],
     "delta_net": [{"conv_size": 0}, {"head_dim": 2, "expand_v": 2}],

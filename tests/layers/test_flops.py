@@ -282,5 +282,7 @@ def test_normalising_a_row_costs_what_its_formula_has(gate):
         "signed": 3 * 5,  # magnitude, sum, quotient
         "tanh": 9 * 5,  # 2 sigmoid(2 g) - 1 of 6; magnitude, sum, quotient
         "householder": (4 + 1 + 1 + 3 + 1) + 4 * (8 + 4) + 4 * (4 + 32 + 32) + 16,
+        # Four columns of 4 and the input column of 5: exp, sum, quotient; then the kept share.
+        "column_softmax": 4 * 3 * 4 + 3 * 5 + 16,
     }
     assert ops.GATES[gate].flops(4) == expected[gate]

@@ -12,7 +12,7 @@ from statemix.errors import OptionError
 from statemix.layers import BDLRU, HLRU, LSTM, LayerSpec
 from statemix.training.settings import read_spec
 
-GATES = ["softmax", "householder"]
+GATES = ["softmax", "householder", "column_softmax"]
 
 
 def built(kind, size, **options):
@@ -99,6 +99,38 @@ def test_a_tracker_starts_in_a_learned_state_with_closed_input_gates():
     assert (layer.gate, layer.initial_state, layer.initial_std) == ("householder", "learned", 0.5)
     assert layer.input_gate_bias == -6.0
     assert layer.learned_state.abs().min() > 0
+
+
+def test_a_tracker_of_columns_starts_in_the_unit_state():
+    layer = BDLRU.tracker(8, num_blocks=4, block_size=3, gate="column_softmax")
+    assert (layer.gate, layer.initial_state, layer.input_gate_bias) == (
+        "column_softmax",
+        "unit",
+        -6.0,
+    )
+    assert layer.init_state(2).tolist() == [[[1.0, 0.0, 0.0]] * 4] * 2
+
+
+@pytest.mark.parametrize("kind", [BDLRU, HLRU])
+def test_a_unit_state_is_saved_and_comes_back_with_new_parameters(kind):
+    layer = built(kind, (3, 2), initial_state="unit")
+    first = layer.init_state(1)
+    assert first.tolist() == [[[1.0, 0.0]] * 3]
+    y, _ = layer(torch.zeros(1, 1, 5, dtype=torch.float64))
+    same, _ = layer(torch.zeros(1, 1, 5, dtype=torch.float64), first)
+    assert torch.equal(y, same)
+    assert y.any()
+    layer.unit_state.zero_()
+    emptied = built(kind, (3, 2), initial_state="unit")
+    emptied.load_state_dict(layer.state_dict())
+    assert not emptied.init_state(1).any()
+    emptied.reset_parameters()
+    assert torch.equal(emptied.init_state(1), first)
+
+
+def test_a_unit_state_that_is_drawn_is_refused():
+    with pytest.raises(OptionError, match="initial_std must be 0 with initial_state='unit', got 1"):
+        BDLRU(8, num_blocks=4, block_size=2, initial_state="unit", initial_std=1.0)
 
 
 def test_sharpening_lowers_every_temperature_along_the_curve():

@@ -52,13 +52,17 @@ def test_the_recurrence_gives_the_states_of_the_steps(build):
 def test_the_gates_are_the_rows_that_share_a_normalisation(build_gated):
     layer, x = build_gated(), inputs()
     found = layer.recurrence(x)
-    if isinstance(layer, BDLRU):
+    if layer.gate == "column_softmax":
+        columns, shares = found.gates[..., :-1, :-1], found.gates[..., -1, :-1]
+        torch.testing.assert_close(columns.mT, found.transitions, rtol=0, atol=0)
+        torch.testing.assert_close(shares.diag_embed(), found.input_maps)
+    elif isinstance(layer, BDLRU):
         torch.testing.assert_close(found.gates[..., :-1], found.transitions, rtol=0, atol=0)
         torch.testing.assert_close(found.gates[..., -1].diag_embed(), found.input_maps)
     else:
         assert found.gates.shape[-2] == 1
         torch.testing.assert_close(found.gates[..., 0, -1], found.input_maps[..., 0, 0])
-    if layer.gate in ("softmax", "sigmoid"):
+    if layer.gate in ("softmax", "sigmoid", "column_softmax"):
         torch.testing.assert_close(found.gates.sum(-1), torch.ones_like(found.gates[..., 0]))
     sharp = build_gated()
     sharp.gate_temperature = 0.25

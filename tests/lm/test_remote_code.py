@@ -66,8 +66,20 @@ def test_the_model_travels_alone(kind, tmp_path):
     ],
     ids=str,
 )
-@torch.no_grad()
 def test_a_portable_layer_is_the_layer(spec, gate):
+    check_portable(spec, gate)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_portable_layer_of_columns_is_the_layer(channels):
+    spec = LayerSpec(
+        "bd_lru", num_blocks=3, block_size=2, value_channels=channels, initial_state="unit"
+    )
+    check_portable(spec, "column_softmax")
+
+
+@torch.no_grad()
+def check_portable(spec, gate):
     layer = LayerSpec(spec.name, **spec.options, gate=gate).build(hidden_size=8)
     portable = portable_layers.LAYERS[spec.name](8, **spec.options, gate=gate)
     portable.load_state_dict(layer.state_dict())

@@ -180,9 +180,10 @@ def test_unknown_gates_are_refused_with_the_known_ones(function, gate):
 
 
 @pytest.mark.parametrize("function", ["h_lru", "h_lru_step"])
-def test_householder_is_refused_where_there_are_no_blocks(function):
-    arguments = good(function) | {"gate": "householder"}
-    message = r"gate must be one of \['softmax', .* 'tanh'\], got 'householder'"
+@pytest.mark.parametrize("gate", ["householder", "column_softmax"])
+def test_families_of_blocks_are_refused_where_there_are_no_blocks(function, gate):
+    arguments = good(function) | {"gate": gate}
+    message = rf"gate must be one of \['softmax', .* 'tanh'\], got '{gate}'"
     check_refusal(function, arguments, ValueError, message)
 
 
@@ -278,6 +279,7 @@ def test_gates_without_an_input_gate_are_refused():
         (torch.zeros(2, 1), "softmax", ValueError, r"m of at least 1, got \(2, 1\)"),
         (torch.zeros(3, 3), "householder", ValueError, r"\(..., m, m\+1\) for 'householder'"),
         (torch.zeros(3), "householder", ValueError, r"\(..., m, m\+1\) for 'householder'"),
+        (torch.zeros(3, 3), "column_softmax", ValueError, r"\(..., m, m\+1\) for 'column_softmax'"),
     ],
 )
 def test_bad_gates_of_normalize_are_named(gates, gate, error, message):

@@ -245,3 +245,31 @@ def test_short_householder_vectors_leave_the_identity_and_finite_gradients(lengt
     torch.testing.assert_close(states[:, 1], torch.full_like(before, float(kept**2)))
     states.sum().backward()
     assert gates.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_columns_equal_stable_sums(problem, dtype, scale, backend):
+    if scale == 1e30 and dtype == torch.float64:
+        scale = 1e290
+    p = huge(problem("blocks", batch=1, length=6, blocks=18, size=3), scale, dtype)
+    p = with_largest_values(p, torch.sign)
+    p = p.replace(
+        # Each step for itself, so that gradients do not mix.
+        **{name: getattr(p, name).transpose(0, 1) for name in ("gates", "values", "d_states")},
+        # The bound is one of sums: states whose sum is finite.
+        initial_state=p.initial_state.expand(6, -1, -1) / 4,
+    )
+    actual = p.outcome("column_softmax", backend=backend, cotangents=("states",))
+    unit = unit_of(p)
+    g = p.gates.double().requires_grad_()
+    v, h_0 = ((x.double() / unit).requires_grad_() for x in (p.values, p.initial_state))
+    *a_0, kept = torch.nn.functional.pad(g[..., -1], (0, 1)).softmax(-1).unbind(-1)
+    moved = (g[..., :-1].softmax(-2) * h_0[:, None, :, None]).sum(-1)
+    states = kept.unsqueeze(-1) * moved + torch.stack(a_0, -1) * v
+    gradients = torch.autograd.grad(states, (g, v, h_0), p.d_states.double())
+    size, flow = largest_of_blocks(v, 3), largest_of_blocks(p.d_states, 3)
+    check_blocks("states", actual, states, size, unit)
+    check_blocks("d_gates", actual, gradients[0], 2 * size * flow, unit)
+    check_blocks("d_values", actual, gradients[1], flow)
+    check_blocks("d_initial_state", actual, gradients[2], flow)

@@ -20,8 +20,8 @@ seeds = st.integers(0, 2**32 - 1)
 scales = st.sampled_from([0.0, 1e-4, 1.0, 30.0, 1e4])
 
 
-def test_every_family_but_two_promises_the_proposition():
-    assert set(ops.GATES) - set(BOUNDED) == {"none", "householder"}
+def test_every_family_but_three_promises_the_proposition():
+    assert set(ops.GATES) - set(BOUNDED) == {"none", "householder", "column_softmax"}
     assert all(name == family.name and family.bound for name, family in ops.GATES.items())
 
 
@@ -117,6 +117,59 @@ def test_householder_factors_are_reflections_for_unit_vectors_and_fade_for_short
     torch.testing.assert_close(ops.normalize(gates, "householder")[0], mirror)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels", [None, 2])
+@given(size=sizes, length=st.integers(1, 30), seed=seeds, scale=scales)
+def test_columns_never_add_to_the_weight_of_a_state(dtype, channels, size, length, seed, scale):
+    """|h_t|_1 <= max(|h_0|_1, max |v|) in each block and channel."""
+    gates, values, h_0 = drawn(
+        "blocks", length=length, size=size, seed=seed, scale=scale, dtype=dtype
+    )
+    if channels is not None:
+        values, h_0 = (torch.stack([one, -one.flip(-1) / 2], -1) for one in (values, h_0))
+    wide = values.to(h_0.dtype)
+    states, final_state = ops.bd_lru(gates.to(h_0.dtype), wide, "column_softmax", h_0)
+    limit = torch.maximum(h_0.abs().sum(2), wide.abs().amax(3).amax(1))
+    limit = limit * margin(dtype, 2 * size, length)
+    assert (states.abs().sum(3) <= limit.unsqueeze(1)).all()
+    assert (final_state.abs().sum(2) <= limit).all()
+
+
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid", "column_softmax"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0), (0, 2, 1)])
+def test_gates_do_not_depend_on_the_order_in_memory(gate, order):
+    gates = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0))
+    back = sorted(range(3), key=order.__getitem__)
+    stored = gates.permute(order).contiguous().permute(back)
+    state_gates, input_gate = ops.normalize(stored, gate)
+    for found, wanted in zip((state_gates, input_gate), ops.normalize(gates, gate), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@given(size=sizes, length=st.integers(1, 30), seed=seeds, scale=scales)
+def test_columns_keep_a_distribution(size, length, seed, scale):
+    gates, _, h_0 = drawn(
+        "blocks", length=length, size=size, seed=seed, scale=scale, dtype=torch.float64
+    )
+    h_0 = h_0.softmax(-1)
+    states, _ = ops.bd_lru(gates, torch.ones_like(gates[..., 0]), "column_softmax", h_0)
+    assert (states >= 0).all()
+    torch.testing.assert_close(states.sum(-1), torch.ones_like(states[..., 0]))
+
+
+def test_sharp_columns_move_or_load_a_whole_state():
+    """Entries 0 and 1 lead to 2, and 2 to 0; then a load of 3 into entry 1, and a reset to 2."""
+    gates = torch.zeros(1, 3, 1, 3, 4, dtype=torch.float64)
+    gates[0, :, 0, :, 3] = -1.0
+    gates[0, 0, 0, [2, 2, 0], [0, 1, 2]] = 1.0
+    gates[0, 1, 0, :, 3] = torch.tensor([0.1, 0.2, -1.0])
+    gates[0, 2, 0, 2, :3] = 1.0
+    values = torch.full((1, 3, 1, 3), 3.0, dtype=torch.float64)
+    h_0 = torch.tensor([[[0.5, 0.25, 0.25]]], dtype=torch.float64)
+    states, _ = ops.bd_lru(gates, values, "column_softmax", h_0, temperature=1e-30)
+    assert states[0, :, 0].tolist() == [[0.25, 0.0, 0.75], [0.0, 3.0, 0.0], [0.0, 0.0, 3.0]]
+
+
 @pytest.mark.parametrize("gate", SUMMED)
 @given(size=sizes, seed=seeds, scale=scales)
 def test_absolute_gates_of_a_row_sum_to_one_less_epsilon(gate, size, seed, scale):
@@ -208,6 +261,14 @@ def test_householder_keeps_the_digits_of_a_small_share_of_the_state():
     kept = math.exp(-27)
     torch.testing.assert_close(transition, kept * torch.eye(2), rtol=1e-5, atol=0)
     torch.testing.assert_close(input_gate, torch.ones(2))
+
+
+def test_columns_keep_the_digits_of_a_small_share_of_the_state():
+    gates = torch.zeros(2, 3)
+    gates[0, -1] = 30.0
+    transition, input_gate = ops.normalize(gates, "column_softmax")
+    torch.testing.assert_close(transition, torch.full((2, 2), math.exp(-30) / 2), rtol=1e-5, atol=0)
+    torch.testing.assert_close(input_gate, torch.tensor([1.0, math.exp(-30)]), rtol=1e-5, atol=0)
 
 
 def test_the_documentation_states_the_bound_of_every_family():

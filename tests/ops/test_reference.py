@@ -40,12 +40,22 @@ def householder(gates):
     return A.tolist(), [input_gate] * size
 
 
+def columns(gates):
+    """Transition and input gates of one block: column by column, the input column with a zero."""
+    size = len(gates)
+    *inputs, kept = row("softmax", [g[size] for g in gates] + [0.0])
+    moved = [row("softmax", [g[j] for g in gates]) for j in range(size)]
+    return [[kept * moved[j][i] for j in range(size)] for i in range(size)], inputs
+
+
 def block_lru(gates, values, h, gate):
     """h_t = A_t h_{t-1} + a_0 v_t for one block, from lists."""
     size, states = len(h), []
     for g_t, v_t in zip(gates, values, strict=True):
         if gate == "householder":
             A, a_0 = householder(g_t)
+        elif gate == "column_softmax":
+            A, a_0 = columns(g_t)
         else:
             rows = [row(gate, g) for g in g_t]
             A, a_0 = [r[:size] for r in rows], [r[size] for r in rows]

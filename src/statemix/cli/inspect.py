@@ -92,9 +92,10 @@ class Inspect:
     the input at each time adds to the state at each later one. The numbers behind the pictures are
     written to numbers.json. Other layers, such as an LSTM, are named.
 
-    Of a model of one BD-LRU with softmax gates, the automaton is read off that it becomes when
-    every gate is set to 0 or 1: which entries each token copies, which blocks track the task, which
-    are idle and which repeat others, and what group the blocks that are kept generate together.
+    Of a model of one BD-LRU with gates of softmax or column_softmax, the automaton is read off that
+    it becomes when every gate is set to 0 or 1: which entries each token copies or moves, which
+    blocks track the task, which are idle and which repeat others, and what group the blocks that
+    are kept generate together.
 
     Another picture shows the gates before and after sharpening: at the gate temperature at which
     training began beside that at which it ended. Without a schedule of the temperature, it shows

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from statemix import ops
-from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory
+from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.layers.layer import Recurrence, passed_on
-from statemix.layers.option_checks import Selectivity, check_sizes
+from statemix.layers.option_checks import InitialState, Memory, Selectivity, check_sizes
 from statemix.ops.checks import check_choice
 from statemix.ops.layout import at_least_float32, join_units, split_units
 from statemix.ops.sequence_parallel import state_before
@@ -20,7 +20,9 @@ TRACKING: dict[str, Any] = {
     "initial_std": 1.0,
     "input_gate_bias": -6.0,
 }
-"""Options of :meth:`BDLRU.tracker`."""
+"""Options of :meth:`BDLRU.tracker` for gates of rows."""
+COLUMN_TRACKING: dict[str, Any] = {"initial_state": "unit", "input_gate_bias": -6.0}
+"""Options of :meth:`BDLRU.tracker` for gates of columns."""
 
 
 class BDLRU(GatedRecurrence):
@@ -32,7 +34,7 @@ class BDLRU(GatedRecurrence):
         h_t &= A_t h_{t-1} + a_{0,t} \odot v_t, \qquad y_t = W_y h_t
 
     in each of ``num_blocks`` blocks. A row of a block shares one normalisation with its input
-    gate; each gate family documents the resulting bound.
+    gate, or a column with all input gates; each gate family documents the resulting bound.
 
     With C = ``value_channels`` above 1, :math:`h_t` and :math:`v_t` are m x C matrices. Every
     column follows the equation with the same gates, and :math:`W_y` reads all m C entries.
@@ -55,7 +57,10 @@ class BDLRU(GatedRecurrence):
         gate_temperature: temperature tau, the attribute of the same name.
         selective: True: every gate sees every channel. "pointwise": the gates of block k see only
             channel k (requires ``num_blocks == hidden_size``). False: gates are learned constants.
-        initial_state: state to use when none is given: "zero", or "learned" (a parameter).
+        initial_state: state to use when none is given: "zero", "learned" (a parameter), or "unit":
+            the first entry of every block is 1, and the others are 0. With
+            ``gate="column_softmax"`` such a state is a distribution over the entries, which tokens
+            move but do not blur at a low temperature.
         initial_std: standard deviation from which a learned initial state is drawn; with 0 it
             starts at zero.
         input_gate_bias: added to the initial biases of the raw input gates a_0. With gates that are
@@ -66,8 +71,10 @@ class BDLRU(GatedRecurrence):
             states shrink by exp(-1 / tau_k) per token. The tau_k are evenly spaced in the logarithm
             between the two numbers. The biases of the input gates become
             log(m) + log(exp(1 / tau_k) - 1) with ``gate="softmax"``, where a_0 is the sigmoid of
-            the bias minus log(m), and 3 + log(exp(1 / tau_k) - 1) with ``gate="householder"``,
-            where a_0 is the sigmoid of the bias minus 3. Other families are refused.
+            the bias minus log(m); 3 + log(exp(1 / tau_k) - 1) with ``gate="householder"``, where
+            a_0 is the sigmoid of the bias minus 3; and -log(m) + log(exp(1 / tau_k) - 1) with
+            ``gate="column_softmax"``, where the sum of all a_0 of a block is the sigmoid of the
+            bias plus log(m). Other families are refused.
         gate_noise: standard deviation of normal noise that is added to the raw gates in training,
             the attribute of the same name.
         checkpoint_every: None keeps the gates, values and states of all tokens for the backward
@@ -140,8 +147,10 @@ class BDLRU(GatedRecurrence):
         """Return a layer that is ready to learn a finite-state machine.
 
         Its blocks start in random learned states, and its input gates start closed, so that tokens
-        mix what the blocks hold instead of replacing it. Lower the gate temperature towards the end
-        of training with :func:`statemix.sharpen`; the layer then tracks words of any length.
+        mix what the blocks hold instead of replacing it. With ``gate="column_softmax"``, the blocks
+        start in the unit state instead: a block of m entries can then follow any automaton of m
+        states. Lower the gate temperature towards the end of training with
+        :func:`statemix.sharpen`; the layer then tracks words of any length.
 
         Args:
             hidden_size: width of input and output.
@@ -151,12 +160,15 @@ class BDLRU(GatedRecurrence):
             >>> BDLRU.tracker(64, num_blocks=16, block_size=2).input_gate_bias
             -6.0
         """
-        return cls(hidden_size, **{**TRACKING, **options})
+        columns = options.get("gate") == "column_softmax"
+        return cls(hidden_size, **{**(COLUMN_TRACKING if columns else TRACKING), **options})
 
     def _input_gates_of(self, spans: Tensor) -> Tensor:
-        # A softmax weighs the input gate against m state gates.
-        shift = math.log(self.block_size) if self.gate == "softmax" else 3.0
-        return spans.reciprocal().expm1().log() + shift
+        # A softmax weighs the input gate against m state gates, and columns weigh m input gates
+        # against one share of the state.
+        weight = math.log(self.block_size)
+        shifts = {"softmax": weight, "column_softmax": -weight, "householder": 3.0}
+        return spans.reciprocal().expm1().log() + shifts[self.gate]
 
     def _run(
         self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float, group: Any
@@ -202,12 +214,17 @@ class BDLRU(GatedRecurrence):
         state = self.init_state(num_sequences, x.device, x.dtype)
         if self.value_channels == 1:
             values, state = values.unsqueeze(-1), state.unsqueeze(-1)
+        rows = torch.cat([transitions, input_gates.unsqueeze(-1)], dim=-1)
+        if self.gate == "column_softmax":
+            # Columns of the state with the share of the input, then the inputs with that of the
+            # state.
+            rows = torch.cat([rows.mT, 1 - rows.sum(-2).unsqueeze(-1)], dim=-1)
         return Recurrence(
             transitions,
             torch.diag_embed(input_gates),
             values.to(transitions.dtype),
             state,
-            torch.cat([transitions, input_gates.unsqueeze(-1)], dim=-1),
+            rows,
             unit="block",
         )
 

@@ -3,19 +3,21 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from statemix import ops
-from statemix.errors import OptionError
 from statemix.layers.layer import Flops, Layer, refuse_unknown
 from statemix.layers.option_checks import (
+    InitialState,
+    Memory,
     Selectivity,
     check_deviation,
     check_finite_number,
+    check_first_state,
     check_gate_temperature,
     check_memory,
     check_placement,
@@ -26,12 +28,9 @@ from statemix.layers.option_checks import (
 from statemix.layers.padded import reset_linear
 from statemix.layers.pieces import run_layer
 from statemix.layers.state import State, zero_states
-from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
+from statemix.ops.checks import FLOATING, bind, check_floating
 from statemix.ops.decoding import allowed, are_plain, has_hooks, is_linear, linear, projected_step
 from statemix.ops.layout import at_least_float32, split_units
-
-Memory = tuple[float, float]
-InitialState = Literal["zero", "learned"]
 
 _PROJECTIONS = ("value_proj", "gate_proj", "out_proj")
 
@@ -65,6 +64,7 @@ class GatedRecurrence(Layer):
 
     temperature: Tensor
     learned_state: nn.Parameter | None
+    unit_state: Tensor | None
 
     def __init__(
         self,
@@ -91,13 +91,8 @@ class GatedRecurrence(Layer):
         check_sizes(hidden_size=hidden_size)
         check_placement(device, dtype)
         check_selectivity(selective)
-        check_choice("initial_state", initial_state, get_args(InitialState))
+        check_first_state(initial_state, initial_std, dtype)
         ops.check_backend(backend)
-        check_deviation("initial_std", initial_std, dtype)
-        if initial_std and initial_state != "learned":
-            raise OptionError(
-                f"initial_std must be 0 with initial_state={initial_state!r}, got {initial_std}"
-            )
         check_finite_number("input_gate_bias", input_gate_bias, dtype)
         num_gates = math.prod(gate_shape) * num_units
         check_units(next(iter(self._state_axes)), num_units, num_gates, selective, hidden_size)
@@ -130,11 +125,9 @@ class GatedRecurrence(Layer):
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.value_proj = nn.Linear(hidden_size, num_values * num_units, bias=False, **placed)
         self.out_proj = nn.Linear(num_readouts * num_units, hidden_size, bias=False, **placed)
-        self.register_parameter("learned_state", None)
-        if initial_state == "learned":
-            self.learned_state = nn.Parameter(
-                torch.empty(self._state_shape, device=device, dtype=dtype)
-            )
+        empty = torch.empty(self._state_shape, **placed)
+        self.learned_state = nn.Parameter(empty) if initial_state == "learned" else None
+        self.register_buffer("unit_state", empty if initial_state == "unit" else None)
         wide = at_least_float32(self.value_proj.weight.dtype)
         self.register_buffer("temperature", torch.ones((), device=device, dtype=wide))
         self._constructed_temperature = gate_temperature
@@ -284,6 +277,8 @@ class GatedRecurrence(Layer):
             nn.init.zeros_(self.learned_state)
             if self.initial_std:
                 nn.init.normal_(self.learned_state, std=self.initial_std, generator=generator)
+        if self.unit_state is not None:
+            self.unit_state.zero_()[:, 0] = 1
         self._move_input_gates()
         self.gate_temperature = self._constructed_temperature
 
@@ -329,7 +324,13 @@ class GatedRecurrence(Layer):
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         (zeros,) = zero_states(self, batch_size, device, dtype, self._state_shape)
-        return zeros if self.learned_state is None else zeros + self.learned_state.to(zeros)
+        first = self.first_state
+        return zeros if first is None else zeros + first.to(zeros)
+
+    @property
+    def first_state(self) -> Tensor | None:
+        """The state of every unit when none is given, shape (H, m, ...); None means zeros."""
+        return self.unit_state if self.learned_state is None else self.learned_state
 
     def flops_per_token(self, length: int) -> Flops:
         """Count as every layer does: constant gates are normalised only once, hence for free."""

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from statemix import ops
-from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory
+from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.layers.layer import Recurrence, passed_on
-from statemix.layers.option_checks import Selectivity, check_sizes
+from statemix.layers.option_checks import InitialState, Memory, Selectivity, check_sizes
 from statemix.layers.state import owned
 from statemix.ops.checks import check_choice
 from statemix.ops.lag_kernels import companions, lagged, partial_sums
@@ -48,7 +48,8 @@ class HLRU(GatedRecurrence):
         selective: True: every gate sees every channel. "pointwise": the gates of channel k see
             only input channel k (requires ``num_channels == hidden_size``). False: gates are
             learned constants.
-        initial_state: state to use when none is given: "zero", or "learned" (a parameter).
+        initial_state: state to use when none is given: "zero", "learned" (a parameter), or "unit":
+            the first entry of every channel is 1, and the others are 0.
         initial_std: standard deviation from which a learned initial state is drawn; with 0 it
             starts at zero.
         input_gate_bias: added to the initial biases of the raw input gates a_0. With gates that are

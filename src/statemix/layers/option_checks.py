@@ -8,12 +8,14 @@ from typing import Literal, get_args
 import torch
 
 from statemix.errors import OptionError
-from statemix.ops.checks import FLOATING
+from statemix.ops.checks import FLOATING, check_choice
 from statemix.ops.layout import at_least_float32
 
 Selectivity = Literal[True, False, "pointwise"]
+InitialState = Literal["zero", "learned", "unit"]
+Memory = tuple[float, float]
 
-REMEMBERING = ("softmax", "householder")
+REMEMBERING = ("softmax", "householder", "column_softmax")
 """Gate families whose input gates alone decide how fast a unit forgets, within any bounds."""
 
 
@@ -134,6 +136,20 @@ def check_deviation(name: str, value: float, dtype: torch.dtype | None) -> None:
     check_finite_number(name, value, dtype)
     if value < 0:
         raise OptionError(f"{name} must be at least 0, got {value}")
+
+
+def check_first_state(initial_state: object, initial_std: float, dtype: torch.dtype | None) -> None:
+    """Check the state that a layer starts with, and the deviation from which it is drawn.
+
+    Raises:
+        OptionError: if there is no such choice, or a state that is not learned has a deviation.
+    """
+    check_choice("initial_state", initial_state, get_args(InitialState))
+    check_deviation("initial_std", initial_std, dtype)
+    if initial_std and initial_state != "learned":
+        raise OptionError(
+            f"initial_std must be 0 with initial_state={initial_state!r}, got {initial_std}"
+        )
 
 
 def check_selectivity(value: object) -> None:

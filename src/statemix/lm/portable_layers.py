@@ -80,7 +80,11 @@ def _joined(states: list[State]) -> State:
 
 
 def normalized(gates: Tensor, gate: str) -> Tensor:
-    """Return the m + 1 gates of a row, normalised over state and input gates."""
+    """Return the m + 1 gates of each row of a unit after normalisation."""
+    if gate == "column_softmax":
+        inputs = nn.functional.pad(gates[..., -1], (0, 1)).softmax(-1).unsqueeze(-1)
+        state = inputs[..., -1:, :] * gates[..., :-1].softmax(-2)
+        return torch.cat([state, inputs[..., :-1, :]], -1)
     if gate == "softmax":
         return gates.softmax(-1)
     if gate == "sigmoid":
@@ -89,12 +93,14 @@ def normalized(gates: Tensor, gate: str) -> Tensor:
         return gates
     rows = {"relu": gates.relu(), "signed": gates, "tanh": gates.tanh()}.get(gate)
     if rows is None:
-        raise OptionError(f"gate must be one of the families of rows, got {gate!r}")
+        raise OptionError(f"gate must be a family other than 'householder', got {gate!r}")
     return rows / (rows.abs().sum(-1, keepdim=True) + 1e-6)
 
 
 class GatedLayer(Layer):
     """The part that BD-LRU and H-LRU share: projections, temperature, initial state."""
+
+    unit_state: Tensor | None
 
     def __init__(
         self,
@@ -107,7 +113,7 @@ class GatedLayer(Layer):
         super().__init__()
         self.gates, self.state, self.gate = gates, state, options.pop("gate", "softmax")
         temperature = options.pop("gate_temperature", 1.0)
-        learned = options.pop("initial_state", "zero") == "learned"
+        first = options.pop("initial_state", "zero")
         # These decide how weights are drawn and trained, or how fast the layer is.
         for name in (
             "initial_std",
@@ -126,7 +132,11 @@ class GatedLayer(Layer):
         self.gate_proj = nn.Linear(hidden_size, math.prod(gates))
         self.value_proj = nn.Linear(hidden_size, values * units, bias=False)
         self.out_proj = nn.Linear(values * units, hidden_size, bias=False)
-        self.learned_state = nn.Parameter(torch.zeros(state)) if learned else None
+        self.learned_state = nn.Parameter(torch.zeros(state)) if first == "learned" else None
+        self.register_buffer("unit_state", None)
+        if first == "unit":
+            self.unit_state = torch.zeros(state)
+            self.unit_state[:, 0] = 1
         self.register_buffer("temperature", torch.tensor(temperature))
 
     def reset_parameters(self) -> None:
@@ -138,7 +148,8 @@ class GatedLayer(Layer):
         """Return the first state of sequences, in float32 or wider."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         zeros = torch.zeros(num_sequences, *self.state, dtype=dtype, device=like.device)
-        return zeros if self.learned_state is None else zeros + self.learned_state.to(zeros)
+        first = self.unit_state if self.learned_state is None else self.learned_state
+        return zeros if first is None else zeros + first.to(zeros)
 
     def rows(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the normalised gates with units before rows, and the values likewise."""

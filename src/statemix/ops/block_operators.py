@@ -33,8 +33,9 @@ def bd_lru(
 
     Args:
         gates: raw gates, shape (B, T, H, m, m+1): ``[..., i, :m]`` mixes the previous state into
-            entry i, ``[..., i, m]`` is its input gate (``householder`` reads them differently, see
-            :func:`statemix.ops.normalize`). float32, float64, bfloat16 or float16.
+            entry i, ``[..., i, m]`` is its input gate (``householder`` reads them differently, and
+            ``column_softmax`` normalises them over i, see :func:`statemix.ops.normalize`). float32,
+            float64, bfloat16 or float16.
         values: v, shape (B, T, H, m), or (B, T, H, m, C) for C channels that share the gates; same
             dtype and device.
         gate: family that normalises the raw gates, a name in :data:`statemix.ops.GATES`. All

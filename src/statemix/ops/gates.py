@@ -1,8 +1,8 @@
 """Gate families: how raw gates become the state gates and the input gate of a row.
 
 A family is one function and one entry of :data:`GATES`; a backend's record lists the families that
-its kernels normalise themselves. All families but ``householder`` normalise each row of m + 1 raw
-gates separately, so they apply to blocks and lags alike.
+its kernels normalise themselves. All families but ``householder`` and ``column_softmax`` normalise
+each row of m + 1 raw gates separately, so they apply to blocks and lags alike.
 """
 
 import math
@@ -63,26 +63,36 @@ def _over_sum(numerators: Tensor) -> tuple[Tensor, Tensor]:
     return _split(scaled / (scaled.abs().sum(-1, keepdim=True) + EPSILON / unit))
 
 
-def _row_softmax(gates: Tensor) -> Tensor:
-    """Softmax over the last axis that keeps the memory order of ``gates``.
+def _softmax_over(gates: Tensor, axis: int) -> Tensor:
+    """Softmax over a negative axis that keeps the memory order of ``gates``.
 
-    If the last axis is not innermost in memory, PyTorch copies the tensor and is then thirty times
+    If the axis is not innermost in memory, PyTorch copies the tensor and is then thirty times
     slower on such short rows than a softmax over an outer axis.
     """
     strides = gates.stride()
-    if strides[-1] == 1 or 1 not in strides:
-        return gates.softmax(-1)
+    if strides[axis] == 1 or 1 not in strides:
+        return gates.softmax(axis)
     inner = strides.index(1)
-    return gates.movedim(inner, -1).softmax(-2).movedim(-1, inner)
+    moved = axis - 1 if inner < gates.ndim + axis else axis
+    return gates.movedim(inner, -1).softmax(moved).movedim(-1, inner)
+
+
+def _with_zero(x: Tensor) -> Tensor:
+    """Append a zero to the last axis, in the memory order of ``x``."""
+    strides = x.stride()
+    if strides[-1] == 1 or 1 not in strides:
+        return F.pad(x, (0, 1))
+    inner = strides.index(1)
+    return F.pad(x.movedim(inner, -1), (0, 0, 0, 1)).movedim(-1, inner)
 
 
 def _softmax(gates: Tensor) -> tuple[Tensor, Tensor]:
-    return _split(_row_softmax(gates))
+    return _split(_softmax_over(gates, -1))
 
 
 def _sigmoid(gates: Tensor) -> tuple[Tensor, Tensor]:
     # sigmoid(g) / sum sigmoid(g) in logarithms, so that very negative rows do not give 0 / 0.
-    return _split(_row_softmax(F.logsigmoid(gates)))
+    return _split(_softmax_over(F.logsigmoid(gates), -1))
 
 
 def _relu(gates: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,6 +144,20 @@ def _householder_flops(size: int) -> int:
     return input_gate + factors + products + size**2
 
 
+def _column_softmax(gates: Tensor) -> tuple[Tensor, Tensor]:
+    """See :func:`normalize`."""
+    # A softmax with a zero in it, and not a sigmoid of a sum: the rounding of torch.logsumexp
+    # depends on the shape, and 1 - a_0 would have few correct digits.
+    input_gate, state_gate = _split(_softmax_over(_with_zero(gates[..., -1]), -1))
+    columns = _softmax_over(gates[..., :-1], -2)
+    return state_gate[..., None, None] * columns, input_gate
+
+
+def _column_softmax_flops(size: int) -> int:
+    """Count the columns, the input column, and the share of the state in every column."""
+    return size * flops.softmax(size) + flops.softmax(size + 1) + size**2
+
+
 def _sum_in_order(x: Tensor) -> Tensor:
     """Sum over the last axis, kept, one entry after the other.
 
@@ -162,6 +186,13 @@ GATES: Registry[GateFamily] = Registry(
             _householder,
             "|A|_2 <= 1 - a_0, so |h_t|_2 <= max(|h_0|_2, max |v|_2) in each block",
             _householder_flops,
+            blocks_only=True,
+        ),
+        GateFamily(
+            "column_softmax",
+            _column_softmax,
+            "|h_t|_1 <= max(|h_0|_1, max_{t,i} |v_{t,i}|) in each block and channel",
+            _column_softmax_flops,
             blocks_only=True,
         ),
     ],
@@ -196,13 +227,14 @@ def normalize(
     .. math:: a_j = f(g_j / \tau) / \sum_k |f(g_k / \tau)|, \qquad k = 1, \dots, m, 0
 
     Source: Dubinin et al., Eq. 6, for ``softmax`` (f = exp), ``sigmoid``, ``relu`` and ``none`` (no
-    normaliser); ``signed`` (f(g) = g), ``tanh`` and ``householder`` go beyond the paper.
+    normaliser); ``signed`` (f(g) = g), ``tanh`` and the families of blocks go beyond the paper.
 
     Bounds on the states that follow:
 
     - softmax, sigmoid, relu, signed, tanh: |h_t| <= max(|h_0|, max |v|), entry by entry
       (Proposition 1)
     - householder: |A|_2 <= 1 - a_0, so |h_t|_2 <= max(|h_0|_2, max |v|_2) in each block
+    - column_softmax: |h_t|_1 <= max(|h_0|_1, max_{t,i} |v_{t,i}|) in each block and channel
     - none: no bound: the state may grow without limit. With random gates it grows exponentially,
       past 1e16 in 1,000 steps at m = 2.
 
@@ -213,16 +245,37 @@ def normalize(
         c_j = 2 |u_j|^2 / (1 + |u_j|^4), \quad
         a_0 = \sigma(\mathrm{mean}_i(g_{i0}) - 3)
 
+    ``column_softmax`` normalises over the columns of a block: a column says where the weight of one
+    old entry goes. The input gates form one more column, in which a zero stands for the state,
+
+    .. math:: a_{i0} = \frac{e^{g_{i0}}}{1 + \sum_k e^{g_{k0}}}, \quad
+        A_{ij} = \Big(1 - \sum_k a_{k0}\Big) \frac{e^{g_{ij}}}{\sum_k e^{g_{kj}}}
+
+    The gates of a block sum to 1 in every column of A with the input column added. Therefore
+
+    - the step is a convex combination of A' h and of a mean of values, where A' moves weight
+      without loss: |h_t|_1 <= (1 - r) |h_{t-1}|_1 + r max_i |v_i|, with r the sum of the input
+      gates. This is the analogue of Proposition 1, in the norm that columns keep
+    - if all values are 1, and h_0 is a distribution (not negative, sum 1), every h_t is one, too
+    - at a low temperature, either the state moves as a whole (all input gates below 0), or the
+      block forgets it and loads value i into entry i (g_{i0} is the largest, and above 0). A token
+      can also reset the block without its value: all columns then lead to one entry
+    - the step stays linear in h and v; only the raw gates enter otherwise
+
+    Input gates in every row, as in the other families, would add weight that the columns do not
+    give up, so h would not stay a distribution. Without input gates a block could not be filled
+    from an initial state of zeros.
+
     Args:
-        gates: raw gates, shape (..., m+1), the input gate last; (..., m, m+1) for ``householder``.
-            A floating dtype.
+        gates: raw gates, shape (..., m+1), the input gate last; (..., m, m+1) for ``householder``
+            and ``column_softmax``. A floating dtype.
         gate: a name in :data:`GATES`.
         temperature: tau, a positive number or a positive 0-d floating tensor on the device of the
             gates. It is not differentiated. None means 1.
 
     Returns:
-        state_gates: shape (..., m), or the transitions (..., m, m) for ``householder``.
-        input_gate: shape (...), or (..., m) for ``householder``.
+        state_gates: shape (..., m), or the transitions (..., m, m) for families of blocks.
+        input_gate: shape (...), or (..., m) for families of blocks.
 
     Raises:
         ValueError: if ``gate`` is unknown, the last axes do not fit it, or ``temperature`` is not

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from statemix.automaton import Automaton
+from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel
 from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
@@ -29,7 +30,7 @@ class Certificate:
         tracking: blocks that were kept; None if nothing was pruned.
         num_blocks: blocks of the trained model; None if nothing was pruned.
         gate_margin: smallest difference between the largest and the second largest raw gate of a
-            row whose gates are 0 and 1, among the blocks that were kept; None as trained.
+            row or column whose gates are 0 and 1, among the blocks that were kept; None as trained.
         head: head that answers.
         horizon: length up to which the network is proven right with its gates as trained. If
             blocks were pruned, it says nothing of the trained network, which has other blocks, too.
@@ -90,9 +91,9 @@ def prove(
     """Harden a trained model, keep the blocks that track, and prove or refute the network.
 
     If the network without the other blocks is not proven, its readout is fitted again. If that does
-    not help, the hardened network is searched with all its blocks. A model without softmax gates is
-    searched as it is. The certificate is about the network that is returned, whose answers may
-    differ from those of the trained model.
+    not help, the hardened network is searched with all its blocks. A model whose gates cannot be
+    hardened is searched as it is. The certificate is about the network that is returned, whose
+    answers may differ from those of the trained model.
 
     A proof also needs gates that rounding cannot move: if two raw gates of a row differ by less
     than a change in the order of their sums, the verdict is open.
@@ -179,7 +180,7 @@ def _candidates(
 def _with_gates_of(model: ReadoutModel, other: ReadoutModel) -> ReadoutModel:
     """Return a copy of ``other`` with the gate temperatures of ``model``."""
     copied = copy.deepcopy(other)
-    buffers = dict(model.named_buffers())
-    for name, buffer in copied.named_buffers():
-        buffer.copy_(buffers[name])
+    for one, like in zip(copied.modules(), model.modules(), strict=True):
+        if isinstance(one, GatedRecurrence) and isinstance(like, GatedRecurrence):
+            one.gate_temperature = like.gate_temperature
     return copied

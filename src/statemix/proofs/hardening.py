@@ -13,14 +13,17 @@ from statemix.layers import BDLRU, State, take_rows
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel, TokenClassifier
 
+HARDENED = ("softmax", "column_softmax")
+"""Gate families that become 0 and 1 as the temperature goes to 0."""
+
 # A gap between raw gates becomes larger than every exponent of float32 and of float64.
 _TEMPERATURE = 1e-30
 
 
 def can_harden(model: ReadoutModel) -> bool:
-    """Return whether a model has gates, all of them of softmax."""
+    """Return whether a model has gates, all of them of softmax over rows or columns."""
     layers = [part for part in model.modules() if isinstance(part, GatedRecurrence)]
-    return bool(layers) and all(layer.gate == "softmax" for layer in layers)
+    return bool(layers) and all(layer.gate in HARDENED for layer in layers)
 
 
 def can_prune(model: ReadoutModel) -> bool:
@@ -33,27 +36,31 @@ def can_prune(model: ReadoutModel) -> bool:
 
 
 def harden(model: ReadoutModel) -> ReadoutModel:
-    r"""Return a copy of a model whose softmax gates are 0 or 1.
+    r"""Return a copy of a model whose gates are 0 or 1.
 
     .. math:: \lim_{\tau \to 0} \mathrm{softmax}(z / \tau)
 
-    is 1 at the largest raw gate of a row and 0 elsewhere. So every entry of a state copies one
-    entry, or loads its value, and neither rounds. Equal largest gates share the 1. Source: our
-    addition, as the gate temperature is.
+    is 1 at the largest raw gate of a row or column and 0 elsewhere. With rows, every entry of a
+    state copies one entry, or loads its value, and neither rounds. With columns, every entry of a
+    block moves to one entry, or the block is loaded with a value in one entry. Entries that meet
+    are added; a state with one entry that is not zero keeps its bytes as it moves, since nothing
+    but zeros is added to it. Equal largest gates share the 1. Source: our addition, as the gate
+    temperature is.
 
     Args:
         model: any model.
 
     Raises:
-        ValueError: if no layer has gates, or they are not those of softmax.
+        ValueError: if no layer has gates, or they are not those of a softmax.
     """
     hard = copy.deepcopy(model)
     layers = [part for part in hard.modules() if isinstance(part, GatedRecurrence)]
     if not layers:
         raise ValueError("model must have a layer with gates to harden, got none")
     for layer in layers:
-        if layer.gate != "softmax":
-            raise ValueError(f"gate must be 'softmax' to harden, got {layer.gate!r}")
+        if layer.gate not in HARDENED:
+            known = " or ".join(map(repr, HARDENED))
+            raise ValueError(f"gate must be {known} to harden, got {layer.gate!r}")
         layer.gate_temperature = _TEMPERATURE
     return hard
 
@@ -97,8 +104,8 @@ def prune(model: ReadoutModel, automaton: Automaton) -> PrunedModel:
     tracks, varies = _tracking(copied, automaton)
     # Blocks are innermost in the order of the projection.
     layer.value_proj.weight.view(-1, layer.num_blocks, layer.hidden_size)[:, ~tracks] = 0
-    if layer.learned_state is not None:
-        layer.learned_state[~tracks] = 0
+    if layer.first_state is not None:
+        layer.first_state[~tracks] = 0
     kept, varying = (
         tuple(blocks.nonzero().flatten().tolist()) for blocks in (tracks, tracks & varies)
     )

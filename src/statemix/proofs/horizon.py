@@ -12,10 +12,12 @@ from statemix.automaton import IGNORED, Automaton
 from statemix.layers import BDLRU
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.ops.layout import join_units
+from statemix.proofs.hardening import HARDENED
 from statemix.proofs.product_search import ProductSearch, RightAnswers
 
 # The sum that normalises m+1 weights and the weighted sum of m+1 terms are rounded so many times at
-# most beyond 2m; a sum of n products so many times beyond n.
+# most beyond 2m, or 3m with columns, whose share of the state is normalised, too; a sum of n
+# products so many times beyond n.
 _ROUNDINGS = 16
 
 
@@ -66,10 +68,15 @@ def find_horizon(
     the readout. T is the largest t for which this holds after all words of up to t tokens, which
     the search of :func:`search` visits in the hard model: until the bound fails, an answer is
     wrong, or no new pair is left. Projections of tokens are assumed to be rounded alike in every
-    batch. Source: our addition.
+    batch.
+
+    With gates of columns, e is the largest L1 distance of a soft column of the state and its hard
+    one, plus that of the input columns. The error is the L1 norm of a block's, which is not below
+    its largest entry, and V is not below the L1 norm of an initial state. Source: our addition.
 
     Args:
-        soft: a model of one BD-LRU with softmax gates and without a channel mixer.
+        soft: a model of one BD-LRU with softmax gates, of rows or columns, and without a channel
+            mixer.
         hard: the same model with hard gates.
         automaton: the automaton, with the model's tokens.
         head: head that answers.
@@ -137,13 +144,20 @@ def _drift(soft: ReadoutModel, hard: ReadoutModel, used: Tensor) -> _Drift | Non
     assert hard_layer is not None
     gates, values = _constants(soft, layer)
     hard_gates, _ = _constants(hard, hard_layer)
-    distance = (gates - hard_gates)[:, used].abs().sum(-1)
-    largest = float(values.abs().max())
-    if layer.learned_state is not None:
-        largest = max(largest, float(layer.learned_state[used].abs().max()))
+    distances = (gates - hard_gates)[:, used].abs()
+    largest, first = float(values.abs().max()), layer.first_state
+    if layer.gate == "column_softmax":
+        # The last number of a row is a share that the others leave.
+        *columns, inputs = distances[..., :-1].sum(-1).unbind(-1)
+        distance, sums = torch.stack(columns).amax(0) + inputs, 3
+        first = None if first is None else first.abs().sum(1)
+    else:
+        distance, sums = distances.sum(-1), 2
+    if first is not None:
+        largest = max(largest, float(first[used].abs().max()))
     if largest == 0 or not distance.any():
         return None
-    rounding = (2 * layer.block_size + _ROUNDINGS) * torch.finfo(values.dtype).eps / 2
+    rounding = (sums * layer.block_size + _ROUNDINGS) * torch.finfo(values.dtype).eps / 2
     return _Drift((float(distance.max()) + rounding) * largest, rounding)
 
 
@@ -151,11 +165,11 @@ def _only_layer(model: ReadoutModel) -> BDLRU | None:
     if len(model.backbone.blocks) != 1 or model.backbone.blocks[0].channel_mixer is not None:
         return None
     layer = model.backbone.blocks[0].mixer
-    return layer if isinstance(layer, BDLRU) and layer.gate == "softmax" else None
+    return layer if isinstance(layer, BDLRU) and layer.gate in HARDENED else None
 
 
 def _constants(model: ReadoutModel, layer: BDLRU) -> tuple[Tensor, Tensor]:
-    """Return the gates (tokens, H, m, m+1) and values (tokens, H, m, C) of every token."""
+    """Return the gates (tokens, H, rows, m+1) and values (tokens, H, m, C) of every token."""
     x = model.backbone.blocks[0].norm(model.backbone.embedding.weight)
     recurrence = layer.recurrence(x.unsqueeze(0))
     assert recurrence.gates is not None

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from statemix.automaton import NEVER, Automaton
 from statemix.models import ReadoutModel
 from statemix.proofs import token_maps
+from statemix.proofs.column_maps import side_by_side
 from statemix.proofs.hardening import harden
-from statemix.proofs.token_maps import BlockActions, entry_maps, semigroup_order
+from statemix.proofs.token_maps import BlockActions, maps_of, semigroup_order
 
 SemigroupRelation = Literal["isomorphic", "quotient", "cover"]
 
@@ -63,8 +64,8 @@ def join_actions(
         blocks = [one["block"] for one in found if one["role"] == "other"]
     if not blocks:
         return None
-    sources = _together(entry_maps(harden(model).cpu())[blocks])
-    number = semigroup_order(sources)
+    sources, places = maps_of(harden(model).cpu()).generators(blocks)
+    number = semigroup_order(sources, places)
     joined: JointAction = {
         "blocks": blocks,
         "order": number,
@@ -80,21 +81,14 @@ def join_actions(
         joined["task_order"] = semigroup_order(none, moves)
         joined["task"] = name or _name(moves, joined["task_order"])
         joined["relation"] = _relation(
-            number, joined["task_order"], semigroup_order(sources, moves)
+            number,
+            joined["task_order"],
+            semigroup_order(sources, side_by_side([places, moves])),
         )
         # Quotients of a group are groups.
         of_group = joined["relation"] in ("isomorphic", "quotient") and _permute(moves)
         joined["group"] = joined["group"] or of_group
     return joined
-
-
-def _together(maps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return maps of shape (blocks, tokens, m) as maps of all entries, block by block."""
-    blocks, tokens, size = maps.shape
-    first = size * np.arange(blocks).reshape(-1, 1, 1)
-    # The numbers of values come after all entries.
-    numbered: NDArray[np.int64] = np.where(maps < size, maps + first, maps + size * (blocks - 1))
-    return numbered.transpose(1, 0, 2).reshape(tokens, -1)
 
 
 def _moves(automaton: Automaton) -> NDArray[np.int64]:

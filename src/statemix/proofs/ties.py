@@ -1,4 +1,4 @@
-"""Gates of 0 and 1 that rounding could move: rows whose two largest raw gates nearly tie."""
+"""Gates of 0 and 1 that rounding could move: two largest raw gates that nearly tie."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ from statemix.models import ReadoutModel
 
 
 class GateGaps:
-    """Differences between the largest and the second largest raw gate of all rows seen.
+    """Differences between the largest and the second largest raw gate of all rows or columns seen.
 
     Attributes:
-        smallest: the smallest difference; infinite if no row was seen.
+        smallest: the smallest difference; infinite if none was seen.
         nearest: the smallest difference beyond what rounding can move; if it is not above 0,
             another order of sums may choose another gate.
     """
@@ -29,7 +29,7 @@ class GateGaps:
 
     @property
     def finite(self) -> float | None:
-        """The smallest difference; None if no row was seen."""
+        """The smallest difference; None if none was seen."""
         return self.smallest if math.isfinite(self.smallest) else None
 
     def add(self, gaps: Tensor, moved: Tensor) -> None:
@@ -87,5 +87,17 @@ def _note(
         if units is not None:
             chosen = torch.tensor(units, dtype=torch.int64, device=flat.device)
             gates, errors = (one.index_select(x.ndim - 1, chosen) for one in (gates, errors))
-        largest = gates.topk(2, dim=-1).values
-        gaps.add(largest[..., 0] - largest[..., 1], 2 * errors.amax(-1))
+        for compared, rounded in zip(
+            _compared(layer, gates), _compared(layer, errors), strict=True
+        ):
+            largest = compared.topk(2, dim=-1).values
+            gaps.add(largest[..., 0] - largest[..., 1], 2 * rounded.amax(-1))
+
+
+def _compared(layer: GatedRecurrence, gates: Tensor) -> list[Tensor]:
+    """Return gates of which the largest along the last axis becomes 1; there are at least two."""
+    if layer.gate != "column_softmax":
+        return [gates]
+    # A zero stands for the state, beside the input gates.
+    inputs = functional.pad(gates[..., -1], (0, 1))
+    return [inputs] if gates.shape[-2] == 1 else [inputs, gates[..., :-1].mT]

@@ -1,8 +1,8 @@
 """The automaton in a hardened BD-LRU: what every token does to the entries of every block."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from statemix.automaton import Automaton
 from statemix.layers import BDLRU
 from statemix.models import ReadoutModel
+from statemix.proofs.column_maps import ColumnMaps
 from statemix.proofs.hardening import can_harden, can_prune, harden, prune
 
 LOADS = -1
@@ -41,8 +42,11 @@ class BlockActions(TypedDict):
     # Number of different maps that words of tokens make of the entries, where a load is a constant;
     # None if there are too many, or if the block does not track.
     order: int | None
-    # Token -> entry -> entry that it copies, or -1 if it loads. The learned token is not included.
+    # Token -> entry -> entry that it copies, or -1 if it loads; with column gates, the entry to
+    # which it goes. The learned token is not included.
     sources: list[list[int]]
+    # Whether gates are normalised over columns, so that entries go and do not copy.
+    moves: bool
 
 
 @torch.no_grad()
@@ -51,10 +55,12 @@ def read_actions(model: ReadoutModel, automaton: Automaton | None = None) -> lis
 
     With gates of 0 and 1, token x lets entry i copy entry :math:`f_x(i)` or load a value. Words
     compose these maps, :math:`f_{xy} = f_x \circ f_y`, where a load stays a load. The maps of all
-    words form a semigroup, and a group if every token permutes the entries.
+    words form a semigroup, and a group if every token permutes the entries. With gates of columns,
+    token x sends entry j to entry :math:`m_x(j)`, :math:`m_{xy} = m_y \circ m_x`; a load sends all
+    entries to one.
 
     Args:
-        model: a model of one BD-LRU with softmax gates.
+        model: a model of one BD-LRU with softmax gates over rows or columns.
         automaton: automaton of the task, by which blocks are judged to track.
 
     Returns:
@@ -68,15 +74,13 @@ def read_actions(model: ReadoutModel, automaton: Automaton | None = None) -> lis
     if model.backbone.vocab_size * layer.num_blocks * layer.block_size > _MOST_SOURCES:
         return []
     hard = harden(model).cpu()
-    tables = entry_maps(hard)
-    size = tables.shape[-1]
-    sources = np.where(tables < size, tables, LOADS)
+    size, maps = layer.block_size, maps_of(hard)
     kept = None if automaton is None else prune(hard, automaton)
     tracking, varying = ((), ()) if kept is None else (kept.tracking, kept.varying)
     found: list[BlockActions] = []
     # Whether blocks track, and their maps -> the first such block.
     first: dict[tuple[bool, bytes], int] = {}
-    for block, table in enumerate(sources):
+    for block, table in enumerate(maps.shown):
         role: Role = "constant" if block in tracking else "other"
         repeats = None
         if (table == np.arange(size)).all():
@@ -92,11 +96,49 @@ def read_actions(model: ReadoutModel, automaton: Automaton | None = None) -> lis
                 "role": role,
                 "repeats": repeats,
                 "permutes": all(sorted(row) == list(range(size)) for row in table.tolist()),
-                "order": semigroup_order(tables[block]) if role in ("tracks", "repeats") else None,
+                "order": semigroup_order(*maps.generators([block]))
+                if role in ("tracks", "repeats")
+                else None,
                 "sources": table.tolist(),
+                "moves": isinstance(maps, ColumnMaps),
             }
         )
     return found
+
+
+class RowMaps(NamedTuple):
+    """What tokens put into the entries of blocks.
+
+    Attributes:
+        maps: as :func:`entry_maps` returns them.
+    """
+
+    maps: NDArray[np.int64]
+
+    @property
+    def shown(self) -> NDArray[np.int64]:
+        """The maps with ``LOADS`` in place of every value, shape (blocks, tokens, m)."""
+        return np.where(self.maps < self.maps.shape[-1], self.maps, LOADS)
+
+    def generators(self, blocks: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the maps of tokens on several blocks as arguments of :func:`semigroup_order`."""
+        maps = self.maps[list(blocks)]
+        number, tokens, size = maps.shape
+        first = size * np.arange(number).reshape(-1, 1, 1)
+        # The numbers of values come after all entries.
+        numbered = np.where(maps < size, maps + first, maps + size * (number - 1))
+        sources: NDArray[np.int64] = numbered.transpose(1, 0, 2).reshape(tokens, -1)
+        return sources, np.empty((tokens, 0), np.int64)
+
+
+@torch.no_grad()
+def maps_of(hard: ReadoutModel) -> RowMaps | ColumnMaps:
+    """Return the maps of a hardened model of one BD-LRU."""
+    layer = hard.backbone.blocks[0].mixer
+    assert isinstance(layer, BDLRU)
+    if layer.gate == "column_softmax":
+        return ColumnMaps.of(hard)
+    return RowMaps(entry_maps(hard))
 
 
 @torch.no_grad()

@@ -125,7 +125,8 @@ def draw_gates(
 ) -> Figure:
     """Draw a strip of tiles for each sequence and unit: one tile per token, as in Figure 1B.
 
-    A tile of several rows is the transition, with the column of input gates on its right. A unit
+    A tile of several rows is the transition, with the column of input gates on its right. Gates of
+    columns are transposed: a row of the tile is where an entry goes, and the last row loads. A unit
     with a single row of gates, such as a channel of an H-LRU, has it drawn upright, the input gate
     at the bottom.
 
@@ -269,7 +270,8 @@ def drawable(found: Sequence[BlockActions]) -> bool:
 def draw_actions(found: Sequence[BlockActions], *, title: str) -> Figure:
     """Draw the maps of a few blocks, those that track first: a column per token, a row per entry.
 
-    A cell holds the entry that is copied; an empty one is loaded.
+    A cell holds the entry that is copied; an empty one is loaded. With gates of columns, a cell
+    holds the entry to which its entry goes.
     """
     shown = by_role(found)[:_BLOCKS]
     tables = [np.array(one["sources"]).T for one in shown]

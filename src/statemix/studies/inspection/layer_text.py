@@ -171,6 +171,7 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 def _maps(one: BlockActions) -> str:
     loads = any(source < 0 for row in one["sources"] for source in row)
-    verb = "permute" if one["permutes"] else "copy and load" if loads else "copy"
+    verb = "copy and load" if loads else "move" if one["moves"] else "copy"
+    verb = "permute" if one["permutes"] else verb
     number = "too many maps to count" if one["order"] is None else f"{one['order']:,} maps"
     return f"its tokens {verb} the entries, and their words make {number}"

@@ -1,0 +1,112 @@
+"""Where tokens send the entries of hardened blocks whose gates are normalised over columns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from statemix.layers import BDLRU
+from statemix.models import ReadoutModel
+
+
+@dataclass(frozen=True)
+class ColumnMaps:
+    """What tokens do to blocks that hold their weight in entries and move it.
+
+    A *place* is an entry together with what it holds: the weight of the initial state, or one of
+    the values that tokens load.
+
+    Attributes:
+        shown: shape (blocks, tokens, m): the entry to which an entry goes. A token that loads the
+            block sends all entries to the one that it loads.
+        moves: for each block, shape (tokens, places): the place to which a place goes. Places where
+            no word leads are left out.
+    """
+
+    shown: NDArray[np.int64]
+    moves: list[NDArray[np.int64]]
+
+    @classmethod
+    def of(cls, hard: ReadoutModel) -> Self:
+        """Read the maps off a hardened model of one BD-LRU with column gates."""
+        layer = hard.backbone.blocks[0].mixer
+        assert isinstance(layer, BDLRU)
+        x = hard.backbone.blocks[0].norm(hard.backbone.embedding.weight)
+        recurrence = layer.recurrence(x.unsqueeze(0))
+        assert recurrence.gates is not None
+        size = layer.block_size
+        columns, inputs = recurrence.gates[0].tensor_split([size], dim=-2)
+        loads = inputs.squeeze(-2).argmax(-1) < size
+        entries = inputs.squeeze(-2)[..., :size].argmax(-1)
+        leads = columns[..., :size].argmax(-1)
+        targets = torch.where(loads[..., None], entries[..., None], leads)
+        rows = entries[..., None, None].expand(-1, -1, 1, layer.value_channels)
+        values = recurrence.values[0].gather(-2, rows).squeeze(-2)[loads]
+        # NumPy has no bfloat16.
+        known, numbers = np.unique(values.double().numpy(), axis=0, return_inverse=True)
+        # Places of the initial state come first, then those of every value.
+        held = torch.arange(0, size * (len(known) + 1), size)
+        moves = (targets[..., None, :] + held.unsqueeze(-1)).flatten(-2).numpy()
+        loaded = loads.numpy()
+        first = size * (1 + numbers.reshape(-1)) + entries[loads].numpy()
+        moves[loaded] = first[:, None]
+        begin = layer.init_state(1)[0].flatten(1).numpy() != 0
+        vocabulary = hard.backbone.vocab_size
+        return cls(
+            targets[:vocabulary].transpose(0, 1).numpy(),
+            [
+                _reached(moves[:, block], loaded[:, block], begin[block], vocabulary)
+                for block in range(layer.num_blocks)
+            ],
+        )
+
+    def generators(self, blocks: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the maps of tokens on several blocks as arguments of ``semigroup_order``."""
+        moves = side_by_side([self.moves[block] for block in blocks])
+        return np.empty((len(moves), 0), np.int64), moves
+
+
+def side_by_side(moves: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return moves of several sets of places, (tokens, n) each, as moves of all their places."""
+    first = np.cumsum([0, *(one.shape[1] for one in moves[:-1])])
+    return np.concatenate([one + n for one, n in zip(moves, first, strict=True)], axis=1)
+
+
+def _reached(
+    moves: NDArray[np.int64],
+    loads: NDArray[np.bool_],
+    begin: NDArray[np.bool_],
+    vocabulary: int,
+) -> NDArray[np.int64]:
+    """Return the moves of the places that words reach, renumbered.
+
+    Args:
+        moves: shape (tokens, places); the learned token, if any, is the last.
+        loads: whether a token loads the block, shape (tokens,).
+        begin: whether an entry holds something in the initial state, shape (m, ...).
+        vocabulary: number of tokens of words.
+    """
+    reached = np.zeros(moves.shape[1], dtype=bool)
+    reached[: len(begin)] = begin.reshape(len(begin), -1).any(1)
+    for token in range(vocabulary, len(moves)):
+        reached = _after(moves[[token]], loads[[token]], reached)
+    moves, loads = moves[:vocabulary], loads[:vocabulary]
+    while True:
+        more = reached | _after(moves, loads, reached)
+        if (more == reached).all():
+            break
+        reached = more
+    return (np.cumsum(reached) - 1)[moves[:, reached]]
+
+
+def _after(
+    moves: NDArray[np.int64], loads: NDArray[np.bool_], reached: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return which places hold something after one of these tokens."""
+    found = np.zeros_like(reached)
+    found[moves[:, reached]] = True
+    found[moves[loads, 0]] = True
+    return found

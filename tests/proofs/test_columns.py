@@ -1,0 +1,267 @@
+"""Blocks of column gates, written down gate by gate: proofs, maps, and gates that nearly tie."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statemix.automaton import Automaton
+from statemix.layers import LayerSpec
+from statemix.models import TokenClassifier
+from statemix.proofs import harden, join_actions, prove, read_actions
+from statemix.proofs.token_maps import maps_of, semigroup_order
+from statemix.studies.inspection.layer_text import sentences
+
+SHARP = 8.0
+# Letters merge states; the last one resets.
+TABLE = np.array([[1, 3, 2], [2, 0, 2], [3, 3, 2], [0, 1, 2], [4, 0, 2]])
+START = 4
+
+
+def answering(table, start):
+    """The automaton that answers with its state."""
+    table = np.asarray(table)
+    return Automaton(start, table, table.copy())
+
+
+def column_tracker(targets, readout, loads=(), *, bos=False, initial_state="unit"):
+    """A model of hard column blocks.
+
+    Args:
+        targets: for each block, token and entry, where the entry goes.
+        readout: logits are its product with all entries, block by block.
+        loads: block, token, entry and value of each load.
+    """
+    blocks, tokens, m = np.shape(targets)
+    layer_spec = LayerSpec(
+        "bd_lru",
+        num_blocks=blocks,
+        block_size=m,
+        gate="column_softmax",
+        initial_state=initial_state,
+    )
+    width = tokens + blocks * m
+    model = TokenClassifier(
+        tokens - bos,
+        {"answer": len(readout)},
+        width,
+        [layer_spec],
+        bos=bos,
+        residual=False,
+        norm="none",
+    )
+    layer = model.backbone.blocks[0].mixer
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.backbone.embedding.weight[:, :tokens] = torch.eye(tokens)
+        gates = layer.gate_proj.weight.view(m, m + 1, blocks, -1)
+        gates[:, m, :, :tokens] = -SHARP
+        for block, token, entry in np.ndindex(blocks, tokens, m):
+            gates[targets[block][token][entry], entry, block, token] = SHARP
+        for block, token, entry, value in loads:
+            gates[entry, m, block, token] = SHARP
+            layer.value_proj.weight.view(m, blocks, -1)[entry, block, token] = value
+        read = layer.out_proj.weight.view(-1, m, blocks)
+        for block, entry in np.ndindex(blocks, m):
+            read[block * m + entry, entry, block] = 1
+        model.readouts["answer"].weight[:, : blocks * m] = torch.as_tensor(readout).float()
+    return model
+
+
+def renamed(table, start):
+    """Where entries go if states are the entries in another order, the start first."""
+    order = [start, *(state for state in range(len(table)) if state != start)]
+    place = np.argsort(order)
+    return place[np.asarray(table)[order]].T.tolist(), np.eye(len(table))[:, order]
+
+
+@pytest.fixture
+def tracking():
+    """A model of TABLE with one block that tracks and one that does not."""
+    targets, readout = renamed(TABLE, START)
+    # After an even number of tokens 0, the block returns to its first entry.
+    other = [[1, 0, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    return column_tracker([targets, other], np.concatenate([readout, 0 * readout], 1))
+
+
+@torch.no_grad()
+def test_hard_columns_keep_a_unit_state_to_the_bit():
+    spec = LayerSpec(
+        "bd_lru",
+        num_blocks=3,
+        block_size=5,
+        gate="column_softmax",
+        initial_state="unit",
+        input_gate_bias=-6.0,
+    )
+    model = harden(TokenClassifier(4, {"answer": 2}, 16, [spec]))
+    tokens = torch.randint(4, (2, 2000), generator=torch.Generator().manual_seed(0))
+    layer, x = model.backbone.blocks[0].mixer, model.backbone.embedding(tokens)
+    read = []
+    layer.out_proj.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    layer(model.backbone.blocks[0].norm(x))
+    (states,) = read
+    assert set(states.unique().tolist()) == {0.0, 1.0}
+    ones = states.view(2, 2000, 5, 3).sum(2)
+    assert ones.eq(1).all()
+
+
+def test_an_automaton_that_merges_states_is_proven_with_an_entry_for_each(tracking):
+    found = prove(tracking, answering(TABLE, START))
+    assert (found.result.verdict, found.network, found.tracking) == ("proven", "pruned", (0,))
+    assert found.gate_margin == 8.0
+    # The other block holds zeros.
+    assert found.model.backbone.blocks[0].mixer.init_state(1)[0, 1].eq(0).all()
+    assert tracking.backbone.blocks[0].mixer.init_state(1)[0, 1, 0] == 1
+    assert found.result.pairs == len(TABLE)
+
+
+def test_a_wrong_move_is_refuted_with_a_shortest_word(tracking):
+    wrong = TABLE.copy()
+    wrong[1, 0] = 3
+    found = prove(tracking, answering(wrong, START))
+    assert (found.verdict, found.network, found.result.word) == ("refuted", "hardened", (1, 0, 0))
+
+
+def test_tokens_that_load_a_block_track_too():
+    """Token 2 loads a 3 into the entry of state 2; the readout tells no weights apart."""
+    targets, readout = renamed(TABLE, START)
+    entry = int(readout[2].argmax())
+    targets[2] = list(range(5))
+    model = column_tracker([targets], readout, [(0, 2, entry, 3.0)])
+    automaton = answering(TABLE, START)
+    found = prove(model, automaton)
+    assert (found.verdict, found.network) == ("proven", "hardened")
+    # States of weight 1 and of weight 3.
+    assert found.result.pairs > len(TABLE)
+    model = column_tracker([targets], readout, [(0, 2, entry, 1.0)])
+    assert prove(model, automaton).network == "pruned"
+
+
+def test_the_maps_of_columns_are_those_of_the_automaton(tracking):
+    automaton = answering(TABLE, START)
+    found = read_actions(tracking, automaton)
+    targets, _ = renamed(TABLE, START)
+    assert [one["role"] for one in found] == ["tracks", "other"]
+    assert found[0]["sources"] == targets
+    order = semigroup_order(np.empty((3, 0), np.int64), TABLE.T)
+    assert found[0]["order"] == order
+    (said, _) = sentences(found, judged=True)
+    assert f"its tokens move the entries, and their words make {order} maps" in said
+    joined = join_actions(tracking, found, automaton)
+    assert (joined["order"], joined["relation"]) == (order, "isomorphic")
+
+
+def test_entries_that_no_word_reaches_make_no_maps():
+    targets, readout = renamed(TABLE, START)
+    # Two more entries, which tokens permute, and a block that repeats the first.
+    more = [[*row, *last] for row, last in zip(targets, [[6, 5], [5, 6], [6, 5]], strict=True)]
+    readout = np.pad(readout, ((0, 0), (0, 2)))
+    model = column_tracker([more, more], np.concatenate([readout, 0 * readout], 1))
+    automaton = answering(TABLE, START)
+    found = read_actions(model, automaton)
+    assert [one["role"] for one in found] == ["tracks", "repeats"]
+    assert join_actions(model, found, automaton)["relation"] == "isomorphic"
+
+
+@pytest.mark.parametrize(("values", "number"), [([1.0, 1.0], 2), ([1.0, 2.0], 3)])
+def test_loads_of_two_values_are_two_kinds_of_weight(values, number):
+    """Tokens 0 and 1 load entry 0, and token 2 moves nothing."""
+    loads = [(0, token, 0, value) for token, value in enumerate(values)]
+    maps = maps_of(harden(column_tracker([[[0, 1]] * 3], np.eye(2), loads)))
+    assert maps.shown.tolist() == [[[0, 0], [0, 0], [0, 1]]]
+    # Two constants or one, and the identity.
+    assert semigroup_order(*maps.generators([0])) == number
+
+
+def test_the_learned_token_goes_before_all_words():
+    """It moves the weight from entry 0, which nothing else leaves, to entry 1."""
+    targets = [[0, 2, 1], [0, 1, 2], [1, 1, 2]]
+    model = column_tracker([targets], np.eye(2, 3, 1), bos=True)
+    automaton = answering([[1, 0], [0, 1]], 0)
+    assert prove(model, automaton).verdict == "proven"
+    (found,) = read_actions(model, automaton)
+    assert found["sources"] == targets[:2]
+    assert found["order"] == 2
+
+
+def test_a_block_that_starts_empty_is_filled_by_a_load():
+    targets = [[[1, 2, 0], [0, 1, 2], [0, 1, 2]]]
+    options = {"bos": True, "initial_state": "zero"}
+    model = column_tracker(targets, np.eye(3), [(0, 2, 0, 1.0)], **options)
+    automaton = answering([[1, 0], [2, 1], [0, 2]], 0)
+    assert prove(model, automaton).verdict == "proven"
+    (found,) = read_actions(model, automaton)
+    assert (found["role"], found["order"]) == ("tracks", 3)
+    assert join_actions(model, [found], automaton)["relation"] == "isomorphic"
+
+
+def with_gate(model, entry, column, value):
+    """The model with another raw gate under token 0 in block 0."""
+    layer = model.backbone.blocks[0].mixer
+    m = layer.block_size
+    with torch.no_grad():
+        gates = layer.gate_proj.weight.view(m, m + 1, layer.num_blocks, -1)
+        assert gates[entry, column, 0, 0] != SHARP
+        gates[entry, column, 0, 0] = value
+    return model
+
+
+@pytest.mark.parametrize(("entry", "column", "largest"), [(1, 0, SHARP), (3, 5, 0.0)])
+def test_columns_and_inputs_that_rounding_may_swap_prove_nothing(tracking, entry, column, largest):
+    """A second gate close to the largest of its column, and an input gate close to zero."""
+    automaton = answering(TABLE, START)
+    wide = prove(with_gate(tracking, entry, column, largest - 0.125), automaton)
+    assert (wide.verdict, wide.gate_margin) == ("proven", 0.125)
+    close = prove(with_gate(tracking, entry, column, largest - 2e-6), automaton)
+    assert (close.verdict, close.network) == ("open", "pruned")
+    assert "rounding may swap two gates" in close.result.reason
+
+
+def test_blocks_of_one_entry_are_compared_by_their_input_gates():
+    model = column_tracker([[[0], [0]]], [[1.0]], [(0, 1, 0, 1.0)])
+    found = prove(model, answering([[0, 0]], 0))
+    assert (found.verdict, found.gate_margin) == ("proven", 8.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "state", "largest"), [(3.0, [1.0, 0.0, 0.0], 3.0), (0.5, [0.5, 0.25, 0.0], 0.75)]
+)
+def test_the_drift_of_soft_columns_is_that_of_the_equation(value, state, largest):
+    """Raw gates of 8, 0, 0 in the columns, -8 and a zero for the state in the inputs."""
+    targets, readout = [[1, 2, 0], [0, 1, 2]], np.eye(3)
+    model = column_tracker([targets], readout)
+    layer = model.backbone.blocks[0].mixer
+    layer.gate_temperature = 2.0
+    with torch.no_grad():
+        layer.value_proj.weight[0, 1] = value
+        layer.unit_state[0] = torch.tensor(state)
+    kept = 1 / (1 + 3 * math.exp(-4))
+    moved = kept * math.exp(4) / (math.exp(4) + 2)
+    step = (1 - moved) + (kept - moved) + (1 - kept)
+    found = prove(model, answering([[1, 0], [2, 1], [0, 2]], 0))
+    assert found.verdict == "proven"
+    drift = f"states can drift by up to {step * largest:.2g} per token"
+    assert found.horizon.reason.startswith(drift)
+
+
+@given(seed=st.integers(0, 2**32 - 1), noise=st.sampled_from([0.0, 0.3, 1.0]))
+def test_soft_columns_are_right_up_to_their_length(seed, noise):
+    targets, readout = renamed(TABLE, START)
+    model = column_tracker([targets], readout, [(0, 2, 3, 1.0)])
+    automaton = answering(np.where(np.arange(3) == 2, int(readout[:, 3].argmax()), TABLE), START)
+    generator = torch.Generator().manual_seed(seed)
+    layer, read = model.backbone.blocks[0].mixer, model.readouts["answer"].weight
+    layer.gate_temperature = 1.5
+    with torch.no_grad():
+        for weight in (read[:, :5], layer.gate_proj.weight):
+            weight += noise * torch.randn(weight.shape, generator=generator)
+    found = prove(model, automaton, soft=True, max_pairs=50)
+    words = torch.randint(3, (64, 300), generator=generator)
+    answers = torch.tensor([automaton.answers(word) for word in words.tolist()])
+    right = (model(words)["answer"].argmax(-1) == answers).all(0)
+    assert right[: found.horizon.tokens].all()

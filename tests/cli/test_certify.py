@@ -89,6 +89,29 @@ def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
     assert loads.nonzero().flatten().tolist() == tracking
 
 
+def test_places_are_proven_by_structure(train, capsys):
+    folder = train(
+        "places", "--task", "arrangement", "moves=(1); (1 2)", "length=8", "train_size=100", *BLOCKS
+    )
+    assert main(["certify", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "proven: right after every word of every length"
+    assert lines[2] == "  proof    by structure: tokens do to entries what they do to places"
+    stored = certificate(folder)
+    assert (stored["method"], stored["without_tables"]) == (
+        "structure",
+        "the proof visits no states",
+    )
+    examples = load_outcome(folder).config.build_task().examples("test", 0, 4, 5000)
+    logits = load_proven(folder)(torch.from_numpy(examples.tokens))
+    for head, answers in examples.targets.items():
+        np.testing.assert_array_equal(logits[head].argmax(-1).numpy(), answers)
+    assert main(["certify", str(folder), "--soft"]) == 2
+    assert "soft must be absent for arrangement" in capsys.readouterr().err
+    assert main(["compile", str(folder)]) == 2
+    assert "got none: the proof visits no states" in capsys.readouterr().err
+
+
 def test_a_stranger_can_check_the_tables_of_a_proof(tracker):
     assert main(["certify", str(tracker)]) == 0
     stored = certificate(tracker)
@@ -414,7 +437,7 @@ def test_requests_that_cannot_be_met_are_one_line(tracker, train, tmp_path, caps
     assert "certificate.json" in capsys.readouterr().err
     (tracker / "certificate.json").rmdir()
     for arguments, message in [
-        ([str(folder)], "task must have a finite automaton, got selective_copying"),
+        ([str(folder)], "task must have a finite automaton or places, got selective_copying"),
         ([str(tracker), "--max-pairs", "0"], "max_pairs must be at least 1, got 0"),
         ([str(tmp_path)], "folder must hold"),
         ([str(encoder)], "backbone must be 'causal' to certify, got 'autoencoder'"),

@@ -38,7 +38,7 @@ def test_overview_shows_every_option_group_and_data_set(capsys):
         for option, (_, default) in TASKS.options(name).items():
             shown = "(required)" if default is REQUIRED else text_of(default)
             assert any(
-                line.split()[:1] == [option] and line.split()[-1] == shown
+                line.split()[:1] == [option] and line.endswith(f" {shown}")
                 for line in text.splitlines()
             )
         for data_set in TASKS[name].presets:

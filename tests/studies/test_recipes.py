@@ -79,7 +79,9 @@ def test_attempts_are_tested_on_words_four_times_as_long():
 
 
 def test_tasks_without_an_automaton_are_refused():
-    message = r"task must have a finite automaton \(permutation, parity, .*\), got compression"
+    message = (
+        r"task must have a finite automaton or places \(permutation, parity, .*\), got compression"
+    )
     with pytest.raises(RequestError, match=message):
         exact(TaskSpec("compression"))
 

@@ -40,16 +40,18 @@ def test_an_example_depends_on_its_address_alone(build, name, start, count, seed
 def test_shapes_and_ranges(build, name):
     task = build(name)
     tokens, targets, lengths = task.examples("test", 0, 300)
-    (head,) = task.heads
-    assert tokens.dtype == targets[head].dtype == np.int64
-    assert tokens.shape == targets[head].shape == (300, task.length)
     assert 0 <= tokens.min() <= tokens.max() < task.vocab_size
-    scored = targets[head][targets[head] != IGNORED]
-    assert 0 <= scored.min() <= scored.max() < task.heads[head]
-    assert (targets[head] != IGNORED).any(1).all()
+    assert list(targets) == list(task.heads)
+    for head, classes in targets.items():
+        assert tokens.dtype == classes.dtype == np.int64
+        assert tokens.shape == classes.shape == (300, task.length)
+        scored = classes[classes != IGNORED]
+        assert 0 <= scored.min() <= scored.max() < task.heads[head]
+        assert (classes != IGNORED).any(1).all()
+        if lengths is not None:
+            outside = np.arange(task.length) >= lengths[:, None]
+            assert (classes[outside] == IGNORED).all()
     if lengths is not None:
-        outside = np.arange(task.length) >= lengths[:, None]
-        assert (targets[head][outside] == IGNORED).all()
         assert 1 <= lengths.min() <= lengths.max() <= task.length
 
 
@@ -106,7 +108,8 @@ def test_ranges_out_of_range_are_named(build, name):
             task.examples(*arguments)
 
 
-@pytest.mark.parametrize("name", DRAWN)
+# Of several heads, a text shows more than a line of targets can.
+@pytest.mark.parametrize("name", [name for name in DRAWN if name != "arrangement"])
 def test_an_example_as_text_shows_tokens_over_targets(build, name):
     task = build(name)
     tokens, targets, lengths = task.examples("test", 3, 4)
@@ -154,4 +157,5 @@ KEPT = {
     "automaton": "01f538c6505bd787",
     "regex": "6916cede7483ef45",
     "random_automaton": "2b118ac68a85b21b",
+    "arrangement": "9d2da3b4b9c101a0",
 }

@@ -55,5 +55,7 @@ def test_a_run_is_certified_as_it_is_evaluated(tmp_path, monkeypatch):
 def test_a_task_without_an_automaton_is_named(tmp_path):
     task = TaskSpec("selective_copying", length=16, train_size=20, num_copied=2)
     train(CONFIG.replace(task=task), tmp_path)
-    with pytest.raises(RequestError, match="must have a finite automaton, got selective_copying"):
+    with pytest.raises(
+        RequestError, match="must have a finite automaton or places, got selective_copying"
+    ):
         certify_run(tmp_path)

@@ -35,7 +35,8 @@ class Certify:
     network to certified.safetensors. With --soft or other weights, the names of the files say so,
     as in certificate-best_test-soft.json. A stored proof of the same weights is kept unless a new
     proof replaces it. The page "State tracking with proofs" lists the
-    assumptions of the proof.
+    assumptions of the proof. If the task moves the contents of places and may have too many states
+    to visit, the proof is one by structure.
 
     statemix certify runs/s3
     """
@@ -143,7 +144,10 @@ class Certify:
         if result.verdict == "refuted":
             answer = "no number" if result.answer is None else result.answer
             lines["answer"] = f"{answer} after this word, where {result.expected} is right"
-        lines["pairs"] = f"{result.pairs:,} visited"
+        if found.method == "structure":
+            lines["proof"] = "by structure: tokens do to entries what they do to places"
+        else:
+            lines["pairs"] = f"{result.pairs:,} visited"
         if result.verdict == "open" and result.checked:
             lines["checked"] = f"right after every word of up to {_tokens(result.checked)}"
         if result.margin is not None:
@@ -151,7 +155,9 @@ class Certify:
         if found.gate_margin is not None:
             lines["gates"] = f"{found.gate_margin:.4g} at least between the two largest of a row"
         # Otherwise the verdict itself is about the trained network, or there is nothing to compare.
-        if (found.network == "as trained") != (result.verdict == "proven"):
+        if found.method == "search" and (found.network == "as trained") != (
+            result.verdict == "proven"
+        ):
             lines["soft"] = _soft(found)
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal

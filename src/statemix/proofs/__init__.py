@@ -8,6 +8,7 @@ from statemix.proofs.joint_action import JointAction, join_actions
 from statemix.proofs.product_search import SearchResult, search
 from statemix.proofs.safety import SafetyProperty, SafetyResult, parse_property, prove_safety
 from statemix.proofs.state_machine import StateMachine
+from statemix.proofs.structure import prove_by_structure
 from statemix.proofs.token_maps import BlockActions, read_actions
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "join_actions",
     "parse_property",
     "prove",
+    "prove_by_structure",
     "prove_safety",
     "prune",
     "read_actions",

@@ -32,6 +32,8 @@ class Certificate:
         gate_margin: smallest difference between the largest and the second largest raw gate of a
             row or column whose gates are 0 and 1, among the blocks that were kept; None as trained.
         head: head that answers.
+        method: "search" (of all pairs of states) or "structure" (tokens do to entries what they do
+            to places).
         horizon: length up to which the network is proven right with its gates as trained. If
             blocks were pruned, it says nothing of the trained network, which has other blocks, too.
     """
@@ -44,6 +46,7 @@ class Certificate:
     tracking: tuple[int, ...] | None = None
     num_blocks: int | None = None
     gate_margin: float | None = None
+    method: Literal["search", "structure"] = "search"
 
     @property
     def verdict(self) -> Verdict:
@@ -70,6 +73,7 @@ class Certificate:
             "expected": found.expected,
             "checked": found.checked,
             "reason": found.reason,
+            "method": self.method,
             "network": self.network,
             "tracking": None if self.tracking is None else list(self.tracking),
             "num_blocks": self.num_blocks,

@@ -1,6 +1,6 @@
 """The integer tables of a certificate, which a program without PyTorch can check."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,13 +38,9 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
     """
     if not can_prune(network):
         return "the network is not one BD-LRU layer"
-    layer = network.backbone.blocks[0].mixer
-    assert isinstance(layer, BDLRU)
     assert isinstance(network, TokenClassifier)
-    rules, start, values = _rules(network, layer)
-    letters, first = rules[: automaton.num_tokens], tuple(start)
-    if network.backbone.bos:
-        first = step(first, rules[-1])
+    rules = read_rules(network)
+    letters, first, values = rules.sources.tolist(), tuple(rules.start.tolist()), rules.values
     states: dict[tuple[int, ...], int] = {}
     answers: list[list[int]] = []
     known: set[Pair] = {(first, automaton.start)}
@@ -73,7 +69,7 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
                 if pair not in known:
                     known.add(pair)
                     level.append(pair)
-            if (len(states) + len(letters)) * (len(start) + len(letters)) > _MOST_NUMBERS:
+            if (len(states) + len(letters)) * (len(first) + len(letters)) > _MOST_NUMBERS:
                 return f"they would have more than {_MOST_NUMBERS:,} numbers"
     outputs = np.where(automaton.outputs == IGNORED, -1, automaton.outputs)
     tables = {
@@ -92,10 +88,26 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
     return {**tables, "sha256": digest(tables)}
 
 
-def _rules(
-    network: ReadoutModel, layer: BDLRU
-) -> tuple[list[list[int]], list[int], NDArray[np.float64]]:
-    """Return the rules of each token, the learned one last; the initial state; and the values."""
+class EntryRules(NamedTuple):
+    """What tokens do to the entries of a network with gates of 0 and 1.
+
+    Attributes:
+        start: number of the value in each entry before the first token, shape (entries,).
+        sources: for each token and entry, shape (tokens, entries): the entry that is copied, or
+            -1 - v if value v is loaded.
+        values: the values, one for each channel, shape (values, C) float64.
+    """
+
+    start: NDArray[np.int64]
+    sources: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+@torch.no_grad()
+def read_rules(network: ReadoutModel) -> EntryRules:
+    """Read off what each token does to the entries of a network of one BD-LRU."""
+    layer = network.backbone.blocks[0].mixer
+    assert isinstance(layer, BDLRU)
     x = network.backbone.blocks[0].norm(network.backbone.embedding.weight)
     recurrence = layer.recurrence(x.unsqueeze(0))
     assert recurrence.gates is not None
@@ -109,9 +121,14 @@ def _rules(
         np.concatenate([initial, loaded[loads]]), axis=0, return_inverse=True
     )
     numbers = numbers.reshape(-1)  # NumPy 2.0 keeps the axis of channels.
-    rules = copied.ravel()
-    rules[loads] = -1 - numbers[len(initial) :]
-    return rules.reshape(len(sources), -1).tolist(), numbers[: len(initial)].tolist(), values
+    flat = copied.ravel()
+    flat[loads] = -1 - numbers[len(initial) :]
+    rules = flat.reshape(len(sources), -1)
+    start = numbers[: len(initial)]
+    if network.backbone.bos:
+        # The learned token is the last one.
+        start = np.array(step(tuple(start.tolist()), rules[-1].tolist()))
+    return EntryRules(start, rules[: network.backbone.vocab_size], values)
 
 
 def _rows(values: Tensor, count: int) -> NDArray[np.float64]:

@@ -6,6 +6,7 @@ from statemix.automaton import HasAutomaton
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.layers.bd_lru import TRACKING
+from statemix.place_rules import HasPlaces
 from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.tasks.permutation import Permutation
 from statemix.training import (
@@ -89,12 +90,16 @@ def exact(task: TaskSpec) -> RunConfig:
 
 
 def _num_entries(name: str, task: Task) -> int:
-    """Return the entries that a block needs to hold the state of a task's automaton."""
+    """Return the entries that a block needs to hold the state of a task."""
     if isinstance(task, Permutation):
         return task.group.degree
+    if isinstance(task, HasPlaces):
+        return task.places().num_places
     if not isinstance(task, HasAutomaton):
-        having = [known for known in TASKS if issubclass(TASKS[known], HasAutomaton)]
-        raise RequestError(f"task must have a finite automaton ({', '.join(having)}), got {name}")
+        having = [known for known in TASKS if issubclass(TASKS[known], HasAutomaton | HasPlaces)]
+        raise RequestError(
+            f"task must have a finite automaton or places ({', '.join(having)}), got {name}"
+        )
     num_states = task.automaton().num_states
     if num_states > _MOST_STATES:
         raise RequestError(

@@ -1,6 +1,7 @@
 """The tasks by name. To add one, write a file beside this one and a line in ``TASKS``."""
 
 from statemix.registry import Registry
+from statemix.tasks.arrangement import Arrangement
 from statemix.tasks.automata.language_tasks import RandomAutomaton, Regex, TableAutomaton
 from statemix.tasks.babi.catbabi import CatBabi
 from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
@@ -31,6 +32,7 @@ TASKS: Registry[type[Task]] = Registry(
         TableAutomaton,
         Regex,
         RandomAutomaton,
+        Arrangement,
     ],
 )
 

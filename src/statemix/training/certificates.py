@@ -9,12 +9,14 @@ from statemix import files
 from statemix.automaton import HasAutomaton
 from statemix.errors import OptionError, RequestError
 from statemix.models import ReadoutModel, TokenClassifier
+from statemix.place_rules import HasPlaces
 from statemix.proofs import (
     Certificate,
     can_harden,
     harden,
     parse_property,
     prove,
+    prove_by_structure,
     prove_safety,
 )
 from statemix.tasks import Task
@@ -41,6 +43,10 @@ def certify_run(
 ) -> tuple[Certificate, list[Path]]:
     """Prove or refute the network of a finished run, and write its certificate.
 
+    If the task has an automaton, all pairs of states are searched
+    (:func:`statemix.proofs.prove`). If it has places, the proof is one by structure
+    (:func:`statemix.proofs.prove_by_structure`).
+
     Args:
         folder: folder of the run.
         weights: weights of the network.
@@ -53,13 +59,13 @@ def certify_run(
         The certificate and the files that were written; no files if a stored proof stays.
 
     Raises:
-        RequestError: if the task has no automaton, the model is an autoencoder, the folder holds no
-            finished run, or the output cannot be written.
+        RequestError: if the task has neither an automaton nor places, the model is an autoencoder,
+            the folder holds no finished run, or the output cannot be written.
     """
     config = load_outcome(folder).config
     task = config.build_task()
-    if not isinstance(task, HasAutomaton):
-        raise RequestError(f"task must have a finite automaton, got {config.task.name}")
+    if not isinstance(task, HasAutomaton | HasPlaces):
+        raise RequestError(f"task must have a finite automaton or places, got {config.task.name}")
     if config.model.backbone != "causal":
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
     path, _ = certificate_paths(output or folder, weights, soft=soft)
@@ -67,11 +73,21 @@ def certify_run(
     files.open_for_append("certificate" if output is None else "output", path, advice)
     model = load_model(folder, weights)
     with attributes_set(model, config.evaluation.attributes):
-        automaton = task.automaton()
-        certificate = prove(
-            model, automaton, soft=soft, max_pairs=max_pairs, on_progress=on_progress
-        )
-        tables = certificate.tables(automaton)
+        tables: dict[str, Any] | str
+        if isinstance(task, HasAutomaton):
+            automaton = task.automaton()
+            certificate = prove(
+                model, automaton, soft=soft, max_pairs=max_pairs, on_progress=on_progress
+            )
+            tables = certificate.tables(automaton)
+        elif soft:
+            raise RequestError(f"soft must be absent for {config.task.name}, whose proof hardens")
+        else:
+            try:
+                certificate = prove_by_structure(model, task.places())
+            except ValueError as error:
+                raise RequestError(str(error)) from error
+            tables = "the proof visits no states"
         # The attributes of evaluation are part of the network that is written.
         written = save_certificate(
             folder, certificate, tables, weights=weights, soft=soft, output=output

@@ -1,0 +1,277 @@
+"""What readouts get from the entries that follow places, and how far right answers lead."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from statemix.layers import BDLRU
+from statemix.models import TokenClassifier
+from statemix.place_rules import PlaceRules
+from statemix.proofs.certificate_tables import EntryRules
+
+# Terms of the relative error of a logit beyond those of its sums.
+_ROUNDINGS = 64
+
+
+def by_block(layer: BDLRU) -> Tensor:
+    """Return the output projection as a view, shape (num_blocks, m, d, C)."""
+    m, channels = layer.block_size, layer.value_channels
+    return layer.out_proj.weight.view(-1, m, channels, layer.num_blocks).permute(3, 1, 0, 2)
+
+
+class Followed(NamedTuple):
+    """Which place each entry follows.
+
+    Attributes:
+        places: a place for each entry, -1 where it follows none, shape (entries,). The number of
+            places stands for one that no token moves.
+        codes: number of the value that stands for each content at the place, -1 for contents that
+            never come there, shape (entries, contents).
+    """
+
+    places: NDArray[np.int64]
+    codes: NDArray[np.int64]
+
+
+class LastNorm(NamedTuple):
+    """What happens between the layer and the readouts: z -> gain * (z - mean) / r + shift.
+
+    Attributes:
+        gain: shape (d,).
+        shift: shape (d,).
+        centred: whether the mean is subtracted.
+        eps: what is added to the mean square, whose root r is; None if r is 1.
+    """
+
+    gain: NDArray[np.float64]
+    shift: NDArray[np.float64]
+    centred: bool
+    eps: float | None
+
+    @classmethod
+    def of(cls, hard: TokenClassifier) -> "LastNorm":
+        norm, width = hard.backbone.final_norm, hard.backbone.embedding.embedding_dim
+        if isinstance(norm, nn.Identity):
+            return cls(np.ones(width), np.zeros(width), centred=False, eps=None)
+        assert isinstance(norm, nn.RMSNorm | nn.LayerNorm)
+        gain = norm.weight.detach().double().numpy()
+        eps = norm.eps if norm.eps is not None else torch.finfo(norm.weight.dtype).eps
+        if isinstance(norm, nn.LayerNorm):
+            shift = norm.bias.detach().double().numpy()
+            return cls(gain, shift, centred=True, eps=eps)
+        return cls(gain, np.zeros(width), centred=False, eps=eps)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the readouts get from the entries that follow places.
+
+    Attributes:
+        places: place of each entry that is read.
+        codes: value for each content, shape (entries, contents); -1 where a content never comes.
+        added: what an entry with each value adds to z, shape (entries, values, d).
+        sizes: sums of magnitudes that these are the sums of, same shape.
+        tokens: what tokens add to z, shape (tokens, d).
+        norm: what is done to z.
+        num_places: number of places; as a place of an entry, the one that no token moves.
+        distinct: whether all contents are at one place each.
+        rounding: relative error of a logit.
+    """
+
+    places: NDArray[np.int64]
+    codes: NDArray[np.int64]
+    added: NDArray[np.float64]
+    sizes: NDArray[np.float64]
+    tokens: NDArray[np.float64]
+    norm: LastNorm
+    num_places: int
+    distinct: bool
+    rounding: float
+
+    @classmethod
+    def of(
+        cls,
+        hard: TokenClassifier,
+        layer: BDLRU,
+        norm: LastNorm,
+        rules: PlaceRules,
+        entries: EntryRules,
+        followed: Followed,
+    ) -> "Reading":
+        used = followed.places >= 0
+        out = by_block(layer).flatten(0, 1)[torch.from_numpy(used)].double().numpy()
+        tokens = hard.backbone.embedding.weight[: rules.num_tokens].double().numpy()
+        permutes = all(
+            len(set(row)) == len(row) and min(row) >= 0 for row in rules.sources.tolist()
+        )
+        weight = layer.out_proj.weight
+        return cls(
+            followed.places[used],
+            followed.codes[used],
+            np.einsum("edc,vc->evd", out, entries.values),
+            np.einsum("edc,vc->evd", np.abs(out), np.abs(entries.values)),
+            tokens if hard.backbone.blocks[0].residual else np.zeros_like(tokens),
+            norm,
+            rules.num_places,
+            permutes and len(set(rules.start.tolist())) == rules.num_places,
+            (sum(weight.shape) + _ROUNDINGS) * torch.finfo(weight.dtype).eps / 2,
+        )
+
+    @property
+    def lacks(self) -> int | None:
+        """The first place that no entry follows; None if there is none."""
+        return min(set(range(self.num_places)) - set(self.places.tolist()), default=None)
+
+    def entries_of(self, place: int) -> NDArray[np.int64]:
+        """Return the entries that follow a place."""
+        return np.flatnonzero(self.places == place)
+
+    def contents_of(self, place: int) -> NDArray[np.int64]:
+        """Return the contents that come to a place, which an entry follows."""
+        return np.flatnonzero(self.codes[self.entries_of(place)[0]] >= 0)
+
+    def sums(self, numbers: NDArray[np.float64], place: int) -> NDArray[np.float64]:
+        """Add up numbers (entries, values, ...) of a place's entries, for each of its contents."""
+        here = self.entries_of(place)[:, None]
+        found: NDArray[np.float64] = numbers[
+            here, self.codes[here[:, 0]][:, self.contents_of(place)]
+        ].sum(0)
+        return found
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the largest r."""
+        if self.norm.eps is None:
+            return 1.0, 1.0
+        low, high = self.tokens.min(0), self.tokens.max(0)
+        for place in set(self.places.tolist()):
+            sums = self.sums(self.added, place)
+            low, high = low + sums.min(0), high + sums.max(0)
+        far = np.maximum(np.abs(low), np.abs(high))
+        near = np.where((low <= 0) & (high >= 0), 0.0, np.minimum(np.abs(low), np.abs(high)))
+        # A centred vector may be shorter than its entries suggest.
+        least = 0.0 if self.norm.centred else float((near**2).mean())
+        return math.sqrt(least + self.norm.eps), math.sqrt(float((far**2).mean()) + self.norm.eps)
+
+    def _directions(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what all entries span, entry by entry, and the tokens."""
+        return np.vstack([_basis(one) for one in self.added]), self.tokens
+
+    def margin(self, hard: TokenClassifier) -> tuple[float | None, str]:
+        """Return the least lead of a right logit that is proven, and why the proof fails or ""."""
+        if self.lacks is not None:
+            return None, f"no entry follows place {self.lacks + 1}"
+        (least, most), smallest = self.bounds, math.inf
+        for place, head in enumerate(hard.heads):
+            weight, bias = self._readout(hard, head)
+            score, of_tokens = self.added @ weight.T, self.tokens @ weight.T
+            size = self.sizes @ np.abs(weight).T
+            # Sums of magnitudes bound what rounding adds to a logit.
+            slack = self.rounding * (
+                (np.abs(self.tokens) @ np.abs(weight).T).max()
+                + sum(self.sums(size, one).max() for one in set(self.places.tolist()))
+                + most * np.abs(bias).max()
+            )
+            for content, fixed in zip(
+                self.contents_of(place), self.sums(score, place), strict=True
+            ):
+                lead = fixed[content] - fixed - 2 * slack
+                lead += (of_tokens[:, [content]] - of_tokens).min(0)
+                for other in set(self.places.tolist()) - {place}:
+                    sums = self.sums(score, other)
+                    if self.distinct and other < self.num_places:
+                        sums = sums[self.contents_of(other) != content]
+                    lead += (sums[:, [content]] - sums).min(0)
+                differences = bias[content] - bias
+                lead += np.where(differences < 0, most, least) * differences
+                lead[content] = math.inf
+                worst, wrong = float(lead.min()), int(lead.argmin())
+                if not worst > 0:
+                    return None, (
+                        f"class {wrong} of {head} is not proven to stay below class {content}: "
+                        f"the bound is {worst:.2g}"
+                    )
+                smallest = min(smallest, worst / most)
+        return smallest, ""
+
+    def _readout(
+        self, hard: TokenClassifier, head: str
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the weight and the bias of logits W z / r + b."""
+        readout = hard.readouts[head]
+        assert isinstance(readout, nn.Linear)
+        weight = readout.weight.detach().double().numpy()
+        bias = readout.bias.detach().double().numpy() + weight @ self.norm.shift
+        weight = weight * self.norm.gain
+        if self.norm.centred:
+            weight = weight - weight.mean(1, keepdims=True)
+        return weight, bias
+
+    def refit(self, hard: TokenClassifier) -> None:
+        """Let each readout read its own place alone.
+
+        The entries of the place are read out of z by least squares, and the classes out of their
+        values by logistic regression. Its bias is read out of z, too, from what never changes or
+        from the tokens. So r divides all logits, and no class depends on r.
+        """
+        directions, tokens = self._directions()
+        whole = np.vstack([directions, tokens])
+        if self.norm.centred:
+            whole = whole - whole.mean(1, keepdims=True)
+        dual = np.linalg.pinv(whole)
+        owners = np.array([entry for entry, one in enumerate(self.added) for _ in _basis(one)])
+        still = self.entries_of(self.num_places)
+        one = dual[:, len(owners) :].sum(1)
+        if still.size:
+            reads = dual[:, np.flatnonzero(np.isin(owners, still))]
+            constant = self.sums(self.added, self.num_places)[0] @ reads
+            one = reads @ constant / (constant @ constant)
+        has_one = bool(one.any())
+        for place, head in enumerate(hard.heads):
+            reads = dual[:, np.flatnonzero(np.isin(owners, self.entries_of(place)))]
+            features = self.sums(self.added, place) @ reads
+            scale = np.abs(features).max()
+            weight, bias = _separate(features / scale, self.contents_of(place), hard.heads[head])
+            read = weight @ (reads / scale).T
+            if has_one:
+                read, bias = read + bias[:, None] * one, np.zeros_like(bias)
+            read = read / np.where(self.norm.gain == 0, 1.0, self.norm.gain)
+            readout = hard.readouts[head]
+            assert isinstance(readout, nn.Linear)
+            readout.weight.copy_(torch.from_numpy(read))
+            readout.bias.copy_(torch.from_numpy(bias - read @ self.norm.shift))
+
+
+def _basis(added: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return independent directions that the rows of (values, d) span."""
+    _, sizes, directions = np.linalg.svd(added, full_matrices=False)
+    found: NDArray[np.float64] = directions[sizes > 1e-9 * max(sizes[0], 1e-30)]
+    return found
+
+
+def _separate(
+    features: NDArray[np.float64], classes: NDArray[np.int64], num_classes: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Fit the weight and the bias of logits by logistic regression."""
+    x, y = torch.from_numpy(features), torch.from_numpy(classes)
+    fit = nn.Linear(x.shape[1], num_classes, dtype=torch.float64)
+    nn.init.zeros_(fit.weight)
+    nn.init.zeros_(fit.bias)
+    optimizer = torch.optim.LBFGS(fit.parameters(), max_iter=2000, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        found = cross_entropy(fit(x), y)
+        found.backward()  # type: ignore[no-untyped-call]
+        return found
+
+    with torch.enable_grad():
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+    return fit.weight.detach().numpy(), fit.bias.detach().numpy()

@@ -1,0 +1,164 @@
+"""Arrangement: follow objects that moves carry from place to place."""
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.errors import OptionError
+from statemix.place_rules import PlaceRules
+from statemix.tasks import addressing
+from statemix.tasks.drawn import DrawnTask, Raw
+from statemix.tasks.task import Examples
+
+GENERATORS: dict[str, dict[str, object]] = {
+    "S_6": {"moves": "(1 2); (1 2 3 4 5 6)"},
+    "S_8": {"moves": "(1 2); (1 2 3 4 5 6 7 8)"},
+    "S_10": {"moves": "(1 2); (1 2 3 4 5 6 7 8 9 10)"},
+    "PSL(2,7)": {"moves": "(1 2 3 4 5 6 7); (1 2)(3 6)"},
+}
+"""Groups by generators: the symmetric groups, and the simple group of order 168 on 7 points."""
+
+_MOST_PLACES = 64
+_MOVE = re.compile(r"\s*(?:\(\s*\d+(?:[\s,]+\d+)*\s*\)\s*)+")
+
+
+class Arrangement(DrawnTask):
+    r"""Follow objects: after every move, tell which object is at each place.
+
+    Object i is at place i before the first move. A move g carries what is at place i to place g(i),
+
+    .. math:: c_t(g(i)) = c_{t-1}(i), \qquad c_0(i) = i
+
+    So words of moves are words of the group that the moves generate, which may have any size. The
+    task has a head for each place. Words are uniform over the moves, and every position is scored.
+
+    Args:
+        moves: permutations in cycle notation, separated by semicolons, one for each token.
+        length: moves of a training word; tests may go beyond.
+        train_size: number of training examples; None means an endless stream of fresh examples.
+        seed: seed of the examples, 0 <= seed < 2^64.
+
+    Raises:
+        OptionError: if a move cannot be read, or an option is out of range or has the wrong type.
+
+    Example:
+        >>> task = Arrangement(moves="(1 2); (1 2 3)")
+        >>> list(task.heads), task.places().sources.tolist()
+        (['place_1', 'place_2', 'place_3'], [[1, 0, 2], [2, 0, 1]])
+    """
+
+    name: ClassVar[str] = "arrangement"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = GENERATORS
+
+    def __init__(
+        self,
+        *,
+        moves: str = "(1 2); (1 2 3 4 5)",
+        length: int = 16,
+        train_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(length=length, train_size=train_size, seed=seed)
+        self.moves = moves
+        self._texts = _texts(moves)
+        images = _images(self._texts)
+        self._rules = PlaceRules(
+            np.arange(images.shape[1]), np.argsort(images, axis=1), images.shape[1]
+        )
+        self.title = f"arrangements of {self._rules.num_places} places"
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]  # fixed once the moves are known
+        return self._rules.num_tokens
+
+    @property
+    def num_classes(self) -> int:
+        return self._rules.num_contents
+
+    @property
+    def heads(self) -> dict[str, int]:
+        return {f"place_{p}": self.num_classes for p in range(1, self._rules.num_places + 1)}
+
+    @property
+    def guessing(self) -> float:
+        return 1 / self.num_classes
+
+    @property
+    def chance(self) -> dict[str, float]:
+        return dict.fromkeys(self.heads, self.guessing)
+
+    def places(self) -> PlaceRules:
+        """Return what moves do to places."""
+        return self._rules
+
+    def word(self, token: int) -> str:
+        return self._texts[token]
+
+    def label(self, target: int) -> str:
+        return str(target + 1)
+
+    def describe(self, index: int, split: addressing.Split = "train") -> str:
+        """Return one example as text: each move, and the objects at all places after it.
+
+        Args:
+            index: index of the example in the split.
+            split: as in ``examples``.
+        """
+        tokens, targets, _ = self.examples(split, index, index + 1)
+        width = max(map(len, self._texts))
+        lines = [f"{split} example {index} of {self.title}, {self.length} moves"]
+        for position, token in enumerate(tokens[0].tolist()):
+            objects = [self.label(int(one[0, position])) for one in targets.values()]
+            lines.append(f"  {self.word(token):<{width}}  {' '.join(objects)}")
+        return "\n".join(lines)
+
+    def _count(self, length: int) -> int:
+        return length
+
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
+        del length, split
+        tokens = addressing.below(raw, self.vocab_size)
+        contents = self._rules.contents(tokens)
+        return Examples(
+            tokens,
+            {head: np.ascontiguousarray(contents[..., p]) for p, head in enumerate(self.heads)},
+        )
+
+
+def _texts(moves: object) -> list[str]:
+    if not isinstance(moves, str):
+        raise OptionError(f"moves must be a string, got {moves!r}")
+    texts = [one.strip() for one in moves.split(";") if one.strip()]
+    for text in texts:
+        if not _MOVE.fullmatch(text):
+            raise OptionError(
+                f"moves must be cycles such as '(1 2)(3 4)', separated by ';', got {text!r}"
+            )
+    if len(texts) < 2:
+        raise OptionError(f"moves must be at least two, separated by ';', got {moves!r}")
+    return texts
+
+
+def _images(texts: list[str]) -> NDArray[np.int64]:
+    """Return where each move carries each place, shape (moves, places)."""
+    cycles = [
+        [
+            [int(point) for point in re.findall(r"\d+", cycle)]
+            for cycle in re.findall(r"\(.*?\)", text)
+        ]
+        for text in texts
+    ]
+    size = max(point for move in cycles for cycle in move for point in cycle)
+    if size > _MOST_PLACES:
+        raise OptionError(f"moves must have places up to {_MOST_PLACES}, got {size}")
+    images = np.tile(np.arange(size), (len(texts), 1))
+    for row, text, move in zip(images, texts, cycles, strict=True):
+        points = [point for cycle in move for point in cycle]
+        if len(set(points)) < len(points) or min(points) < 1:
+            raise OptionError(f"moves must name each place from 1 on at most once, got {text!r}")
+        for cycle in move:
+            row[np.array(cycle) - 1] = np.roll(cycle, -1) - 1
+    return images

@@ -1,0 +1,261 @@
+"""Proofs by structure: what tokens do to entries is what they do to places."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from statemix import tasks
+from statemix.layers import LayerSpec
+from statemix.models import TokenClassifier
+from statemix.place_rules import PlaceRules
+from statemix.proofs import prove_by_structure
+from statemix.proofs.place_readouts import Reading
+
+SHARP = 8.0
+# Places with two contents: an exchange, a load of 1, and a move that merges.
+LOADS = PlaceRules(np.array([0, 1, 0]), np.array([[1, 0, 2], [-2, 1, 2], [0, 0, 1]]), 2)
+
+
+def follower(rules, *, norm="none", residual=False, readout=1.0, more_blocks=0):
+    """The exact follower of some places: entry p of block 0 holds the content of place p, one-hot.
+
+    The learned token writes the first contents; further blocks shift what they hold.
+    """
+    P, K, tokens = rules.num_places, rules.num_contents, rules.num_tokens
+    blocks = 1 + more_blocks
+    model = TokenClassifier(
+        tokens,
+        {f"place_{p}": K for p in range(P)},
+        tokens + 1 + P * K,
+        [LayerSpec("bd_lru", num_blocks=blocks, block_size=P, value_channels=K)],
+        bos=True,
+        residual=residual,
+        norm="none",
+    )
+    layer = model.backbone.blocks[0].mixer
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.backbone.embedding.weight[:, : tokens + 1] = torch.eye(tokens + 1)
+        gates = layer.gate_proj.weight.view(P, P + 1, blocks, -1)
+        loads = layer.value_proj.weight.view(P, K, blocks, -1)
+        out = layer.out_proj.weight.view(-1, P, K, blocks)
+        sources = np.concatenate([rules.sources, [-1 - rules.start]])
+        for token, entry in itertools.product(range(tokens + 1), range(P)):
+            source = sources[token, entry]
+            gates[entry, source if source >= 0 else P, 0, token] = SHARP
+            if source < 0:
+                loads[entry, -1 - source, 0, token] = 1
+            for block in range(1, blocks):
+                gates[entry, entry - 1 if entry and token < tokens else P, block, token] = SHARP
+                loads[entry, 0, block, token] = token
+        for entry, content in itertools.product(range(P), range(K)):
+            out[tokens + 1 + entry * K + content, entry, content, 0] = 1
+            head = model.readouts[f"place_{entry}"]
+            head.weight[content, tokens + 1 + entry * K + content] = readout
+    if norm != "none":
+        model.backbone.final_norm = {"rms": torch.nn.RMSNorm, "layer": torch.nn.LayerNorm}[norm](
+            model.backbone.embedding.embedding_dim
+        )
+    return model
+
+
+def rules_of(moves):
+    return tasks.build("arrangement", moves=moves).places()
+
+
+@pytest.fixture
+def as_trained(monkeypatch):
+    """Do not fit readouts again."""
+    monkeypatch.setattr(Reading, "refit", lambda *_: None)
+
+
+EXAMPLES = [
+    rules_of("(1 2); (1 2 3)"),
+    rules_of("(1 2); (1 2 3 4 5 6 7 8)"),
+    LOADS,
+]
+
+
+@pytest.mark.parametrize("rules", EXAMPLES, ids=["S_3", "S_8", "loads"])
+@pytest.mark.parametrize("norm", ["none", "rms", "layer"])
+def test_the_exact_follower_is_proven_and_right(rules, norm):
+    model = follower(rules, norm=norm, more_blocks=1)
+    # The model reads a block that follows nothing, and the network that is proven does not.
+    shape = -1, rules.num_places, rules.num_contents, 2
+    out = model.backbone.blocks[0].mixer.out_proj.weight.data.view(shape)
+    out[..., 1] = torch.randn(out[..., 1].shape, generator=torch.Generator().manual_seed(0))
+    found = prove_by_structure(model, rules)
+    assert (found.verdict, found.result.reason) == ("proven", "")
+    assert (found.method, found.network, found.tracking) == ("structure", "pruned", (0,))
+    words = torch.randint(rules.num_tokens, (4, 3000), generator=torch.Generator().manual_seed(0))
+    contents = rules.contents(words.numpy())
+    with torch.no_grad():
+        logits = found.model(words)
+    least = min(
+        float((right - others).min())
+        for p, one in enumerate(logits.values())
+        for right, others in [leads(one, contents[..., p])]
+    )
+    for p, one in enumerate(logits.values()):
+        np.testing.assert_array_equal(one.argmax(-1).numpy(), contents[..., p])
+    assert 0 < found.result.margin <= least * (1 + 1e-4)
+    if norm == "none":
+        assert found.result.margin == pytest.approx(1, abs=1e-3)
+
+
+def leads(logits, answers):
+    """The logits of the answers, and the largest of the others."""
+    places = torch.from_numpy(answers).unsqueeze(-1)
+    return logits.gather(-1, places).squeeze(-1), logits.scatter(-1, places, -torch.inf).amax(-1)
+
+
+@pytest.mark.parametrize("rules", EXAMPLES, ids=["S_3", "S_8", "loads"])
+@pytest.mark.parametrize("norm", ["none", "rms", "layer"])
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_readout_is_fitted_again_to_its_own_place(rules, norm, residual):
+    model = follower(rules, norm=norm, residual=residual)
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for readout in model.readouts.values():
+            readout.weight.copy_(torch.randn(readout.weight.shape, generator=rng))
+        if norm != "none":
+            final = model.backbone.final_norm
+            final.weight += 0.3 * torch.randn(final.weight.shape, generator=rng)
+    found = prove_by_structure(model, rules)
+    assert (found.verdict, found.network) == ("proven", "refitted")
+    words = torch.randint(rules.num_tokens, (4, 500), generator=rng)
+    contents = rules.contents(words.numpy())
+    with torch.no_grad():
+        logits = found.model(words)
+    for p, one in enumerate(logits.values()):
+        np.testing.assert_array_equal(one.argmax(-1).numpy(), contents[..., p])
+        right, others = leads(one, contents[..., p])
+        assert found.result.margin <= float((right - others).min()) * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("token", [0, 1])
+def test_a_gate_that_differs_under_one_token_is_not_followed(token):
+    rules = EXAMPLES[0]
+    model = follower(rules)
+    gates = model.backbone.blocks[0].mixer.gate_proj.weight.data.view(3, 4, 1, -1)
+    gates[0, :, 0, token] = gates[0, :, 0, token].roll(1)
+    found = prove_by_structure(model, rules)
+    assert (found.verdict, found.result.reason) == ("open", "no entry follows place 1")
+
+
+def test_a_value_that_depends_on_more_than_the_content_is_not_followed():
+    """The token loads content 1 into place 0, and the learned token wrote another code for it."""
+    model = follower(LOADS)
+    model.backbone.blocks[0].mixer.value_proj.weight.data.view(3, 2, 1, -1)[0, 1, 0, 1] = 2
+    found = prove_by_structure(model, LOADS)
+    assert (found.verdict, found.result.reason) == ("open", "no entry follows place 1")
+
+
+def test_a_readout_that_other_places_can_overrule_is_open(as_trained):
+    rules = EXAMPLES[0]
+    model = follower(rules)
+    weight = model.readouts["place_0"].weight.data
+    # Place 0 with object 0 has a lead of 1, which object 1 at place 2 takes.
+    weight[1, 3 + 2 * 3 + 1] = 1.5
+    found = prove_by_structure(model, rules)
+    assert found.verdict == "open"
+    assert found.result.reason.startswith(
+        "class 1 of place_0 is not proven to stay below class 0: the bound is -0.5"
+    )
+
+
+def test_objects_are_at_one_place_at_a_time(as_trained):
+    """An object at the place that is asked for is at no other place, where it would overrule."""
+    rules = EXAMPLES[0]
+    model = follower(rules)
+    weight = model.readouts["place_0"].weight.data
+    weight[1, 3 + 2 * 3 + 0] = 5.0
+    weight[2, 3 + 2 * 3 + 0] = 5.0
+    # Object 0 at place 2 raises classes 1 and 2, which matters if one of them is right.
+    assert prove_by_structure(model, rules).verdict == "proven"
+    weight[2, 3 + 2 * 3 + 0] = 0.0
+    assert prove_by_structure(model, rules).verdict == "open"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_proven_is_right_in_every_arrangement(seed, as_trained):
+    """Random readouts around the exact one, with biases and a token that is read, too."""
+    rules, rng = EXAMPLES[0], torch.Generator().manual_seed(seed)
+    norm = ("none", "rms", "layer")[seed % 3]
+    model = follower(rules, norm=norm, residual=True)
+    with torch.no_grad():
+        for readout in model.readouts.values():
+            readout.weight += 0.12 * torch.randn(readout.weight.shape, generator=rng)
+            readout.bias += 0.1 * torch.randn(readout.bias.shape, generator=rng)
+        if norm != "none":
+            final = model.backbone.final_norm
+            final.weight += 0.3 * torch.randn(final.weight.shape, generator=rng)
+    found = prove_by_structure(model, rules)
+    words = torch.tensor(list(itertools.product(range(2), repeat=7)))
+    contents = rules.contents(words.numpy())
+    with torch.no_grad():
+        logits = found.model(words)
+    least = min(
+        float((right - others).min())
+        for p, one in enumerate(logits.values())
+        for right, others in [leads(one, contents[..., p])]
+    )
+    if found.verdict == "proven":
+        assert 0 < found.result.margin <= least * (1 + 1e-4)
+    else:
+        assert "is not proven to stay below" in found.result.reason
+
+
+def test_some_random_readouts_are_proven_and_some_are_not(as_trained):
+    outcomes = set()
+    for seed in range(20):
+        rules, rng = EXAMPLES[0], torch.Generator().manual_seed(seed)
+        model = follower(rules, residual=True)
+        for readout in model.readouts.values():
+            readout.weight.data += 0.12 * torch.randn(readout.weight.shape, generator=rng)
+        outcomes.add(prove_by_structure(model, rules).verdict)
+    assert outcomes == {"proven", "open"}
+
+
+def test_gates_that_nearly_tie_stay_open():
+    rules = EXAMPLES[0]
+    model = follower(rules)
+    layer = model.backbone.blocks[0].mixer
+    layer.gate_proj.weight.data *= 2e-7
+    layer.gate_proj.bias.data[:] = 1.0
+    found = prove_by_structure(model, rules)
+    assert found.verdict == "open"
+    assert "rounding may swap two gates" in found.result.reason
+
+
+def test_a_place_that_no_block_follows_is_named():
+    """The tokens load the third place, and the only block follows the other two."""
+    model = follower(rules_of("(1 2); (2 1)"))
+    wide = PlaceRules(np.array([0, 1, 0]), np.array([[1, 0, -1], [1, 0, -2]]), 2)
+    larger = TokenClassifier(
+        2,
+        {f"place_{p}": 2 for p in range(3)},
+        model.backbone.embedding.embedding_dim,
+        [LayerSpec("bd_lru", num_blocks=1, block_size=2, value_channels=2)],
+        bos=True,
+        residual=False,
+        norm="none",
+    )
+    larger.backbone.load_state_dict(model.backbone.state_dict())
+    larger.readouts.load_state_dict(model.readouts.state_dict(), strict=False)
+    found = prove_by_structure(larger, wide)
+    assert (found.verdict, found.result.reason) == (
+        "open",
+        "no entry follows place 3",
+    )
+
+
+def test_other_models_are_refused():
+    rules = EXAMPLES[0]
+    with pytest.raises(ValueError, match="must be one BD-LRU layer with softmax gates"):
+        prove_by_structure(TokenClassifier(2, {"a": 3}, 8, [LayerSpec("lstm")]), rules)
+    with pytest.raises(ValueError, match="must have 2 tokens and 8 heads, got 2 and 3"):
+        prove_by_structure(follower(rules), EXAMPLES[1])

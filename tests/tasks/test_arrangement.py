@@ -1,0 +1,112 @@
+"""Objects that moves carry from place to place."""
+
+import numpy as np
+import pytest
+
+from statemix import tasks
+from statemix.errors import OptionError
+from statemix.place_rules import HasPlaces, PlaceRules
+from statemix.tasks.arrangement import GENERATORS
+from statemix.tasks.groups import group
+
+
+def carried(moves, word):
+    """Where the objects are, by a dictionary from place to object."""
+    places = sorted({point for move in moves for point in move})
+    holds = {place: place for place in places}
+    found = []
+    for token in word:
+        holds = {moves[token][place]: thing for place, thing in holds.items()}
+        found.append([holds[place] - 1 for place in places])
+    return found
+
+
+def test_moves_carry_objects_to_the_places_of_their_cycles():
+    task = tasks.build("arrangement", moves="(1 2)(3 4); (1, 3, 4)", length=12)
+    moves = [{1: 2, 2: 1, 3: 4, 4: 3}, {1: 3, 3: 4, 4: 1, 2: 2}]
+    examples = task.examples("test", 0, 5)
+    together = np.stack([examples.targets[f"place_{p}"] for p in range(1, 5)], axis=-1)
+    for word, contents in zip(examples.tokens, together, strict=True):
+        assert contents.tolist() == carried(moves, word.tolist())
+
+
+@pytest.mark.parametrize(("name", "order"), [("S_6", 720), ("PSL(2,7)", 168)])
+def test_presets_generate_the_groups_of_their_names(name, order):
+    sources = tasks.build("arrangement", **GENERATORS[name]).places().sources
+    start = tuple(range(sources.shape[1]))
+    reached, new = {start}, [start]
+    while new:
+        states = {tuple(np.array(one)[move].tolist()) for one in new for move in sources}
+        new = list(states - reached)
+        reached |= states
+    assert len(reached) == order
+
+
+def test_words_of_elements_follow_the_products_of_the_group():
+    """The object at place p after x_1 ... x_t is p before all of them were undone."""
+    s_3 = group("S_3")
+    cycles = ["(1)", "(2 3)", "(1 2)", "(1 2 3)", "(1 3 2)", "(1 3)"]
+    task = tasks.build("arrangement", moves="; ".join(cycles), length=9)
+    examples = task.examples("train", 0, 20)
+    # Every move is applied after those before it.
+    inverses = np.argmax(s_3.table == 0, axis=1)
+    products = s_3.running_products(inverses[examples.tokens])
+    elements = np.array(s_3.elements) - 1
+    for p in range(3):
+        np.testing.assert_array_equal(
+            examples.targets[f"place_{p + 1}"], elements[products][..., p]
+        )
+
+
+def test_an_example_as_text_shows_moves_and_arrangements():
+    task = tasks.build("arrangement", moves="(1 2); (1 2 3)", length=3)
+    lines = task.describe(0).splitlines()
+    examples = task.examples("train", 0, 1)
+    for line, token, *objects in zip(
+        lines[1:], examples.tokens[0], *(one[0] for one in examples.targets.values()), strict=True
+    ):
+        assert line.split()[-3:] == [str(one + 1) for one in objects]
+        assert line.strip().startswith(["(1 2) ", "(1 2 3) "][token])
+    assert isinstance(task, HasPlaces)
+
+
+@pytest.mark.parametrize(
+    ("moves", "message"),
+    [
+        (3, "moves must be a string, got 3"),
+        ("", "moves must be at least two, separated by ';', got ''"),
+        ("(1 2)", "moves must be at least two"),
+        ("(1 2); 1 2", r"moves must be cycles such as '\(1 2\)\(3 4\)', .* got '1 2'"),
+        ("(1 2); ()", "moves must be cycles"),
+        ("(1 2); (a b)", "moves must be cycles"),
+        ("(1 2); (1 1)", "moves must name each place from 1 on at most once, got '\\(1 1\\)'"),
+        ("(1 2); (1 2)(2 3)", "moves must name each place from 1 on at most once"),
+        ("(1 2); (0 1)", "moves must name each place from 1 on at most once"),
+        ("(1 2); (1 65)", "moves must have places up to 64, got 65"),
+    ],
+)
+def test_moves_that_cannot_be_read_are_named(moves, message):
+    with pytest.raises(OptionError, match=message):
+        tasks.build("arrangement", moves=moves)
+
+
+def test_contents_are_moved_and_loaded():
+    rules = PlaceRules(np.array([2, 0]), np.array([[1, 0], [0, -1], [-3, -2]]), 3)
+    found = rules.contents(np.array([[0, 1, 2, 0]]))
+    assert found.tolist() == [[[0, 2], [0, 0], [2, 1], [1, 2]]]
+    assert rules.contents(np.zeros((1, 0), np.int64)).shape == (1, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("start", "sources", "message"),
+    [
+        ([[0]], [[0]], r"start and sources must have shapes .* got \(1, 1\) and \(1, 1\)"),
+        ([0], [[0, 0]], "sources must have the 1 places of start, got 2"),
+        ([2], [[0]], r"start must be in 0\.\.1, got 2\.\.2"),
+        ([0], [[1]], r"sources must be in -2\.\.0, got 1\.\.1"),
+        ([0], [[-3]], r"sources must be in -2\.\.0, got -3\.\.-3"),
+    ],
+)
+def test_rules_that_are_none_are_refused(start, sources, message):
+    with pytest.raises(ValueError, match=message):
+        PlaceRules(np.array(start), np.array(sources), 2)

@@ -153,7 +153,9 @@ class Certify:
         if result.margin is not None:
             lines["margin"] = f"{result.margin:.4g} between the right answer and the next one"
         if found.gate_margin is not None:
-            lines["gates"] = f"{found.gate_margin:.4g} at least between the two largest of a row"
+            lines["gates"] = (
+                f"{found.gate_margin:.4g} at least between the two largest that share a 1"
+            )
         # Otherwise the verdict itself is about the trained network, or there is nothing to compare.
         if found.method == "search" and (found.network == "as trained") != (
             result.verdict == "proven"

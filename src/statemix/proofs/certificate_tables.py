@@ -39,6 +39,10 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
     if not can_prune(network):
         return "the network is not one BD-LRU layer"
     assert isinstance(network, TokenClassifier)
+    layer = network.backbone.blocks[0].mixer
+    assert isinstance(layer, BDLRU)
+    if layer.gate != "softmax":
+        return f"the gates are {layer.gate}, and tables are written for softmax alone"
     rules = read_rules(network)
     letters, first, values = rules.sources.tolist(), tuple(rules.start.tolist()), rules.values
     states: dict[tuple[int, ...], int] = {}

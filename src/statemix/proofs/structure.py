@@ -11,7 +11,7 @@ from statemix.models import ReadoutModel, TokenClassifier
 from statemix.place_rules import PlaceRules
 from statemix.proofs.certificate import Certificate, NetworkForm
 from statemix.proofs.certificate_tables import EntryRules, read_rules
-from statemix.proofs.hardening import can_harden, can_prune, harden
+from statemix.proofs.hardening import can_prune, harden
 from statemix.proofs.horizon import Horizon
 from statemix.proofs.place_readouts import Followed, LastNorm, Reading, by_block
 from statemix.proofs.product_search import SearchResult
@@ -51,8 +51,13 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     Raises:
         ValueError: if the model has other tokens or heads, or another layer.
     """
-    if not (can_harden(model) and can_prune(model)) or not isinstance(model, TokenClassifier):
-        raise ValueError("model must be one BD-LRU layer with softmax gates")
+    mixer = model.backbone.blocks[0].mixer
+    if (
+        not isinstance(model, TokenClassifier)
+        or not can_prune(model)
+        or getattr(mixer, "gate", None) != "softmax"
+    ):
+        raise ValueError("model must be one BD-LRU layer with gate='softmax'")
     heads = list(model.heads.items())
     if model.backbone.vocab_size != rules.num_tokens or len(heads) != rules.num_places:
         raise ValueError(

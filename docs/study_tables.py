@@ -32,7 +32,8 @@ def tables() -> dict[str, str]:
     cells = overview(rows)
     return {
         "totals": _totals(rows, cells),
-        "tracking": _tracking(rows),
+        "tracking": _tracking(rows, "exact-groups"),
+        "automata": _tracking(rows, "exact-automata"),
         "factorial": _factorial(rows),
         **{name: _paper_table(cells, name) for name in ("table3", "table4", "table6")},
         "tuned": _tuned(cells),
@@ -70,13 +71,17 @@ def _runs(rows: Mapping[str, StoredRow], study: str) -> pl.DataFrame:
     return found.runs(found.entries("paper", "laptop"), rows)
 
 
-def _tracking(rows: Mapping[str, StoredRow]) -> str:
-    runs = _runs(rows, "exact-groups")
+def _tracking(rows: Mapping[str, StoredRow], study: str) -> str:
+    runs = _runs(rows, study)
     names = {RECIPE: "recipe `exact`", "LSTM": "LSTM"}
     lines = []
     for one in tallies(runs).to_dicts():
+        if not one["done"]:
+            name = names.get(one["model"], one["model"])
+            lines.append((one["column"], name, *["–"] * 5))
+            continue
         keys = runs.filter(column=one["column"], model=one["model"])["key"]
-        certificates = [_certificate(rows[key]) for key in keys]
+        certificates = [_certificate(rows[key]) for key in keys if key in rows]
         trained = sum(
             found.get("verdict") == "proven" and found["network"] != "refitted"
             for found in certificates

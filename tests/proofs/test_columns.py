@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from statemix.automaton import Automaton
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
-from statemix.proofs import harden, join_actions, prove, read_actions
+from statemix.proofs import StateMachine, harden, join_actions, prove, read_actions, read_tables
+from statemix.proofs.check_certificate import check
 from statemix.proofs.token_maps import maps_of, semigroup_order
 from statemix.studies.inspection.layer_text import sentences
 
@@ -129,17 +130,74 @@ def test_a_wrong_move_is_refuted_with_a_shortest_word(tracking):
 
 def test_tokens_that_load_a_block_track_too():
     """Token 2 loads a 3 into the entry of state 2; the readout tells no weights apart."""
-    targets, readout = renamed(TABLE, START)
-    entry = int(readout[2].argmax())
-    targets[2] = list(range(5))
-    model = column_tracker([targets], readout, [(0, 2, entry, 3.0)])
-    automaton = answering(TABLE, START)
+    model, automaton = loaded(3.0)
     found = prove(model, automaton)
     assert (found.verdict, found.network) == ("proven", "hardened")
     # States of weight 1 and of weight 3.
     assert found.result.pairs > len(TABLE)
-    model = column_tracker([targets], readout, [(0, 2, entry, 1.0)])
-    assert prove(model, automaton).network == "pruned"
+    assert prove(*loaded(1.0)).network == "pruned"
+
+
+def loaded(value):
+    """Token 2 loads the entry of state 2 with a value, and all others start with 1."""
+    targets, readout = renamed(TABLE, START)
+    entry = int(readout[2].argmax())
+    targets[2] = list(range(5))
+    return column_tracker([targets], readout, [(0, 2, entry, value)]), answering(TABLE, START)
+
+
+def moved_by_the_learned_token():
+    targets = [[[0, 2, 1], [0, 1, 2], [1, 1, 2]]]
+    return column_tracker(targets, np.eye(2, 3, 1), bos=True), answering([[1, 0], [0, 1]], 0)
+
+
+def filled_by_the_learned_token():
+    targets = [[[1, 2, 0], [0, 1, 2], [0, 1, 2]]]
+    options = {"bos": True, "initial_state": "zero"}
+    model = column_tracker(targets, np.eye(3), [(0, 2, 0, 1.0)], **options)
+    return model, answering([[1, 0], [2, 1], [0, 2]], 0)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: loaded(1.0),
+        lambda: loaded(3.0),
+        moved_by_the_learned_token,
+        filled_by_the_learned_token,
+    ],
+)
+def test_certificates_hold_the_place_of_each_block(made):
+    model, automaton = made()
+    found = prove(model, automaton)
+    tables = found.tables(automaton)
+    # The checker counts the pair of the empty word, too, and weights that are loaded by themselves.
+    pairs, word = check(tables)
+    assert word is None
+    assert pairs >= found.result.pairs
+    assert len(tables["start"]) == 1
+    machine = StateMachine.from_tables(tables)
+    rng = np.random.default_rng(0)
+    for word in rng.integers(automaton.num_tokens, size=(20, 30)).tolist():
+        assert machine.run(word)[0].tolist() == automaton.answers(word)
+
+
+def test_certificates_leave_out_blocks_that_were_pruned(tracking):
+    automaton = answering(TABLE, START)
+    found = prove(tracking, automaton)
+    assert found.network == "pruned"
+    tables = found.tables(automaton)
+    assert len(tables["start"]) == 1
+    assert check(tables)[1] is None
+
+
+def test_there_are_no_tables_of_blocks_that_begin_in_several_entries():
+    targets, readout = renamed(TABLE, START)
+    model = column_tracker([targets], readout, initial_state="learned")
+    with torch.no_grad():
+        model.backbone.blocks[0].mixer.learned_state[:] = torch.tensor([2.0, 1, 0, 0, 0])
+    reason = read_tables(harden(model), answering(TABLE, START), "answer")
+    assert reason == "the network does not begin in one entry of each block"
 
 
 def test_the_maps_of_columns_are_those_of_the_automaton(tracking):
@@ -180,20 +238,15 @@ def test_loads_of_two_values_are_two_kinds_of_weight(values, number):
 
 def test_the_learned_token_goes_before_all_words():
     """It moves the weight from entry 0, which nothing else leaves, to entry 1."""
-    targets = [[0, 2, 1], [0, 1, 2], [1, 1, 2]]
-    model = column_tracker([targets], np.eye(2, 3, 1), bos=True)
-    automaton = answering([[1, 0], [0, 1]], 0)
+    model, automaton = moved_by_the_learned_token()
     assert prove(model, automaton).verdict == "proven"
     (found,) = read_actions(model, automaton)
-    assert found["sources"] == targets[:2]
+    assert found["sources"] == [[0, 2, 1], [0, 1, 2]]
     assert found["order"] == 2
 
 
 def test_a_block_that_starts_empty_is_filled_by_a_load():
-    targets = [[[1, 2, 0], [0, 1, 2], [0, 1, 2]]]
-    options = {"bos": True, "initial_state": "zero"}
-    model = column_tracker(targets, np.eye(3), [(0, 2, 0, 1.0)], **options)
-    automaton = answering([[1, 0], [2, 1], [0, 2]], 0)
+    model, automaton = filled_by_the_learned_token()
     assert prove(model, automaton).verdict == "proven"
     (found,) = read_actions(model, automaton)
     assert (found["role"], found["order"]) == ("tracks", 3)

@@ -1,6 +1,7 @@
 """Suites whose runs are certified, and what they add up to."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from statemix.studies.exactness.exact_studies import (
     ProofStudy,
     certified_row,
 )
+from statemix.studies.exactness.exact_suites import automaton_entries
 from statemix.studies.exactness.exact_table import interval
 from statemix.studies.recipes import exact
 from statemix.studies.runner import Ended, Job
@@ -288,6 +290,27 @@ CHANGES = {
     "6 tests": {"search.tests": 6},
     "other words": {"task.seed": 1},
 }
+
+
+def test_each_seed_of_the_automata_has_an_automaton_of_its_own():
+    suite = {(one.column, one.model): one for one in automaton_entries("paper", "laptop")}
+    recipe = {column: one for (column, model), one in suite.items() if model != "LSTM"}
+    assert list(recipe) == [
+        *(f"random, {n} states" for n in (8, 12, 16)),
+        *(f"tomita-{number}" for number in range(1, 8)),
+        *(f"pattern of {k}" for k in range(3, 13)),
+    ]
+    random = [config.task.options["table_seed"] for config in runs_of(recipe["random, 12 states"])]
+    assert random == list(range(20))
+    patterns = [config.task.options["pattern"] for config in runs_of(recipe["pattern of 12"])]
+    assert len(patterns) == len(set(patterns)) == 20
+    assert all(re.fullmatch(r"\(0\|1\)\*[01]{12}\(0\|1\)\*", one) for one in patterns)
+    for config in runs_of(recipe["pattern of 12"]):
+        assert config.build_task().automaton().num_states == 13
+        assert config.evaluation.lengths == (64, 1024, 4096)
+        assert config.runtime.num_threads == 1
+    assert len(runs_of(recipe["tomita-3"])) == 10
+    assert len(runs_of(suite["pattern of 3", "LSTM"])) == 3
 
 
 def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():

@@ -26,6 +26,25 @@ def test_blocks_have_room_for_the_automaton(task, entries):
     assert request(config).resolved["search"]["attempts"] == 12
 
 
+def test_automata_of_the_user_get_one_block_of_columns():
+    config = exact(TaskSpec("random_automaton", num_states=8))
+    assert [layer.to_plain() for layer in config.model.layers] == [
+        {
+            "name": "bd_lru",
+            "num_blocks": 1,
+            "block_size": 16,
+            "gate": "column_softmax",
+            "initial_state": "unit",
+            "input_gate_bias": -6.0,
+        }
+    ]
+    assert [one.attribute for one in config.schedules.attributes] == [
+        "gate_temperature",
+        "gate_noise",
+    ]
+    assert config.schedules.attributes[1].end == 0.3
+
+
 def test_a_fixed_training_set_is_repeated_as_long_as_fresh_words_last():
     few, fresh = exact(TaskSpec("permutation", train_size=250)), exact(TaskSpec("permutation"))
     assert (few.schedules.epochs, few.schedules.num_steps) == (350, None)

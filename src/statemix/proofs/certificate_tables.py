@@ -1,5 +1,6 @@
 """The integer tables of a certificate, which a program without PyTorch can check."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.layers import BDLRU
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.proofs.check_certificate import digest, step
+from statemix.proofs.column_maps import ColumnMaps
 from statemix.proofs.hardening import can_prune
 
 # Integers of a file of about 30 MB.
@@ -39,12 +41,8 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
     if not can_prune(network):
         return "the network is not one BD-LRU layer"
     assert isinstance(network, TokenClassifier)
-    layer = network.backbone.blocks[0].mixer
-    assert isinstance(layer, BDLRU)
-    if layer.gate != "softmax":
-        return f"the gates are {layer.gate}, and tables are written for softmax alone"
-    rules = read_rules(network)
-    letters, first, values = rules.sources.tolist(), tuple(rules.start.tolist()), rules.values
+    registers = _registers(network)
+    first, letters = registers.start, registers.letters
     states: dict[tuple[int, ...], int] = {}
     answers: list[list[int]] = []
     known: set[Pair] = {(first, automaton.start)}
@@ -60,9 +58,15 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
             part = steps[begin : begin + _ROWS]
             before = [state for (state, _), _ in part]
             after = [step(state, letters[letter]) for (state, _), letter in part]
-            found = _answers(network, head, before, after, [one for _, one in part], values)
+            tokens = [letter for _, letter in part]
+            found = _answers(network, head, before, after, tokens, registers)
             if found is None:
                 return "a step of the network is no copy of entries and values"
+            # The first letters are read from the very beginning, too.
+            if set(before) == {first} and found != _answers(
+                network, head, None, after, tokens, registers
+            ):
+                return "the network does not begin in one entry of each block"
             for state, answer, ((_, place), letter) in zip(after, found, part, strict=True):
                 if automaton.outputs[place, letter] != IGNORED:
                     if state not in states:
@@ -78,7 +82,7 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
     outputs = np.where(automaton.outputs == IGNORED, -1, automaton.outputs)
     tables = {
         "format": 1,
-        "values": len(values),
+        "values": registers.num_values,
         "start": list(first),
         "letters": letters,
         "states": [list(state) for state in states],
@@ -90,6 +94,65 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
         },
     }
     return {**tables, "sha256": digest(tables)}
+
+
+class _Registers(NamedTuple):
+    """A state as a tuple of numbers, one for each register.
+
+    With gates of rows, a register is an entry, and its number that of the value it holds. With
+    gates of columns, a register is a block, and its number that of its place: an entry, together
+    with what the block holds there.
+
+    Attributes:
+        start: the state before the first letter.
+        letters: the rules of each letter, as certificates hold them.
+        num_values: numbers that a register can have.
+        decode: function from states (N, registers) to the layer's states, (N, entries, C) float64.
+    """
+
+    start: tuple[int, ...]
+    letters: list[list[Any]]
+    num_values: int
+    decode: Callable[[NDArray[np.int64]], NDArray[np.float64]]
+
+
+def _registers(network: ReadoutModel) -> _Registers:
+    layer = network.backbone.blocks[0].mixer
+    assert isinstance(layer, BDLRU)
+    if layer.gate != "column_softmax":
+        rules = read_rules(network)
+        values = rules.values
+        return _Registers(
+            tuple(rules.start.tolist()),
+            rules.sources.tolist(),
+            len(values),
+            lambda states: values[states],
+        )
+    maps = ColumnMaps.of(network)
+    blocks = [block for block, start in enumerate(maps.starts) if start >= 0]
+    num_values = max((len(maps.holdings[block]) for block in blocks), default=1)
+
+    def table(block: int, letter: int) -> list[int]:
+        moves = maps.moves[block][letter].tolist()
+        # All tables have one length; no state has the numbers at the end.
+        return [*moves, *range(len(moves), num_values)]
+
+    def decode(states: NDArray[np.int64]) -> NDArray[np.float64]:
+        shape = len(states), layer.num_blocks, layer.block_size, layer.value_channels
+        found = np.zeros(shape)
+        for register, block in enumerate(blocks):
+            found[:, block] = maps.holdings[block][states[:, register]]
+        return found.reshape(len(states), -1, layer.value_channels)
+
+    return _Registers(
+        tuple(maps.starts[block] for block in blocks),
+        [
+            [table(block, letter) for block in blocks]
+            for letter in range(network.backbone.vocab_size)
+        ],
+        num_values,
+        decode,
+    )
 
 
 class EntryRules(NamedTuple):
@@ -144,19 +207,21 @@ def _rows(values: Tensor, count: int) -> NDArray[np.float64]:
 def _answers(
     network: TokenClassifier,
     head: str,
-    before: list[tuple[int, ...]],
+    before: list[tuple[int, ...]] | None,
     after: list[tuple[int, ...]],
     letters: list[int],
-    values: NDArray[np.float64],
+    registers: _Registers,
 ) -> list[int] | None:
     """Step the network; return its answers, or None if it does not reach the states ``after``."""
     layer = network.backbone.blocks[0].mixer
     assert isinstance(layer, BDLRU)
-    like = layer.init_state(1)
-    state = torch.from_numpy(values[np.array(before)]).to(like).reshape(-1, *like.shape[1:])
+    like, state = layer.init_state(1), None
+    if before is not None:
+        old = torch.from_numpy(registers.decode(np.array(before, dtype=np.int64)))
+        state = (old.to(like).reshape(-1, *like.shape[1:]),)
     tokens = torch.tensor(letters, device=network.device).unsqueeze(1)
-    logits, (reached,) = network.extend(tokens, (state,))
-    expected = values[np.array(after)].reshape(len(after), -1)
+    logits, (reached,) = network.extend(tokens, state)
+    expected = registers.decode(np.array(after, dtype=np.int64)).reshape(len(after), -1)
     if not np.array_equal(_rows(reached, len(after)), expected):
         return None
     answers: list[int] = logits[head][:, 0].argmax(-1).tolist()

@@ -24,10 +24,15 @@ class ColumnMaps:
             block sends all entries to the one that it loads.
         moves: for each block, shape (tokens, places): the place to which a place goes. Places where
             no word leads are left out.
+        starts: for each block, its place before the first token, after the learned token; -1 if it
+            holds nothing or several entries.
+        holdings: for each block, what it holds in each place, shape (places, m, C) float64.
     """
 
     shown: NDArray[np.int64]
     moves: list[NDArray[np.int64]]
+    starts: list[int]
+    holdings: list[NDArray[np.float64]]
 
     @classmethod
     def of(cls, hard: ReadoutModel) -> Self:
@@ -53,15 +58,19 @@ class ColumnMaps:
         loaded = loads.numpy()
         first = size * (1 + numbers.reshape(-1)) + entries[loads].numpy()
         moves[loaded] = first[:, None]
-        begin = layer.init_state(1)[0].flatten(1).numpy() != 0
+        initial = layer.init_state(1)[0].double().numpy().reshape(layer.num_blocks, size, -1)
         vocabulary = hard.backbone.vocab_size
-        return cls(
-            targets[:vocabulary].transpose(0, 1).numpy(),
-            [
-                _reached(moves[:, block], loaded[:, block], begin[block], vocabulary)
-                for block in range(layer.num_blocks)
-            ],
-        )
+        followed, starts, holdings = [], [], []
+        for block, first_state in enumerate(initial):
+            begin = np.asarray(first_state.any(1))
+            begun, reached = _reached(moves[:, block], loaded[:, block], begin, vocabulary)
+            renumbered = np.cumsum(reached) - 1
+            followed.append(renumbered[moves[:vocabulary, block][:, reached]])
+            starts.append(int(renumbered[begun][0]) if begun.sum() == 1 else -1)
+            places = np.flatnonzero(reached)
+            contents = np.concatenate([first_state.sum(0, keepdims=True), known])
+            holdings.append(np.eye(size)[places % size][..., None] * contents[places // size, None])
+        return cls(targets[:vocabulary].transpose(0, 1).numpy(), followed, starts, holdings)
 
     def generators(self, blocks: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the maps of tokens on several blocks as arguments of ``semigroup_order``."""
@@ -80,26 +89,26 @@ def _reached(
     loads: NDArray[np.bool_],
     begin: NDArray[np.bool_],
     vocabulary: int,
-) -> NDArray[np.int64]:
-    """Return the moves of the places that words reach, renumbered.
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which places are held before the first token, and in words of all lengths.
 
     Args:
         moves: shape (tokens, places); the learned token, if any, is the last.
         loads: whether a token loads the block, shape (tokens,).
-        begin: whether an entry holds something in the initial state, shape (m, ...).
+        begin: whether an entry holds something in the initial state, shape (m,).
         vocabulary: number of tokens of words.
     """
-    reached = np.zeros(moves.shape[1], dtype=bool)
-    reached[: len(begin)] = begin.reshape(len(begin), -1).any(1)
+    begun = np.zeros(moves.shape[1], dtype=bool)
+    begun[: len(begin)] = begin
     for token in range(vocabulary, len(moves)):
-        reached = _after(moves[[token]], loads[[token]], reached)
+        begun = _after(moves[[token]], loads[[token]], begun)
     moves, loads = moves[:vocabulary], loads[:vocabulary]
+    reached = begun
     while True:
         more = reached | _after(moves, loads, reached)
         if (more == reached).all():
-            break
+            return begun, reached
         reached = more
-    return (np.cumsum(reached) - 1)[moves[:, reached]]
 
 
 def _after(

@@ -8,7 +8,11 @@ from typing import Any, cast
 import polars as pl
 
 from statemix.studies import recipes, store
-from statemix.studies.exactness.exact_suites import factorial_entries, group_entries
+from statemix.studies.exactness.exact_suites import (
+    automaton_entries,
+    factorial_entries,
+    group_entries,
+)
 from statemix.studies.exactness.exact_table import (
     ATTEMPTS_LEGEND,
     LEGEND,
@@ -87,6 +91,12 @@ STUDIES = (
         "exact-groups",
         "permutation groups, learned from words of 16",
         cache(group_entries),
+        legend=LEGEND,
+    ),
+    ProofStudy(
+        "exact-automata",
+        "random automata, the languages of Tomita, and patterns, learned from words of 15 or 16",
+        cache(automaton_entries),
         legend=LEGEND,
     ),
     AttemptStudy(

@@ -1,11 +1,13 @@
-"""The entries of the studies of exactness: the recipe on every group, and one change at a time."""
+"""The entries of the studies of exactness: groups, other automata, and one change at a time."""
 
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from statemix.layers import LayerSpec
 from statemix.studies.recipes import exact
-from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trials
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
 from statemix.tasks import TASKS, TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -95,11 +97,11 @@ _WAYS = {
 }
 
 
-def _measured(config: RunConfig) -> RunConfig:
+def _measured(config: RunConfig, lengths: tuple[int, ...] = _LENGTHS) -> RunConfig:
     size = config.build_task().train_size
     evaluation = EvaluationConfig(
         every=_EVERY if size is None else -(-_EVERY // -(-size // config.batches.size)),
-        lengths=_LENGTHS,
+        lengths=lengths,
         validation_size=256,
     )
     return config.replace(evaluation=evaluation, runtime=RuntimeConfig(device="cpu", num_threads=1))
@@ -116,6 +118,63 @@ def group_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, .
         )
         for model, way in _WAYS.items()
         for column in way.columns
+    )
+
+
+# States of random automata, and lengths of absorbing patterns.
+_RANDOM, _PATTERNS = (8, 12, 16), tuple(range(3, 13))
+_LETTERS = 2
+# Columns are normalised in memory: tests of a million tokens would take gigabytes.
+_AUTOMATON_LENGTHS = (64, 1024, 4096)
+
+
+def _random(num_states: int, seed: int) -> TaskSpec:
+    return TaskSpec(
+        "random_automaton", num_states=num_states, num_letters=_LETTERS, table_seed=seed
+    )
+
+
+def _pattern(length: int, seed: int) -> TaskSpec:
+    """Return the words that contain a pattern, which the seed decides, trained on 15 letters."""
+    bits = random.Random(1000 * length + seed)
+    pattern = "".join(bits.choice("01") for _ in range(length))
+    return TaskSpec("regex", pattern=f"(0|1)*{pattern}(0|1)*", alphabet="01", length=15)
+
+
+def _language(name: str, seed: int) -> TaskSpec:
+    del seed
+    return TaskSpec("regex", **TASKS["regex"].presets[name])
+
+
+def _each_its_own(
+    configured: Callable[[TaskSpec], RunConfig], task: Callable[[int], TaskSpec], seeds: int
+) -> Trials:
+    """Return a single setting, whose seeds have tasks of their own."""
+
+    def runs() -> tuple[RunConfig, ...]:
+        return tuple(
+            _measured(configured(task(seed)), _AUTOMATON_LENGTHS).replace(seed=seed)
+            for seed in range(seeds)
+        )
+
+    return Trials(lambda: [Trial("", runs())])
+
+
+def automaton_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return an entry for each kind of automaton and network; there is one protocol and size."""
+    del protocol, size
+    kinds: dict[str, tuple[Callable[[int], TaskSpec], int]] = {
+        **{f"random, {n} states": (partial(_random, n), 20) for n in _RANDOM},
+        **{name: (partial(_language, name), 10) for name in TASKS["regex"].presets},
+        **{f"pattern of {k}": (partial(_pattern, k), 20) for k in _PATTERNS},
+    }
+    return tuple(
+        StudyEntry(column, model, _each_its_own(configured, task, fewer or seeds))
+        for column, (task, seeds) in kinds.items()
+        for model, configured, fewer in (
+            ("BD-LRU, recipe exact", exact, None),
+            ("LSTM", _lstm, 3),
+        )
     )
 
 

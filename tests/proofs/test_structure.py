@@ -256,7 +256,8 @@ def test_a_place_that_no_block_follows_is_named():
 def test_other_models_are_refused():
     rules = EXAMPLES[0]
     columns = LayerSpec("bd_lru", num_blocks=1, block_size=3, gate="column_softmax")
-    for layers in ([LayerSpec("lstm")], [columns], 2 * [LayerSpec("bd_lru")]):
+    rows = LayerSpec("bd_lru", num_blocks=1, block_size=3)
+    for layers in ([LayerSpec("lstm")], [columns], [rows, rows]):
         with pytest.raises(ValueError, match="must be one BD-LRU layer with gate='softmax'"):
             prove_by_structure(TokenClassifier(2, {"a": 3}, 8, layers), rules)
     with pytest.raises(ValueError, match="must have 2 tokens and 8 heads, got 2 and 3"):

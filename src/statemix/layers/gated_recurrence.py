@@ -26,7 +26,7 @@ from statemix.layers.option_checks import (
     check_units,
 )
 from statemix.layers.padded import reset_linear
-from statemix.layers.pieces import run_layer
+from statemix.layers.pieces import can_run_in_pieces, check_slice, run_in_pieces
 from statemix.layers.state import State, zero_states
 from statemix.ops.checks import FLOATING, bind, check_floating
 from statemix.ops.decoding import allowed, are_plain, has_hooks, is_linear, linear, projected_step
@@ -159,7 +159,11 @@ class GatedRecurrence(Layer):
         if state is None:
             state = self.init_state(num_sequences, x.device, x.dtype)
         noise = self._gate_noise if self.training and _noisy else 0.0
-        return run_layer(self._run, x, state, cu_seqlens, noise, self.checkpoint_every, group)
+        if group is not None:
+            check_slice(cu_seqlens, self.checkpoint_every)
+        if self.checkpoint_every is None or not can_run_in_pieces():
+            return self._run(x, state, cu_seqlens, noise, group)
+        return run_in_pieces(self._run, x, state, cu_seqlens, noise, self.checkpoint_every)
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         sizes = {axis: num_sequences, **self._state_axes}

@@ -12,42 +12,18 @@ from statemix.ops.dispatch import check_bounds
 LayerRun = Callable[[Tensor, Tensor, Tensor | None, float, Any], tuple[Tensor, Tensor]]
 
 
-def run_layer(
-    run: LayerRun,
-    x: Tensor,
-    state: Tensor,
-    cu_seqlens: Tensor | None,
-    noise: float,
-    length: int | None,
-    group: Any,
-) -> tuple[Tensor, Tensor]:
-    """Return what ``run`` returns of x, in pieces of ``length`` tokens if PyTorch can do that.
-
-    The arguments are those of :func:`run_in_pieces`, and a group of processes that share the
-    sequences, or None.
+def check_slice(cu_seqlens: Tensor | None, checkpoint_every: int | None = None) -> None:
+    """Check that a layer can run over a slice of sequences whose time processes share.
 
     Raises:
-        ValueError: if there is a group, and ``length`` or ``cu_seqlens`` is given, too.
-    """
-    if group is not None:
-        check_slice(cu_seqlens)
-        if length is not None:
-            raise ValueError(f"checkpoint_every must be None with a group, got {length}")
-    if length is None or not can_run_in_pieces():
-        return run(x, state, cu_seqlens, noise, group)
-    return run_in_pieces(run, x, state, cu_seqlens, noise, length)
-
-
-def check_slice(cu_seqlens: Tensor | None) -> None:
-    """Check that sequences whose time processes share are not packed.
-
-    Raises:
-        ValueError: if they are.
+        ValueError: if sequences are packed, or run in pieces.
     """
     if cu_seqlens is not None:
         raise ValueError(
             "cu_seqlens must be None with a group: each row is the slice of one sequence"
         )
+    if checkpoint_every is not None:
+        raise ValueError(f"checkpoint_every must be None with a group, got {checkpoint_every}")
 
 
 def run_in_pieces(

@@ -1,5 +1,6 @@
 """Proofs that a trained model is right on words of every length, and the maps of its blocks."""
 
+from statemix.place_rules import PlaceRules
 from statemix.proofs.certificate import Certificate, prove
 from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
@@ -16,6 +17,7 @@ __all__ = [
     "Certificate",
     "Horizon",
     "JointAction",
+    "PlaceRules",
     "PrunedModel",
     "SafetyProperty",
     "SafetyResult",

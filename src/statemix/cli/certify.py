@@ -154,7 +154,7 @@ class Certify:
             lines["margin"] = f"{result.margin:.4g} between the right answer and the next one"
         if found.gate_margin is not None:
             lines["gates"] = (
-                f"{found.gate_margin:.4g} at least between the two largest that share a 1"
+                f"{found.gate_margin:.4g} at least between the largest raw gate and the next one"
             )
         # Otherwise the verdict itself is about the trained network, or there is nothing to compare.
         if found.method == "search" and (found.network == "as trained") != (

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -192,6 +193,21 @@ def test_paper_size_is_that_of_the_paper():
         run = m4.trials.runs[0][1]
         assert run.model["mixers"]["linear_attention"]["num_blocks"] == PRESETS[preset].num_blocks
         assert [run.seed for _, run, _ in m4.trials.runs] == list(SEEDS)
+
+
+def test_every_stored_row_is_of_a_run_that_a_study_has():
+    """A later change of the requests would lose hours of training."""
+    runs = {
+        name: json.loads(json.dumps(run.asked()))
+        for entries in (figure_entries("paper", "laptop"), duel_entries("paper", "laptop"))
+        for entry in entries
+        for _, run, name in entry.trials.runs
+    }
+    path = Path(__file__).parents[2] / "results" / "reproduce" / "language.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows
+    for row in rows:
+        assert row["asked"] == runs[row["key"]]
 
 
 def language_row(run, bits, *, tokens=(100, 200)):

@@ -151,6 +151,8 @@ def test_a_slice_is_of_one_sequence():
         layer = LAYERS.build(name, hidden_size=4, **options)
         with pytest.raises(ValueError, match="cu_seqlens must be None with a group"):
             layer(torch.randn(1, 5, 4), cu_seqlens=bounds, group=group)
+        with pytest.raises(TypeError, match=r"group must be a torch.*ProcessGroup, got object"):
+            layer(torch.randn(1, 5, 4), group=group)
     layer = LAYERS.build("bd_lru", hidden_size=4, num_blocks=2, block_size=2, checkpoint_every=3)
     with pytest.raises(ValueError, match="checkpoint_every must be None with a group, got 3"):
         layer(torch.randn(1, 5, 4), group=group)

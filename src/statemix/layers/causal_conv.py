@@ -82,7 +82,7 @@ class CausalConv(PaddedLayer):
         **unknown: object,
     ) -> tuple[Tensor, Tensor]:
         if group is not None:
-            check_slice(cu_seqlens)
+            check_slice(group, cu_seqlens)
             num_sequences = self._check_sequence(x, state, None)
             if state is None:
                 state = self.init_state(num_sequences, x.device, x.dtype)

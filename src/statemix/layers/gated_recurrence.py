@@ -160,7 +160,7 @@ class GatedRecurrence(Layer):
             state = self.init_state(num_sequences, x.device, x.dtype)
         noise = self._gate_noise if self.training and _noisy else 0.0
         if group is not None:
-            check_slice(cu_seqlens, self.checkpoint_every)
+            check_slice(group, cu_seqlens, self.checkpoint_every)
         if self.checkpoint_every is None or not can_run_in_pieces():
             return self._run(x, state, cu_seqlens, noise, group)
         return run_in_pieces(self._run, x, state, cu_seqlens, noise, self.checkpoint_every)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -12,10 +13,13 @@ from statemix.ops.dispatch import check_bounds
 LayerRun = Callable[[Tensor, Tensor, Tensor | None, float, Any], tuple[Tensor, Tensor]]
 
 
-def check_slice(cu_seqlens: Tensor | None, checkpoint_every: int | None = None) -> None:
+def check_slice(
+    group: object, cu_seqlens: Tensor | None, checkpoint_every: int | None = None
+) -> None:
     """Check that a layer can run over a slice of sequences whose time processes share.
 
     Raises:
+        TypeError: if the group is none of ``torch.distributed``.
         ValueError: if sequences are packed, or run in pieces.
     """
     if cu_seqlens is not None:
@@ -24,6 +28,10 @@ def check_slice(cu_seqlens: Tensor | None, checkpoint_every: int | None = None) 
         )
     if checkpoint_every is not None:
         raise ValueError(f"checkpoint_every must be None with a group, got {checkpoint_every}")
+    if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        raise TypeError(
+            f"group must be a torch.distributed.ProcessGroup, got {type(group).__name__}"
+        )
 
 
 def run_in_pieces(

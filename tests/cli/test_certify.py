@@ -191,12 +191,18 @@ def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
         ("{", "certificate.json must be a certificate, got Expecting"),
         ("[]", "must hold the tables of a proof, got none: run 'statemix certify"),
         ('{"without_tables": "because"}', "must hold the tables of a proof, got none: because"),
-        ('{"tables": {}}', "must hold the tables of a proof, got: its tables must be"),
+        ('{"tables": {}}', "must hold the tables of a proof, got: its tables"),
+        ('{"tables": 3}', "must hold the tables of a proof, got: it has no tables"),
     ):
         if change is not None:
             (run / "certificate.json").write_text(change)
         assert main(["compile", str(run)]) == 2
         assert re.search(message, capsys.readouterr().err)
+    (run / "certificate.json").unlink()
+    weights = ["--weights", "best_test"]
+    assert main(["certify", str(run), *weights]) == 0
+    assert main(["compile", str(run)]) == 2
+    assert main(["compile", str(run), *weights]) == 0
     assert main(["certify", str(run)]) == 0
     assert main(["compile", str(run), "--name", "2s"]) == 2
     assert "name must be an identifier of C, got '2s'" in capsys.readouterr().err

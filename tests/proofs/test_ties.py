@@ -37,7 +37,9 @@ def test_a_gap_that_rounding_may_undo_proves_nothing(of_group):
     found = prove(with_gap(of_group("S_3"), 2e-6), AUTOMATON)
     assert (found.result.verdict, found.network) == ("open", "pruned")
     assert found.gate_margin == pytest.approx(2e-6, rel=0.3)
-    said = f"rounding may swap two gates of a row, which differ by {found.gate_margin:.2g}"
+    said = (
+        f"rounding may swap two gates of a row or column, which differ by {found.gate_margin:.2g}"
+    )
     assert found.result.reason == said
 
 

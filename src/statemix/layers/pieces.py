@@ -19,7 +19,7 @@ def check_slice(
     """Check that a layer can run over a slice of sequences whose time processes share.
 
     Raises:
-        TypeError: if the group is none of ``torch.distributed``.
+        TypeError: if ``group`` is not a ``torch.distributed.ProcessGroup``.
         ValueError: if sequences are packed, or run in pieces.
     """
     if cu_seqlens is not None:

@@ -166,10 +166,9 @@ def prove(
 
 def _unless_tied(result: SearchResult, gaps: GateGaps) -> SearchResult:
     """Return a proof only if no rounding can choose other gates."""
-    if result.verdict != "proven" or gaps.nearest > 0:
+    if result.verdict != "proven" or not gaps.doubt:
         return result
-    reason = f"rounding may swap two gates of a row, which differ by {gaps.smallest:.2g}"
-    return replace(result, verdict="open", reason=reason)
+    return replace(result, verdict="open", reason=gaps.doubt)
 
 
 def _candidates(

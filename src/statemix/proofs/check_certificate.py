@@ -87,7 +87,10 @@ def step(state: tuple[int, ...], rules: list[Any]) -> tuple[int, ...]:
 
 def check(tables: dict[str, Any]) -> tuple[int, tuple[int, ...] | None]:
     """Return the pairs of states that words reach, and a shortest word that fails or None."""
-    check_form(tables)
+    try:
+        check_form(tables)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Invalid(f"its tables are not whole: {error!r}") from error
     numbers = {tuple(state): number for number, state in enumerate(tables["states"])}
     automaton = tables["automaton"]
     first = (tuple(tables["start"]), automaton["start"])
@@ -116,7 +119,7 @@ def main(path: str) -> int:
     try:
         with open(path, encoding="utf-8") as file:
             pairs, word = check(json.load(file)["tables"])
-    except (Invalid, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (Invalid, OSError, ValueError, KeyError, TypeError) as error:
         print(f"invalid: {path}: {error}")
         return 2
     if word is not None:

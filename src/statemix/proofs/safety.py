@@ -154,10 +154,8 @@ def prove_safety(
         )
     with watch_gaps(model) as gaps:
         machine = explore(model, head, max_states)
-    if isinstance(machine, str):
-        return SafetyResult("open", 0, reason=machine)
-    if gaps.nearest <= 0:
-        reason = f"rounding may swap two gates of a row, which differ by {gaps.smallest:.2g}"
+    if isinstance(machine, str) or gaps.doubt:
+        reason = machine if isinstance(machine, str) else gaps.doubt
         return SafetyResult("open", 0, reason=reason)
     result = check_safety(machine, watched)
     if result.word:

@@ -1,6 +1,5 @@
 """Proven networks as state machines: one table look-up for each token, in NumPy or in C."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -35,16 +34,17 @@ class StateMachine:
     answers: NDArray[np.int32]
 
     @classmethod
-    def from_tables(cls, tables: Mapping[str, Any]) -> Self:
+    def from_tables(cls, tables: dict[str, Any]) -> Self:
         """Number the states of a network that the tables of a certificate describe.
 
         Args:
             tables: the tables, as :func:`~statemix.proofs.read_tables` returns them.
 
         Raises:
+            Invalid: if they have another form.
             ValueError: if the tables do not prove the network.
         """
-        _, word = check(dict(tables))
+        _, word = check(tables)
         if word is not None:
             raise ValueError(f"tables must be those of a proof, got a wrong answer after {word}")
         letters, places = tables["letters"], tables["automaton"]["transitions"]

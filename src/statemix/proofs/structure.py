@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from statemix.errors import RequestError
 from statemix.layers import BDLRU
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.place_rules import PlaceRules
@@ -13,7 +14,7 @@ from statemix.proofs.certificate import Certificate, NetworkForm
 from statemix.proofs.certificate_tables import EntryRules, read_rules
 from statemix.proofs.hardening import can_prune, harden
 from statemix.proofs.horizon import Horizon
-from statemix.proofs.place_readouts import Followed, LastNorm, Reading, by_block
+from statemix.proofs.place_readouts import Followed, Reading, by_block
 from statemix.proofs.product_search import SearchResult
 from statemix.proofs.ties import watch_gaps
 
@@ -49,7 +50,7 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
         The certificate: proven, or open for a reason.
 
     Raises:
-        ValueError: if the model has other tokens or heads, or another layer.
+        RequestError: if the model has other tokens or heads, or another layer.
     """
     mixer = model.backbone.blocks[0].mixer
     if (
@@ -57,10 +58,10 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
         or not can_prune(model)
         or getattr(mixer, "gate", None) != "softmax"
     ):
-        raise ValueError("model must be one BD-LRU layer with gate='softmax'")
+        raise RequestError("model must be one BD-LRU layer with gate='softmax'")
     heads = list(model.heads.items())
     if model.backbone.vocab_size != rules.num_tokens or len(heads) != rules.num_places:
-        raise ValueError(
+        raise RequestError(
             f"model must have {rules.num_tokens} tokens and {rules.num_places} heads, got "
             f"{model.backbone.vocab_size} and {len(heads)}"
         )
@@ -77,14 +78,11 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     with watch_gaps(hard, tracking) as gaps:
         hard.extend(torch.arange(rules.num_tokens).unsqueeze(1))
     network: NetworkForm = "pruned"
-    margin = None
-    norm = LastNorm.of(hard)
-    if gaps.nearest <= 0:
-        reason = f"rounding may swap two gates of a row, which differ by {gaps.smallest:.2g}"
-    elif hard.backbone.blocks[0].channel_mixer is not None:
+    margin, reason = None, gaps.doubt
+    if not reason and hard.backbone.blocks[0].channel_mixer is not None:
         reason = "the bound is for models without a channel mixer"
-    else:
-        reading = Reading.of(hard, layer, norm, rules, entries, followed)
+    if not reason:
+        reading = Reading.of(hard, layer, rules, entries, followed)
         margin, reason = reading.margin(hard)
         if reason and reading.lacks is None:
             again = copy.deepcopy(hard)

@@ -32,6 +32,14 @@ class GateGaps:
         """The smallest difference; None if none was seen."""
         return self.smallest if math.isfinite(self.smallest) else None
 
+    @property
+    def doubt(self) -> str:
+        """Why another order of sums may choose other gates; empty if none may."""
+        if self.nearest > 0:
+            return ""
+        differ = f"which differ by {self.smallest:.2g}"
+        return f"rounding may swap two gates of a row or column, {differ}"
+
     def add(self, gaps: Tensor, moved: Tensor) -> None:
         """Take note of differences, and of how far rounding can move each."""
         if gaps.numel():

@@ -29,7 +29,7 @@ _BATCH_SIZE = 128
 # Optimiser steps of sharpening, after the search.
 _STEPS = 700
 _SHARP = 1 / 8
-# Noise in raw gates of columns. Without it, three of 20 random automata of 8 states were missed.
+# Noise in raw gates of columns, without which some letters choose less clearly.
 _NOISE = 0.3
 # Steps between evaluations: often enough to see an attempt leave its plateau.
 _EVERY = 50

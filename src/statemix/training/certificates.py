@@ -1,5 +1,6 @@
 """Certificates of finished runs: prove a run's network, store the proof, and load it again."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -83,10 +84,7 @@ def certify_run(
         elif soft:
             raise RequestError(f"soft must be absent for {config.task.name}, whose proof hardens")
         else:
-            try:
-                certificate = prove_by_structure(model, task.places())
-            except ValueError as error:
-                raise RequestError(str(error)) from error
+            certificate = prove_by_structure(model, task.places())
             tables = "the proof visits no states"
         # The attributes of evaluation are part of the network that is written.
         written = save_certificate(
@@ -126,8 +124,8 @@ def check_property(
         RequestError: if the folder holds no finished run, the model is an autoencoder, the property
             cannot be read, or the output cannot be written.
     """
-    config = load_outcome(folder).config
-    task = config.build_task()
+    outcome = load_outcome(folder)
+    config, task = outcome.config, outcome.config.build_task()
     try:
         text = property_file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -146,22 +144,14 @@ def check_property(
     except OptionError as error:
         raise RequestError(f"{property_file}: {error}") from error
     with attributes_set(model, config.evaluation.attributes):
-        network: str = "as trained"
-        searched = model
-        if not soft and _is_proven(folder, weights, soft=False, output=None):
-            network, proven = "proven", load_proven(folder, weights)
-            assert isinstance(proven, TokenClassifier)
-            searched = proven
-        elif not soft and can_harden(model):
-            network, hard = "hardened", harden(model)
-            assert isinstance(hard, TokenClassifier)
-            searched = hard
+        network, searched = _chosen(model, folder, weights, soft=soft)
+        assert isinstance(searched, TokenClassifier)
         result = prove_safety(searched, watched, model.main_head, max_states)
     row = {
         "property": text,
         "network": network,
         "weights": weights,
-        "weights_sha256": load_outcome(folder).weights[WEIGHT_FILES[weights]],
+        "weights_sha256": outcome.weights[WEIGHT_FILES[weights]],
         "verdict": result.verdict,
         "pairs": result.pairs,
         "word": [letters[token] for token in result.word],
@@ -171,6 +161,17 @@ def check_property(
     }
     files.write_file(path, (json.dumps(row, indent=1) + "\n").encode())
     return row, path
+
+
+def _chosen(
+    model: ReadoutModel, folder: Path, weights: Weights, *, soft: bool
+) -> tuple[str, ReadoutModel]:
+    """Return what is done to a trained model before a property of it is proven, and the result."""
+    if soft:
+        return "as trained", model
+    with contextlib.suppress(RequestError):
+        return "proven", load_proven(folder, weights)
+    return ("hardened", harden(model)) if can_harden(model) else ("as trained", model)
 
 
 def _names(task: Task, head: str) -> tuple[list[str], list[str]]:

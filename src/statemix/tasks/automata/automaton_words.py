@@ -16,8 +16,8 @@ from statemix.tasks.task import Examples
 Labels = Literal["all", "last"]
 Words = Literal["covering", "uniform"]
 
-# Words that the frequency of the most common class is estimated from.
-_COUNTED = 1000
+# Words that the frequency of the most common class is estimated from, and their letters at most.
+_COUNTED, _COUNTED_LENGTH = 1000, 100
 
 
 class Walks:
@@ -157,13 +157,12 @@ class AutomatonTask(DrawnTask):
 
     @cached_property
     def guessing(self) -> float:
-        answers = self._make(
-            addressing.draws(
-                self.name, self._count(self.length), seed=0, split="train", start=0, stop=_COUNTED
-            ),
-            self.length,
-            "train",
-        ).targets[self.head]
+        # A thousand of the longest words would not fit into memory.
+        length = min(self.length, _COUNTED_LENGTH)
+        raw = addressing.draws(
+            self.name, self._count(length), seed=0, split="train", start=0, stop=_COUNTED
+        )
+        answers = self._make(raw, length, "train").targets[self.head]
         counts = np.bincount(answers[answers != IGNORED])
         return float(counts.max() / counts.sum())
 

@@ -6,10 +6,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from automata.base.exceptions import AutomatonException, InvalidSymbolError, RegexException
-from automata.fa.dfa import DFA
-from automata.fa.nfa import NFA
-from automata.regex.parser import RESERVED_CHARACTERS
 from numpy.typing import NDArray
 
 from statemix.automaton import Automaton
@@ -235,6 +231,12 @@ class RandomAutomaton(AutomatonTask):
 
 
 def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
+    # No other task should wait for this library.
+    from automata.base.exceptions import AutomatonException, InvalidSymbolError, RegexException
+    from automata.fa.dfa import DFA
+    from automata.fa.nfa import NFA
+    from automata.regex.parser import RESERVED_CHARACTERS
+
     for name, value in (("pattern", pattern), ("alphabet", alphabet)):
         if not isinstance(value, str) and not (name == "alphabet" and value is None):
             raise OptionError(f"{name} must be a string, got {value!r}")
@@ -263,8 +265,8 @@ def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
     numbers, waiting = {dfa.initial_state: 0}, deque([dfa.initial_state])
     rows = []
     while waiting:
-        after = [dfa.transitions[waiting[0]][letter] for letter in letters]
-        waiting.popleft()
+        transitions_of = dfa.transitions[waiting.popleft()]
+        after = [transitions_of[letter] for letter in letters]
         for state in after:
             if state not in numbers:
                 numbers[state] = len(numbers)
@@ -281,7 +283,7 @@ def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
 
 
 def _random_table(num_states: int, num_letters: int, seed: int) -> NDArray[np.int64]:
-    """Return transitions from each of whose states but the first all words together reach all."""
+    """Return transitions by which words reach every state from state 0."""
     count, drawn = num_states * num_letters, 0
     while True:
         raw = addressing.draws(

@@ -167,6 +167,27 @@ def test_a_readout_that_other_places_can_overrule_is_open(as_trained):
     )
 
 
+def test_what_the_last_norm_removes_changes_no_margin(as_trained):
+    """LayerNorm subtracts the mean, so a class that reads it reads nothing."""
+    rules = EXAMPLES[0]
+    margins = []
+    for extra in (0.0, 5.0):
+        model = follower(rules, norm="layer")
+        model.readouts["place_0"].weight.data[1] += extra
+        margins.append(prove_by_structure(model, rules).result.margin)
+    assert margins[0] == pytest.approx(margins[1], rel=1e-3)
+
+
+def test_a_lead_that_rounding_may_take_is_open(as_trained):
+    rules = EXAMPLES[0]
+    model = follower(rules, readout=1e-6)
+    for readout in model.readouts.values():
+        readout.weight.data += 1.0
+    found = prove_by_structure(model, rules)
+    assert found.verdict == "open"
+    assert "is not proven to stay below" in found.result.reason
+
+
 def test_objects_are_at_one_place_at_a_time(as_trained):
     """An object at the place that is asked for is at no other place, where it would overrule."""
     rules = EXAMPLES[0]

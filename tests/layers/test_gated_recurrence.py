@@ -561,6 +561,68 @@ def test_noise_is_drawn_once(monkeypatch, build_gated, training):
     torch.testing.assert_close(*gradients, **TIGHT)
 
 
+def _hiding(channels=1, **options):
+    """Return a layer whose output shows which of its six blocks the projection sees."""
+    layer = BDLRU(
+        6, num_blocks=6, block_size=2, value_channels=channels, dtype=torch.float64, **options
+    )
+    # Output k reads the first entry of block k. Blocks are innermost in the projection's order.
+    weight = torch.zeros(6, 2 * channels, 6, dtype=torch.float64)
+    weight[:, 0] = torch.eye(6)
+    layer.out_proj.weight.data = weight.flatten(1)
+    return layer
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_training_hides_whole_blocks_from_the_output_projection(channels):
+    layer, x = _hiding(channels, block_dropout=0.25), tokens(500, 3)
+    assert "block_dropout=0.25" in repr(layer)
+    torch.manual_seed(0)
+    y, state = layer(x)
+    expected, last = layer.eval()(x)
+    assert torch.equal(state, last)
+    shown = y / expected
+    # At every position of a row alike, and those that are seen make up for the others.
+    assert torch.equal(y == 0, (y == 0)[:, :1].expand_as(y))
+    torch.testing.assert_close(y[y != 0], expected[y != 0] / 0.75, **TIGHT)
+    hidden = (shown[:, 0] == 0).double()
+    assert hidden.mean().item() == pytest.approx(0.25, abs=0.03)
+    # Blocks are drawn apart from each other, and for each row.
+    assert (torch.corrcoef(hidden.T) - torch.eye(6)).abs().max() < 0.2
+
+
+def test_neither_steps_nor_evaluation_hide_blocks():
+    layer, x = _hiding(block_dropout=0.9), tokens(3, 2)
+    expected, _ = layer.eval()(x)
+    layer.train()
+    state = layer.init_state(3, dtype=torch.float64)
+    torch.testing.assert_close(layer.step(x[:, 0], state)[0], expected[:, 0], **TIGHT)
+    layer.register_forward_hook(lambda *_: None)  # Steps go through forward.
+    torch.testing.assert_close(layer.step(x[:, 0], state)[0], expected[:, 0], **TIGHT)
+    layer.block_dropout = 0
+    torch.testing.assert_close(layer(x)[0], expected, **TIGHT)
+
+
+def test_hidden_blocks_are_drawn_once(monkeypatch):
+    """What is computed again hides the same blocks."""
+    gradients = []
+    for run in (pieces.checkpoint, lambda function, *given, **_: function(*given)):
+        monkeypatch.setattr(pieces, "checkpoint", run)
+        torch.manual_seed(1)
+        layer = _hiding(checkpoint_every=3, block_dropout=0.5)
+        torch.manual_seed(0)
+        x = tokens(2, 7).requires_grad_()
+        layer(x)[0].sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients, **TIGHT)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1, math.nan, "0.5", True])
+def test_bad_shares_of_hidden_blocks_are_refused(value):
+    with pytest.raises(OptionError, match=r"^block_dropout must be (at least 0|finite|a number)"):
+        BDLRU(4, num_blocks=2, block_size=2, block_dropout=value)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

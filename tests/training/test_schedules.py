@@ -93,6 +93,7 @@ def test_layers_declare_what_may_be_scheduled(model):
         "gain": {"0": model[0], "2": model[2]},
         "gate_temperature": {"1": model[1]},
         "gate_noise": {"1": model[1]},
+        "block_dropout": {"1": model[1]},
     }
 
 
@@ -128,7 +129,8 @@ def test_every_layer_that_declares_an_attribute_follows_from_its_own_value(model
         (
             AttributeSchedule("heat", end=1.0),
             r"schedules.attributes.0.attribute must be schedulable \(the layers of this model "
-            r"declare \['gain', 'gate_noise', 'gate_temperature', 'iterations'\]\), got 'heat'",
+            r"declare \['block_dropout', 'gain', 'gate_noise', 'gate_temperature', "
+            r"'iterations'\]\), got 'heat'",
         ),
         (
             AttributeSchedule("iterations", end=0.0),

@@ -6,11 +6,19 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.layers.layer import Recurrence, passed_on
-from statemix.layers.option_checks import InitialState, Memory, Selectivity, check_sizes
+from statemix.layers.option_checks import (
+    InitialState,
+    Memory,
+    Selectivity,
+    check_probability,
+    check_sizes,
+)
+from statemix.layers.pieces import Noise
 from statemix.ops.checks import check_choice
 from statemix.ops.layout import at_least_float32, join_units, split_units
 from statemix.ops.sequence_parallel import state_before
@@ -77,6 +85,8 @@ class BDLRU(GatedRecurrence):
             bias plus log(m). Other families are refused.
         gate_noise: standard deviation of normal noise that is added to the raw gates in training,
             the attribute of the same name.
+        block_dropout: probability with which the output projection does not see a block in
+            training, the attribute of the same name.
         checkpoint_every: None keeps the gates, values and states of all tokens for the backward
             pass. A number n keeps only the state after every n tokens, and computes the rest again
             in the backward pass, which saves memory and costs time. A packed row of more than n
@@ -103,6 +113,7 @@ class BDLRU(GatedRecurrence):
     """
 
     name = "bd_lru"
+    schedulable = (*GatedRecurrence.schedulable, "block_dropout")
 
     def __init__(
         self,
@@ -119,6 +130,7 @@ class BDLRU(GatedRecurrence):
         input_gate_bias: float = 0.0,
         memory: Memory | None = None,
         gate_noise: float = 0.0,
+        block_dropout: float = 0.0,
         checkpoint_every: int | None = None,
         backend: str | None = None,
         device: torch.device | str | None = None,
@@ -129,6 +141,7 @@ class BDLRU(GatedRecurrence):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.value_channels = value_channels
+        self.block_dropout = block_dropout
         super().__init__(
             num_units=num_blocks,
             gate_shape=(block_size, block_size + 1),
@@ -136,6 +149,26 @@ class BDLRU(GatedRecurrence):
             num_readouts=block_size * value_channels,
             **passed_on(locals(), GatedRecurrence),
         )
+
+    @property
+    def block_dropout(self) -> float:
+        """Probability with which :meth:`forward` hides a block from the output projection.
+
+        In training mode alone, each block of each row of a batch is hidden with this probability,
+        at all positions, and the others are divided by 1 - ``block_dropout``. The states do not
+        change. An output projection that is trained so needs no block that others can replace.
+        PyTorch's global generator draws the blocks.
+        """
+        return self._block_dropout
+
+    @block_dropout.setter
+    def block_dropout(self, value: float) -> None:
+        check_probability("block_dropout", value)
+        self._block_dropout = float(value)
+
+    @property
+    def _noise(self) -> Noise:
+        return Noise(self._gate_noise, self._block_dropout)
 
     @property
     def _state_axes(self) -> Mapping[str, int]:
@@ -171,10 +204,10 @@ class BDLRU(GatedRecurrence):
         return spans.reciprocal().expm1().log() + shifts[self.gate]
 
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float, group: Any
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, group: Any
     ) -> tuple[Tensor, Tensor]:
         values = self._values(x)
-        gates = self._noisy(self._raw_gates(x, values.dtype), noise)
+        gates = self._noisy(self._raw_gates(x, values.dtype), noise.gates)
         options: dict[str, Any] = {
             "gate": self.gate,
             "temperature": self.temperature,
@@ -185,7 +218,8 @@ class BDLRU(GatedRecurrence):
         states, state = ops.bd_lru(
             gates, values, initial_state=state, cu_seqlens=cu_seqlens, **options
         )
-        return self._read(states), state
+        y: Tensor = self.out_proj(self._joined(self._partly_hidden(states, noise.hidden)))
+        return y, state
 
     @property
     def _kernel(self) -> tuple[str, int | None]:
@@ -237,9 +271,12 @@ class BDLRU(GatedRecurrence):
     def _joined(self, states: Tensor) -> Tensor:
         return join_units(states, len(self._state_shape) - 1)
 
-    def _read(self, states: Tensor) -> Tensor:
-        y: Tensor = self.out_proj(self._joined(states))
-        return y
+    def _partly_hidden(self, states: Tensor, hidden: float) -> Tensor:
+        """Return states (B, T, H, ...) with zeros in blocks drawn with this probability."""
+        if not hidden:
+            return states
+        seen = dropout(states.new_ones(states.shape[0], 1, self.num_blocks), hidden)
+        return states * seen.reshape(*seen.shape, *(1 for _ in self._state_shape[1:]))
 
 
 BEGIN, FINISH, SHARP = 0.5, 0.9, 1 / 8

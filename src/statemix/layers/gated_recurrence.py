@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from statemix.layers.option_checks import (
     check_units,
 )
 from statemix.layers.padded import reset_linear
-from statemix.layers.pieces import can_run_in_pieces, check_slice, run_in_pieces
+from statemix.layers.pieces import Noise, can_run_in_pieces, check_slice, run_in_pieces
 from statemix.layers.state import State, zero_states
 from statemix.ops.checks import FLOATING, bind, check_floating
 from statemix.ops.decoding import allowed, are_plain, has_hooks, is_linear, linear, projected_step
@@ -58,7 +58,7 @@ class GatedRecurrence(Layer):
         num_readouts: inputs of the output projection per unit.
     """
 
-    schedulable = ("gate_temperature", "gate_noise")
+    schedulable: ClassVar[tuple[str, ...]] = ("gate_temperature", "gate_noise")
     entry = "value_proj"
     sliceable = True
 
@@ -140,9 +140,9 @@ class GatedRecurrence(Layer):
 
     @abstractmethod
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float, group: Any
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, group: Any
     ) -> tuple[Tensor, Tensor]:
-        """Run over checked arguments of ``forward``, with noise of this size in the raw gates."""
+        """Run over checked arguments of ``forward``, with this noise."""
 
     def forward(
         self,
@@ -158,7 +158,7 @@ class GatedRecurrence(Layer):
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if state is None:
             state = self.init_state(num_sequences, x.device, x.dtype)
-        noise = self._gate_noise if self.training and _noisy else 0.0
+        noise = self._noise if self.training and _noisy else Noise()
         if group is not None:
             check_slice(group, cu_seqlens, self.checkpoint_every)
         if self.checkpoint_every is None or not can_run_in_pieces():
@@ -261,6 +261,11 @@ class GatedRecurrence(Layer):
     def gate_noise(self, value: float) -> None:
         check_deviation("gate_noise", value, None)
         self._gate_noise = float(value)
+
+    @property
+    def _noise(self) -> Noise:
+        """The noise of training."""
+        return Noise(self._gate_noise)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Redraw all parameters and reset the gate temperature to the constructor's.

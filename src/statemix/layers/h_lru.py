@@ -10,6 +10,7 @@ from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.layers.layer import Recurrence, passed_on
 from statemix.layers.option_checks import InitialState, Memory, Selectivity, check_sizes
+from statemix.layers.pieces import Noise
 from statemix.layers.state import owned
 from statemix.ops.checks import check_choice
 from statemix.ops.lag_kernels import companions, lagged, partial_sums
@@ -140,10 +141,10 @@ class HLRU(GatedRecurrence):
         return (lags / spans.unsqueeze(-1)).expm1().sum(-1).log()
 
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float, group: Any
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, group: Any
     ) -> tuple[Tensor, Tensor]:
         values: Tensor = self.value_proj(x)
-        gates = self._noisy(self._raw_gates(x, values.dtype), noise)
+        gates = self._noisy(self._raw_gates(x, values.dtype), noise.gates)
         options: dict[str, Any] = {
             "gate": self.gate,
             "temperature": self.temperature,

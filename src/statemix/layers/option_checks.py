@@ -138,6 +138,17 @@ def check_deviation(name: str, value: float, dtype: torch.dtype | None) -> None:
         raise OptionError(f"{name} must be at least 0, got {value}")
 
 
+def check_probability(name: str, value: float) -> None:
+    """Check a probability with which something is left out.
+
+    Raises:
+        OptionError: if it is not at least 0 and below 1.
+    """
+    check_finite_number(name, value, None)
+    if not 0 <= value < 1:
+        raise OptionError(f"{name} must be at least 0 and below 1, got {value}")
+
+
 def check_first_state(initial_state: object, initial_std: float, dtype: torch.dtype | None) -> None:
     """Check the state that a layer starts with, and the deviation from which it is drawn.
 

@@ -1,7 +1,7 @@
 """Run a layer in pieces of time, one after the other, or each in a process of its own."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,19 @@ from torch.utils.checkpoint import checkpoint
 
 from statemix.ops.dispatch import check_bounds
 
-LayerRun = Callable[[Tensor, Tensor, Tensor | None, float, Any], tuple[Tensor, Tensor]]
+LayerRun = Callable[[Tensor, Tensor, Tensor | None, "Noise", Any], tuple[Tensor, Tensor]]
+
+
+class Noise(NamedTuple):
+    """What a layer draws at random in training.
+
+    Attributes:
+        gates: standard deviation of the noise in the raw gates.
+        hidden: probability with which a block is hidden from the output projection.
+    """
+
+    gates: float = 0.0
+    hidden: float = 0.0
 
 
 def check_slice(
@@ -39,7 +51,7 @@ def run_in_pieces(
     x: Tensor,
     state: Tensor,
     cu_seqlens: Tensor | None,
-    noise: float,
+    noise: Noise,
     length: int,
 ) -> tuple[Tensor, Tensor]:
     """Return what ``run`` returns of a whole sequence, and keep only the states between pieces.
@@ -49,7 +61,7 @@ def run_in_pieces(
         x: shape (B, T, hidden_size).
         state: state of each sequence, shape (N, ...).
         cu_seqlens: bounds of N packed sequences, shape (N+1,), or None.
-        noise: size of the random numbers that ``run`` draws; they are the same when it runs again.
+        noise: what ``run`` draws at random; it is the same when ``run`` runs again.
         length: tokens of a piece.
 
     Raises:
@@ -60,7 +72,7 @@ def run_in_pieces(
         y, state = checkpoint(
             *(run, piece, state, bounds, noise, None),
             use_reentrant=False,
-            preserve_rng_state=noise > 0,
+            preserve_rng_state=any(noise),
         )
         outputs.append(y)
         # It may be a view, which would keep the states of a whole piece.

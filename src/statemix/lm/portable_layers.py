@@ -120,6 +120,7 @@ class GatedLayer(Layer):
             "input_gate_bias",
             "memory",
             "gate_noise",
+            "block_dropout",
             "checkpoint_every",
             "backend",
         ):

@@ -150,7 +150,7 @@ def test_a_tally_counts_runs_attempts_and_seconds(trained):
     names = [key(run) for run in runs_of(RECIPE)]
     assert len(found["passed"]) == sum(len(rows[name]["attempts"]) for name in names)
     assert sum(found["passed"]) == 2
-    assert found["seconds"] == [rows[name]["time_s"] + rows[name]["certify_s"] for name in names]
+    assert found["seconds"] == [rows[name]["cpu_s"] + rows[name]["certify_s"] for name in names]
     without = {part: value for part, value in rows[names[0]].items() if part != "certificate"}
     (fewer,) = text.tallies(PROOF.runs([RECIPE], rows | {names[0]: without})).to_dicts()
     assert (fewer["done"], fewer["lost"]) == (1, 0)

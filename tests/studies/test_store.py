@@ -196,6 +196,7 @@ TOO_LARGE = {"product": {"token_accuracy": 1.5, "mad_accuracy": 0.5}}
         ({"environment": 3}, "environment=3"),
         ({"time_s": "1"}, "time_s='1'"),
         ({"time_s": 10**400}, "time_s=1000"),
+        ({"cpu_s": "1"}, "cpu_s='1'"),
         ({"status": "weird"}, "status='weird'"),
         ({"best_test": {}}, r"best_test=\{\}"),
         ({"best_test": [1]}, r"best_test=\[1\]"),

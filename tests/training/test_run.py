@@ -561,7 +561,8 @@ def test_a_value_refused_in_the_middle_names_its_step_and_loses_none(tiny, tmp_p
 
 def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypatch):
     now = 1000.5
-    monkeypatch.setattr("statemix.training.loop.time", SimpleNamespace(monotonic=lambda: now))
+    clocks = SimpleNamespace(monotonic=lambda: now, process_time=lambda: now / 2)
+    monkeypatch.setattr("statemix.training.loop.time", clocks)
 
     def takes(seconds, stop_at=None):
         def on_event(event):
@@ -578,4 +579,5 @@ def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypat
     now = 50.25
     outcome = train(tiny(), tmp_path, on_event=takes(3.0))
     assert outcome.time_s == 3 * 2.0 + (outcome.last.step - 3) * 3.0
+    assert outcome.cpu_s == outcome.time_s / 2
     assert read_metrics(tmp_path)[-1]["time_s"] == outcome.time_s

@@ -61,6 +61,8 @@ class StoredRow(TypedDict):
     test_at_best_validation: PlainHeads
     num_parameters: int | None
     time_s: float | None
+    # Absent in rows of older versions.
+    cpu_s: NotRequired[float | None]
     # Validation scores of the weights that are best there.
     best_validation: PlainHeads
     num_steps: int | None
@@ -194,9 +196,9 @@ def _fault(row: Any) -> str:
     for name, kind in {"key": str, "seed": int, "environment": dict}.items():
         if type(row.get(name)) is not kind:
             return f"{name}={reprlib.repr(row.get(name))}"
-    time_s = row.get("time_s")
-    if time_s is not None and not _is_number(time_s):
-        return f"time_s={reprlib.repr(time_s)}"
+    for name in ("time_s", "cpu_s"):
+        if row.get(name) is not None and not _is_number(row[name]):
+            return f"{name}={reprlib.repr(row[name])}"
     if row.get("status") not in ("done", "diverged", "failed"):
         return f"status={reprlib.repr(row.get('status'))}"
     names = ("best_test", "test_at_best_validation", "best_validation")
@@ -290,6 +292,7 @@ def _results(config: RunConfig, folder: Path) -> dict[str, Any]:
         "test_at_best_validation": _plain(best.test[length]),
         "num_parameters": outcome.num_parameters,
         "time_s": outcome.time_s,
+        "cpu_s": outcome.cpu_s,
         "best_validation": _plain(best.validation),
         "num_steps": outcome.last.step,
         "attempts": [asdict(attempt) for attempt in outcome.attempts],

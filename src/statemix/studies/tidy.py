@@ -114,7 +114,8 @@ def _row(row: StoredRow | None, metric: str) -> dict[str, Any]:
         ],
         "certificate": certificate.get("verdict"),
         "word": " ".join(map(str, certificate.get("word", ()))),
-        "seconds": (more.get("time_s") or 0.0) + more.get("certify_s", 0.0),
+        # Processor time does not depend on what else the machine did; older rows have none.
+        "seconds": (more.get("cpu_s") or more.get("time_s") or 0.0) + more.get("certify_s", 0.0),
         "commit": commit_text(more.get("environment", {})),
     }
 

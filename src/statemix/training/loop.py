@@ -92,6 +92,7 @@ class Loop:
         self._losses, self._clip_norm, self._seed = losses, clip_norm, seed
         self._emit = emit
         self._resumed, self._time_s, self._clock = False, 0.0, time.monotonic()
+        self._cpu_s, self._cpu_clock = 0.0, time.process_time()
         # The wrapped pair trains; the bare pair is evaluated, saved and restored.
         self._wrapped: Any
         if ranks.size == 1:
@@ -298,6 +299,11 @@ class Loop:
         return round(self._time_s + time.monotonic() - self._clock, 3)
 
     @property
+    def cpu_s(self) -> float:
+        """Seconds of all processor cores so far, without interruptions; those of this process."""
+        return round(self._cpu_s + time.process_time() - self._cpu_clock, 3)
+
+    @property
     def clock(self) -> float:
         """Seconds of a clock that never goes back, the same in all processes between two steps."""
         return time.monotonic() if self.ranks.size == 1 else self._agreement.clock
@@ -330,6 +336,7 @@ class Loop:
             "trainer": {"step": self.step, **self.averages.state_dict()},
             "stopped": self.stopped,
             "time_s": self._time_s + time.monotonic() - self._clock,
+            "cpu_s": self._cpu_s + time.process_time() - self._cpu_clock,
             "optimizer": optimizer_state(self.optimizer, self.model)[1],
         }
         for hook in self.hooks:
@@ -354,6 +361,8 @@ class Loop:
         load_optimizer(self.optimizer, self.model, tensors["optimizer"], state.get("optimizer", {}))
         self.step, self.stopped = state["trainer"]["step"], state["stopped"]
         self._time_s, self._resumed = state["time_s"], True
+        # Absent in checkpoints of older versions.
+        self._cpu_s = state.get("cpu_s", 0.0)
         self.averages.load_state_dict(state["trainer"], self.fabric.device)
         for hook in self.hooks:
             hook.load_state_dict(state, tensors)

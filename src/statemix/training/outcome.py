@@ -118,6 +118,7 @@ class Outcome:
         attempts: attempts from new weights; empty if no search was asked for.
         num_parameters: number of trained parameters.
         time_s: seconds of training and evaluation, without interruptions.
+        cpu_s: seconds of all processor cores in this time; None in runs of older versions.
         weights: file of weights -> its SHA-256.
     """
 
@@ -129,6 +130,7 @@ class Outcome:
     attempts: tuple[Attempt, ...]
     num_parameters: int
     time_s: float
+    cpu_s: float | None
     weights: dict[str, str]
 
 
@@ -147,7 +149,12 @@ def save_outcome(loop: Loop, folder: Path, summary: Mapping[str, Any]) -> None:
             f"{name}.safetensors": runs.save_weights(folder, f"{name}.safetensors", group)
             for name, group in tensors.items()
         }
-        numbers = {"num_parameters": loop.num_parameters, "time_s": loop.time_s, "weights": hashes}
+        numbers = {
+            "num_parameters": loop.num_parameters,
+            "time_s": loop.time_s,
+            "cpu_s": loop.cpu_s,
+            "weights": hashes,
+        }
         runs.write_summary(folder, {**summary, **numbers}, state)
         remove_checkpoints(folder / runs.CHECKPOINTS)
     loop.ranks.wait()
@@ -172,6 +179,7 @@ def load_outcome(folder: Path | str) -> Outcome:
             attempts=tuple(_attempt(stored) for stored in summary.get("attempts", [])),
             num_parameters=_typed(int, "num_parameters", summary["num_parameters"]),
             time_s=_typed(float, "time_s", summary["time_s"]),
+            cpu_s=_typed(float | None, "cpu_s", summary.get("cpu_s")),
             weights=_typed(dict[str, str], "weights", summary["weights"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -45,8 +45,8 @@ class TableAutomaton(AutomatonTask):
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: "covering" (half of the words go through transitions drawn uniformly, the others
-            have letters drawn uniformly) or "uniform" (all have letters drawn uniformly).
+        words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
+            :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
@@ -119,8 +119,8 @@ class Regex(AutomatonTask):
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: "covering" (half of the words go through transitions drawn uniformly, the others
-            have letters drawn uniformly) or "uniform" (all have letters drawn uniformly).
+        words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
+            :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
@@ -174,8 +174,8 @@ class RandomAutomaton(AutomatonTask):
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: "covering" (half of the words go through transitions drawn uniformly, the others
-            have letters drawn uniformly) or "uniform" (all have letters drawn uniformly).
+        words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
+            :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 

@@ -15,7 +15,7 @@ from statemix.errors import OptionError, RequestError, SettingError
 from statemix.tasks import TASKS, TaskSpec, addressing
 from statemix.tasks.automata.automaton_text import parse_automaton
 from statemix.tasks.automata.automaton_words import BalancedWords
-from statemix.tasks.automata.language_tasks import TOMITA
+from statemix.tasks.automata.known_languages import LANGUAGES, NESTED, TOMITA
 
 PARITY = """
 # Bits with an odd number of ones.
@@ -273,6 +273,52 @@ def test_tomita_languages_equal_their_definitions(number):
         assert automaton.answers(map(int, word)) == [
             by_definition(number, word[:n]) for n in range(1, 12)
         ]
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_brackets_are_those_of_bounded_depth(name):
+    automaton = TaskSpec("regex", preset=name).build().automaton()
+    most = int(name.removeprefix("D_"))
+    assert automaton.num_states == most + 2
+    words = ["".join(bits) for bits in itertools.product("ab", repeat=8)]
+    for word in [*words, "a" * most + "b" * most, "a" * (most + 1) + "b" * (most + 1)]:
+        depths = [0]
+        for letter in word:
+            depths.append(depths[-1] + (1 if letter == "a" else -1))
+        assert automaton.answers(map("ab".index, word)) == [
+            depths[n] == 0 and min(depths[: n + 1]) >= 0 and max(depths[: n + 1]) <= most
+            for n in range(1, len(word) + 1)
+        ]
+
+
+def test_known_languages_equal_their_definitions():
+    skipped = {"P_2_ab": (2, "ab"), "P_4_abba": (4, "abba"), "P_8_ab": (8, "ab")}
+    pairs = TaskSpec("regex", preset="even-pairs").build().automaton()
+    prefixes = {name: TaskSpec("regex", preset=name).build().automaton() for name in skipped}
+    for letters in itertools.product("ab", repeat=10):
+        word = "".join(letters)
+        tokens = list(map("ab".index, word))
+        assert pairs.answers(tokens)[-1] == (word.count("ab") + word.count("ba") + 1) % 2
+        for name, (skip, prefix) in skipped.items():
+            assert prefixes[name].answers(tokens)[-1] == word[skip:].startswith(prefix)
+    assert (
+        max(TaskSpec("regex", preset=name).build().automaton().num_states for name in LANGUAGES)
+        == 14
+    )
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_the_recipe_has_room_for_known_languages(name):
+    assert TaskSpec("regex", preset=name).build().automaton().num_states <= 16
+
+
+def test_known_tables_equal_their_definitions():
+    flip_flop = TaskSpec("automaton", preset="flip-flop").build()
+    assert flip_flop.language.letters == ("write0", "write1", "ignore")
+    assert flip_flop.automaton().answers([2, 1, 2, 2, 0, 2]) == [0, 1, 1, 1, 0, 0]
+    digits = [4, 3, 0, 1, 2, 4]
+    total = TaskSpec("automaton", preset="modular-sum").build().automaton()
+    assert total.answers(digits) == [sum(digits[: n + 1]) % 5 for n in range(6)]
 
 
 @pytest.mark.parametrize("pattern", ["(ab|c)*", "a{2,3}b?", "[ab]*abc.", "a+|(bc)+", "()"])

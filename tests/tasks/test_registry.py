@@ -127,6 +127,8 @@ def test_permutation_lists_its_options():
         "length": 16,
         "min_length": None,
         "generators": False,
+        "num_generators": None,
+        "generator_seed": 0,
         "train_size": None,
         "seed": 0,
     }

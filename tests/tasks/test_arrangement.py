@@ -1,11 +1,14 @@
 """Objects that moves carry from place to place."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from statemix import tasks
 from statemix.errors import OptionError
 from statemix.place_rules import HasPlaces, PlaceRules
+from statemix.tasks import TaskSpec
 from statemix.tasks.arrangement import GENERATORS
 from statemix.tasks.groups import group
 
@@ -88,6 +91,44 @@ def test_an_example_as_text_shows_moves_and_arrangements():
 def test_moves_that_cannot_be_read_are_named(moves, message):
     with pytest.raises(OptionError, match=message):
         tasks.build("arrangement", moves=moves)
+
+
+def pairs_of(task, split):
+    tokens = task.examples(split, 0, 500).tokens
+    return set(zip((tokens[:, :-1] + 1).ravel(), (tokens[:, 1:] + 1).ravel(), strict=True))
+
+
+def test_pairs_are_held_out_of_training_and_validation_alone():
+    task = TaskSpec("arrangement", preset="S_3 x S_3", length=6).build()
+    everything = set(itertools.product(range(1, 5), repeat=2))
+    assert pairs_of(task, "test") == everything
+    for split in ("train", "validation"):
+        assert pairs_of(task, split) == everything - {(1, 3), (2, 4)}
+        tokens = task.examples(split, 0, 4000).tokens
+        assert set(tokens[:, 0]) == set(range(4))
+        after_first = np.bincount(tokens[:, 1:][tokens[:, :-1] == 0], minlength=4)
+        assert after_first[2] == 0
+        assert (after_first[[0, 1, 3]] / after_first.sum()).tolist() == pytest.approx(
+            [1 / 3] * 3, abs=0.02
+        )
+
+
+@pytest.mark.parametrize(
+    ("held_out", "message"),
+    [
+        (3, "held_out must be a string, got 3"),
+        ("", "held_out must have a pair of moves, such as '1 3', got ''"),
+        ("1", "held_out must be pairs of moves such as '1 3', separated by ';', got '1'"),
+        ("1 2 3", "held_out must be pairs of moves such as '1 3', .* got '1 2 3'"),
+        ("1 a", "held_out must be pairs of moves such as '1 3', .* got '1 a'"),
+        ("1 2; 1 4", "held_out must be pairs of the moves 1 to 3, got '1 4'"),
+        ("0 1", "held_out must be pairs of the moves 1 to 3, got '0 1'"),
+        ("2 1; 2 2; 2 3", "held_out must leave a move that may follow move 2, got '2 1; 2 2; 2 3'"),
+    ],
+)
+def test_pairs_that_do_not_exist_are_named(held_out, message):
+    with pytest.raises(OptionError, match=message):
+        tasks.build("arrangement", moves="(1 2); (1 2 3); (3 4)", held_out=held_out)
 
 
 def test_contents_are_moved_and_loaded():

@@ -3,6 +3,7 @@
 import itertools
 import re
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from statemix import tasks
 from statemix.automaton import IGNORED, NEVER
 from statemix.cli.main import main
 from statemix.errors import OptionError, RequestError, SettingError
-from statemix.tasks import TASKS, TaskSpec
+from statemix.tasks import TASKS, TaskSpec, addressing
 from statemix.tasks.automata.automaton_text import parse_automaton
-from statemix.tasks.automata.language_tasks import TOMITA
+from statemix.tasks.automata.automaton_words import BalancedWords
+from statemix.tasks.automata.known_languages import LANGUAGES, NESTED, TOMITA
 
 PARITY = """
 # Bits with an odd number of ones.
@@ -171,6 +173,78 @@ def test_half_of_the_covering_words_have_uniform_letters():
     assert abs((first == 0).mean() - 0.25) < 0.03
 
 
+def last_answers(task, count, length=None):
+    """The length and the last answer of each word."""
+    examples = task.examples("train", 0, count, length)
+    answers = examples.targets["answer"]
+    return np.stack([examples.lengths, answers[answers != IGNORED]], axis=1)
+
+
+@pytest.mark.parametrize("pattern", ["(ab)*", "(a|b)*aab(a|b)*"])
+def test_half_of_the_words_are_balanced(pattern):
+    task = tasks.build("regex", pattern=pattern, length=8, labels="last", words="balanced")
+    found = last_answers(task, 8000)
+    # The kind of a word is drawn with its first number, as it is here.
+    usual = tasks.build("regex", pattern=pattern, length=8, labels="last")
+    raw = addressing.draws("regex", 11, seed=0, split="train", start=0, stop=8000)
+    covering = last_answers(usual, 8000)[raw[:, 0] >= 2**63]
+    for length in range(1, 9):
+        can_match = any(
+            re.fullmatch(pattern, "".join(word)) for word in itertools.product("ab", repeat=length)
+        )
+        matching = found[found[:, 0] == length, 1].mean()
+        # The others are covering words.
+        share = covering[covering[:, 0] == length, 1].mean()
+        assert matching == pytest.approx((share + can_match / 2) / 2, abs=0.05)
+
+
+def test_balanced_words_are_uniform_among_those_with_their_last_transition():
+    automaton = tasks.build("regex", pattern="(a|b)*ab(a|b)*", length=4).automaton()
+    raw = addressing.draws("words", 5, seed=0, split="train", start=0, stop=32_000)
+    words = BalancedWords(automaton, 5).words(raw, np.full(32_000, 4))[:, :4]
+    expected = {}
+    for answer in range(2):
+        by_end = {}
+        for word in itertools.product(range(2), repeat=4):
+            state = automaton.start
+            for token in word[:-1]:
+                state = int(automaton.transitions[state, token])
+            if automaton.outputs[state, word[-1]] == answer:
+                by_end.setdefault((state, word[-1]), []).append(word)
+        for same in by_end.values():
+            expected |= {word: 1 / (2 * len(by_end) * len(same)) for word in same}
+    found = Counter(map(tuple, words.tolist()))
+    assert set(found) == set(expected)
+    for word, chance in expected.items():
+        assert found[word] / 32_000 == pytest.approx(chance, abs=0.01)
+
+
+def test_balanced_words_of_a_language_that_shrinks_have_no_underflow():
+    task = tasks.build("regex", pattern="(ab)*", labels="last", words="balanced")
+    found = last_answers(task, 60, 4096)
+    assert set(found[:, 1]) == {0, 1}
+
+
+def test_letters_of_balanced_words_can_follow():
+    task = tasks.build("automaton", rules=LAMP, length=9, words="balanced")
+    examples = task.examples("train", 0, 50)
+    assert examples.targets["answer"].tolist() == replayed(task, examples)
+
+
+def test_half_of_the_repeating_words_repeat_letters_up_to_the_length_of_the_word():
+    task = tasks.build("regex", pattern="(a|b|c)*", length=64, words="repeating")
+    longest = [
+        max(len(list(run)) for _, run in itertools.groupby(word))
+        for word in task.examples("train", 0, 1000).tokens.tolist()
+    ]
+    # A word of uniform letters hardly ever has a run of 16, and a repeating one mostly.
+    assert abs((np.array(longest) >= 16).mean() - 0.5) < 0.05
+    assert 64 in longest
+    lamp = tasks.build("automaton", rules=LAMP, length=9, words="repeating")
+    examples = lamp.examples("train", 0, 50)
+    assert examples.targets["answer"].tolist() == replayed(lamp, examples)
+
+
 def by_definition(number, word):
     zeros, ones = word.count("0"), word.count("1")
     if number == 1:
@@ -199,6 +273,52 @@ def test_tomita_languages_equal_their_definitions(number):
         assert automaton.answers(map(int, word)) == [
             by_definition(number, word[:n]) for n in range(1, 12)
         ]
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_brackets_are_those_of_bounded_depth(name):
+    automaton = TaskSpec("regex", preset=name).build().automaton()
+    most = int(name.removeprefix("D_"))
+    assert automaton.num_states == most + 2
+    words = ["".join(bits) for bits in itertools.product("ab", repeat=8)]
+    for word in [*words, "a" * most + "b" * most, "a" * (most + 1) + "b" * (most + 1)]:
+        depths = [0]
+        for letter in word:
+            depths.append(depths[-1] + (1 if letter == "a" else -1))
+        assert automaton.answers(map("ab".index, word)) == [
+            depths[n] == 0 and min(depths[: n + 1]) >= 0 and max(depths[: n + 1]) <= most
+            for n in range(1, len(word) + 1)
+        ]
+
+
+def test_known_languages_equal_their_definitions():
+    skipped = {"P_2_ab": (2, "ab"), "P_4_abba": (4, "abba"), "P_8_ab": (8, "ab")}
+    pairs = TaskSpec("regex", preset="even-pairs").build().automaton()
+    prefixes = {name: TaskSpec("regex", preset=name).build().automaton() for name in skipped}
+    for letters in itertools.product("ab", repeat=10):
+        word = "".join(letters)
+        tokens = list(map("ab".index, word))
+        assert pairs.answers(tokens)[-1] == (word.count("ab") + word.count("ba") + 1) % 2
+        for name, (skip, prefix) in skipped.items():
+            assert prefixes[name].answers(tokens)[-1] == word[skip:].startswith(prefix)
+    assert (
+        max(TaskSpec("regex", preset=name).build().automaton().num_states for name in LANGUAGES)
+        == 14
+    )
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_the_recipe_has_room_for_known_languages(name):
+    assert TaskSpec("regex", preset=name).build().automaton().num_states <= 16
+
+
+def test_known_tables_equal_their_definitions():
+    flip_flop = TaskSpec("automaton", preset="flip-flop").build()
+    assert flip_flop.language.letters == ("write0", "write1", "ignore")
+    assert flip_flop.automaton().answers([2, 1, 2, 2, 0, 2]) == [0, 1, 1, 1, 0, 0]
+    digits = [4, 3, 0, 1, 2, 4]
+    total = TaskSpec("automaton", preset="modular-sum").build().automaton()
+    assert total.answers(digits) == [sum(digits[: n + 1]) % 5 for n in range(6)]
 
 
 @pytest.mark.parametrize("pattern", ["(ab|c)*", "a{2,3}b?", "[ab]*abc.", "a+|(bc)+", "()"])
@@ -232,7 +352,14 @@ def test_letters_of_the_pattern_are_the_alphabet_unless_given():
         ({"pattern": 3}, "pattern must be a string, got 3"),
         ({"pattern": "a", "alphabet": 3}, "alphabet must be a string, got 3"),
         ({"pattern": "a", "labels": "first"}, "labels must be one of all, last, got 'first'"),
-        ({"pattern": "a", "words": "some"}, "words must be one of covering, uniform, got 'some'"),
+        (
+            {"pattern": "a", "words": "some"},
+            "words must be one of covering, uniform, balanced, repeating, got 'some'",
+        ),
+        (
+            {"pattern": "abc", "words": "balanced", "length": 671_089},
+            "length must be at most 671,088 with words=balanced, got 671,089",
+        ),
         ({"pattern": "a", "min_length": 17}, "min_length must be at most 16, got 17"),
     ],
 )

@@ -42,6 +42,26 @@ def test_targets_are_running_products_of_the_tokens(name, length, start, seed):
     np.testing.assert_array_equal(targets[:, 1:], table[targets[:, :-1], tokens[:, 1:]])
 
 
+@pytest.mark.parametrize(("name", "count"), [("A_5", 2), ("A_5", 12), ("S_5", 32), ("S_3", 5)])
+def test_random_generators_generate_the_group(name, count):
+    found = set()
+    for seed in range(8):
+        task = Permutation(group=name, num_generators=count, generator_seed=seed, length=6)
+        assert task.vocab_size == len(set(task.letters)) == count
+        assert 0 not in task.letters
+        products = {0}
+        for _ in range(task.group.order):
+            products |= {int(task.group.table[a, g]) for a in products for g in task.letters}
+        assert len(products) == task.group.order
+        assert task.automaton().transitions.shape == (task.group.order, count)
+        found.add(task.letters)
+    assert len(found) == (1 if name == "S_3" else 8)
+    assert task.title == f"{name}, {count} generators"
+    tokens, targets, _ = task.examples("train", 0, 5)
+    letters = np.array(task.letters)[tokens]
+    assert (targets["product"] == task.group.running_products(letters)).all()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_follow_from_the_group(name):
     task = Permutation(group=name)
@@ -240,6 +260,18 @@ def test_description_fits_a_terminal():
             "generators must be false for S_2, which has only one, got true",
         ),
         ({"generators": 1}, OptionError, "generators must be true or false, got 1"),
+        ({"num_generators": 1}, OptionError, "num_generators must be at least 2, got 1"),
+        (
+            {"num_generators": 6},
+            OptionError,
+            "num_generators must be at most 5, the elements of S_3 without the identity, got 6",
+        ),
+        (
+            {"num_generators": 2, "generators": True},
+            OptionError,
+            "generators must be false with num_generators, got true",
+        ),
+        ({"generator_seed": -1}, OptionError, "generator_seed must be at least 0, got -1"),
         ({"min_length": 0}, ValueError, "min_length must be at least 1, got 0"),
         ({"min_length": 17}, ValueError, "min_length must be at most length=16, got 17"),
         ({"min_length": 2.0}, OptionError, "min_length must be an integer, got 2.0"),

@@ -9,6 +9,7 @@ from statemix import tasks
 from statemix.errors import SettingError
 from statemix.registry import REQUIRED
 from statemix.tasks import IGNORED, TASKS, TaskSpec
+from statemix.training.settings import read_spec
 
 each_task = pytest.mark.parametrize("name", TASKS)
 SPLITS = ("train", "validation", "test")
@@ -90,6 +91,35 @@ def test_every_choice_and_every_preset_can_be_built_and_described(name, build):
         assert "train" in build(name, **options).describe(0)
 
 
+def test_a_preset_stands_for_its_options_which_others_replace():
+    spec = TaskSpec("permutation", preset="S4-3k", train_size=10)
+    assert spec.options == {"group": "S_4", "train_size": 10}
+    assert read_spec(TaskSpec, {"name": "regex", "preset": "tomita-1"}).options == {
+        "pattern": "1*", "alphabet": "01",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "message"),
+    [
+        (
+            "regex",
+            "tomita_1",
+            r"preset must be one of \['tomita-1', .*; did you mean 'tomita-1'",
+        ),
+        ("regex", ["D_2"], r"preset must be one of \['tomita-1', .*, got \['D_2'\]"),
+        ("parity", "usual", r"preset must be absent, got 'usual'"),
+    ],
+)
+def test_unknown_presets_are_refused(name, preset, message):
+    for request in (
+        lambda: TaskSpec(name, preset=preset),
+        lambda: read_spec(TaskSpec, {"name": name, "preset": preset}),
+    ):
+        with pytest.raises(SettingError, match=message):
+            request()
+
+
 def test_permutation_lists_its_options():
     options = TASKS.options("permutation")
     assert {option: default for option, (_, default) in options.items()} == {
@@ -97,6 +127,8 @@ def test_permutation_lists_its_options():
         "length": 16,
         "min_length": None,
         "generators": False,
+        "num_generators": None,
+        "generator_seed": 0,
         "train_size": None,
         "seed": 0,
     }

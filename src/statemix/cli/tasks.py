@@ -26,7 +26,8 @@ class Tasks:
     """List the tasks, or show the options, data sets and examples of one task.
 
     Without a name, the names of all tasks are printed. With a name, the task's options with their
-    values, its data sets with the accuracy of guessing, and examples of it:
+    values, its data sets with the accuracy of guessing, and examples of it. The option preset=NAME
+    stands for the options of a data set:
 
     statemix tasks permutation group=S_4 length=8 --count 3
     """
@@ -123,7 +124,7 @@ def _print_overview(console: Console, name: str) -> None:
         data_sets.append(
             (
                 title,
-                " ".join(f"{option}={value}" for option, value in chosen.items()),
+                " ".join(f"{option}={_line(value)}" for option, value in chosen.items()),
                 str(task.vocab_size),
                 _train_size(task),
                 _chance(task),
@@ -148,6 +149,12 @@ def _data_sets(name: str) -> Sequence[tuple[str, Mapping[str, object]]]:
         for choice in get_args(annotation)
     ]
     return [*choices, *TASKS[name].presets.items()] or [("defaults", {})]
+
+
+def _line(value: object) -> str:
+    """Return a value as text; of several lines, only the first."""
+    first, *others = str(value).split("\n")
+    return f"{first} ..." if others else first
 
 
 def _accepted(annotation: object) -> str:

@@ -18,8 +18,10 @@ GENERATORS: dict[str, dict[str, object]] = {
     "S_8": {"moves": "(1 2); (1 2 3 4 5 6 7 8)"},
     "S_10": {"moves": "(1 2); (1 2 3 4 5 6 7 8 9 10)"},
     "PSL(2,7)": {"moves": "(1 2 3 4 5 6 7); (1 2)(3 6)"},
+    "S_3 x S_3": {"moves": "(1 2); (1 2 3); (4 5); (4 5 6)", "held_out": "1 3; 2 4"},
 }
-"""Groups by generators: the symmetric groups, and the simple group of order 168 on 7 points."""
+"""Groups by generators: the symmetric groups, the simple group of order 168 on 7 points, and a
+product of groups, whose training words lack pairs of moves."""
 
 _MOST_PLACES = 64
 _MOVE = re.compile(r"\s*(?:\(\s*\d+(?:[\s,]+\d+)*\s*\)\s*)+")
@@ -35,8 +37,13 @@ class Arrangement(DrawnTask):
     So words of moves are words of the group that the moves generate, which may have any size. The
     task has a head for each place. Words are uniform over the moves, and every position is scored.
 
+    With ``held_out``, some moves never follow some others in training and validation words. Each
+    move is uniform among those that may follow. Test words have all pairs.
+
     Args:
         moves: permutations in cycle notation, separated by semicolons, one for each token.
+        held_out: pairs of moves, such as "1 3; 2 4": the third move never follows the first, nor
+            the fourth the second. Moves are counted from 1 in their order. None holds out no pair.
         length: moves of a training word; tests may go beyond.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
@@ -57,6 +64,7 @@ class Arrangement(DrawnTask):
         self,
         *,
         moves: str = "(1 2); (1 2 3 4 5)",
+        held_out: str | None = None,
         length: int = 16,
         train_size: int | None = None,
         seed: int = 0,
@@ -68,6 +76,8 @@ class Arrangement(DrawnTask):
         self._rules = PlaceRules(
             np.arange(images.shape[1]), np.argsort(images, axis=1), images.shape[1]
         )
+        self.held_out = held_out
+        self._may_follow = _may_follow(held_out, len(self._texts))
         self.title = f"arrangements of {self._rules.num_places} places"
 
     @property
@@ -119,8 +129,17 @@ class Arrangement(DrawnTask):
         return length
 
     def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        del length, split
-        tokens = addressing.below(raw, self.vocab_size)
+        if split == "test" or self.held_out is None:
+            tokens = addressing.below(raw, self.vocab_size)
+        else:
+            sizes = self._may_follow.sum(1)
+            # The moves that may follow come first. Row -1 is that of the first move.
+            moves = np.argsort(~self._may_follow, axis=1, kind="stable")
+            tokens = np.empty(raw.shape, dtype=np.int64)
+            before = np.full(len(raw), -1)
+            for t in range(length):
+                before = moves[before, addressing.below(raw[:, t], sizes[before])]
+                tokens[:, t] = before
         contents = self._rules.contents(tokens)
         return Examples(
             tokens,
@@ -140,6 +159,36 @@ def _texts(moves: object) -> list[str]:
     if len(texts) < 2:
         raise OptionError(f"moves must be at least two, separated by ';', got {moves!r}")
     return texts
+
+
+def _may_follow(held_out: object, count: int) -> NDArray[np.bool_]:
+    """Return which move may follow each move in training, and in the last row, which may begin.
+
+    Shape (moves + 1, moves).
+    """
+    may_follow = np.ones((count + 1, count), dtype=np.bool_)
+    if held_out is None:
+        return may_follow
+    if not isinstance(held_out, str):
+        raise OptionError(f"held_out must be a string, got {held_out!r}")
+    pairs = [one.strip() for one in held_out.split(";") if one.strip()]
+    if not pairs:
+        raise OptionError(f"held_out must have a pair of moves, such as '1 3', got {held_out!r}")
+    for pair in pairs:
+        if not re.fullmatch(r"\d+\s+\d+", pair):
+            raise OptionError(
+                f"held_out must be pairs of moves such as '1 3', separated by ';', got {pair!r}"
+            )
+        before, after = map(int, pair.split())
+        if not (1 <= before <= count and 1 <= after <= count):
+            raise OptionError(f"held_out must be pairs of the moves 1 to {count}, got {pair!r}")
+        may_follow[before - 1, after - 1] = False
+    for move, allowed in enumerate(may_follow, 1):
+        if not allowed.any():
+            raise OptionError(
+                f"held_out must leave a move that may follow move {move}, got {held_out!r}"
+            )
+    return may_follow
 
 
 def _images(texts: list[str]) -> NDArray[np.int64]:

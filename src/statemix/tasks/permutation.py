@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from statemix.automaton import IGNORED, Automaton
 from statemix.errors import OptionError
 from statemix.tasks import addressing, groups
-from statemix.tasks.groups import GroupName
+from statemix.tasks.groups import Group, GroupName
 from statemix.tasks.task import Examples
 
 PAPER_SETS: dict[str, dict[str, object]] = {
@@ -54,6 +54,10 @@ class Permutation:
     States are the same, but a model need not learn what every pair of elements makes, which takes
     most of the training otherwise. Ours; not comparable with scores on words of all elements.
 
+    With ``num_generators``, words are made of so many random elements whose products are the whole
+    group, as in the tasks (A_5; k) and (S_5; k) of Terzic et al., "Structured Sparse Transition
+    Matrices to Enable State Tracking in State-Space Models".
+
     Args:
         group: name of the group, one of ``groups.NAMES``.
         length: elements per word in training, at most ``addressing.MAX_LENGTH``. ``examples`` also
@@ -62,13 +66,17 @@ class Permutation:
             training words have ``length`` elements.
         generators: whether words are over (1 2) and (1 2 ... n) in S_n, n > 2, or (1 2 3) and
             (1 2 3 4 5) in A_5, instead of over all elements.
+        num_generators: number of random elements that words are over; None means as ``generators``
+            says. The identity is not among them.
+        generator_seed: seed of these elements, 0 <= generator_seed < 2^64.
         train_size: number of training words; None means an endless stream of fresh words (in a
             small space they repeat once all training words are used).
         seed: seed of the words, 0 <= seed < 2^64.
 
     Attributes:
         letters: ids of the elements of words, by token.
-        vocab_size: number of tokens: 2 with ``generators``, or the order of the group.
+        vocab_size: number of tokens: 2 with ``generators``, ``num_generators``, or the order of the
+            group.
         heads: "product" -> the order of the group.
         chance: "product" -> the accuracy of guessing.
 
@@ -95,6 +103,8 @@ class Permutation:
         length: int = 16,
         min_length: int | None = None,
         generators: bool = False,
+        num_generators: int | None = None,
+        generator_seed: int = 0,
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -115,6 +125,23 @@ class Permutation:
         self.letters = self.group.generators if generators else tuple(range(self.group.order))
         if len(self.letters) < 2:
             raise OptionError(f"generators must be false for {group}, which has only one, got true")
+        try:
+            self.generator_seed = addressing.check_seed(generator_seed)
+        except OptionError as error:
+            raise OptionError(f"generator_{error}") from None
+        self.num_generators: int | None = None
+        if num_generators is not None:
+            self.num_generators = addressing.check_integer(
+                "num_generators", num_generators, minimum=2
+            )
+            if self.num_generators >= self.group.order:
+                raise OptionError(
+                    f"num_generators must be at most {self.group.order - 1}, the elements of "
+                    f"{group} without the identity, got {num_generators}"
+                )
+            if generators:
+                raise OptionError("generators must be false with num_generators, got true")
+            self.letters = _random_generators(self.group, self.num_generators, self.generator_seed)
         self.seed = addressing.check_seed(seed)
         self.train_size: int | None = None
         if train_size is not None:
@@ -135,6 +162,8 @@ class Permutation:
 
     @property
     def title(self) -> str:
+        if self.num_generators is not None:
+            return f"{self.group.name}, {self.num_generators} generators"
         return f"{self.group.name}, two generators" if self.generators else self.group.name
 
     def examples(
@@ -232,3 +261,21 @@ class Permutation:
                 f"{self.vocab_size**length} words of length {length} over {self.title}), "
                 f"got {count}"
             )
+
+
+def _random_generators(group: Group, count: int, seed: int) -> tuple[int, ...]:
+    """Return ids of random elements whose products are all elements of a group."""
+    drawn = 0
+    while True:
+        (raw,) = addressing.draws(
+            "random generators", group.order, seed=seed, split="train", start=drawn, stop=drawn + 1
+        )
+        drawn += 1
+        found = tuple(sorted((1 + np.argsort(raw[1:])[:count]).tolist()))
+        products = {0}
+        frontier = products
+        while frontier:
+            frontier = {int(group.table[a, g]) for a in frontier for g in found} - products
+            products |= frontier
+        if len(products) == group.order:
+            return found

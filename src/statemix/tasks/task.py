@@ -1,19 +1,42 @@
 """The interface of tasks: labelled token sequences, addressed by (seed, split, index, length)."""
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.errors import SettingError, suggestion
 from statemix.registry import Spec
 from statemix.tasks.addressing import Split
 
 
 class TaskSpec(Spec):
-    """A task by name, with its options."""
+    """A task by name, with its options.
+
+    The option ``preset`` stands for the options of a published data set of the task. Options that
+    are given beside it replace those of the data set.
+    """
 
     kind = "task"
+
+    @classmethod
+    def with_contents(cls, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options that hold those of a preset, and the contents of files.
+
+        Raises:
+            SettingError: if there is no such task or preset, or a file cannot be read.
+        """
+        if "preset" in options:
+            presets = cls.registry().find(name).presets
+            preset = options["preset"]
+            if not isinstance(preset, str) or preset not in presets:
+                condition = f"must be one of {list(presets)}" if presets else "must be absent"
+                advice = suggestion(preset, presets)
+                raise SettingError("preset", condition, preset, advice=advice)
+            others = {option: value for option, value in options.items() if option != "preset"}
+            options = {**presets[preset], **others}
+        return super().with_contents(name, options)
 
 
 class Examples(NamedTuple):

@@ -9,6 +9,7 @@ from statemix.layers import LayerSpec
 from statemix.studies.recipes import exact
 from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
 from statemix.tasks import TASKS, TaskSpec
+from statemix.tasks.automata.known_languages import TOMITA
 from statemix.training import (
     EvaluationConfig,
     ModelConfig,
@@ -143,7 +144,7 @@ def _pattern(length: int, seed: int) -> TaskSpec:
 
 def _language(name: str, seed: int) -> TaskSpec:
     del seed
-    return TaskSpec("regex", **TASKS["regex"].presets[name])
+    return TaskSpec("regex", preset=name)
 
 
 def _each_its_own(
@@ -165,7 +166,7 @@ def automaton_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntr
     del protocol, size
     kinds: dict[str, tuple[Callable[[int], TaskSpec], int]] = {
         **{f"random, {n} states": (partial(_random, n), 20) for n in _RANDOM},
-        **{name: (partial(_language, name), 10) for name in TASKS["regex"].presets},
+        **{name: (partial(_language, name), 10) for name in TOMITA},
         **{f"pattern of {k}": (partial(_pattern, k), 20) for k in _PATTERNS},
     }
     return tuple(

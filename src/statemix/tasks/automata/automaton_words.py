@@ -1,6 +1,6 @@
 """Words for an automaton, drawn so that every state and transition is seen."""
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,18 +14,22 @@ from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.task import Examples
 
 Labels = Literal["all", "last"]
-Words = Literal["covering", "uniform"]
+Words = Literal["covering", "uniform", "balanced", "repeating"]
 
 # Words that the frequency of the most common class is estimated from, and their letters at most.
 _COUNTED, _COUNTED_LENGTH = 1000, 100
+# Numbers of a table of balanced words at most: they fill 128 MiB.
+_MOST_NUMBERS = 2**24
 
 
 class Walks:
     """The words of an automaton.
 
-    In a *uniform* word, each letter is drawn uniformly among those that can follow. In a *covering*
-    word, a transition that can still be reached is drawn uniformly, the word goes to it on a
-    shortest path and takes it; then the next transition is drawn.
+    In a *uniform* word, each letter is drawn uniformly among those that can follow. In a
+    *repeating* word, each letter that is drawn then stands 1, 2, 4, ... times in a row, as long as
+    it can follow; the number is drawn uniformly among these up to the length of the word. In a
+    *covering* word, a transition that can still be reached is drawn uniformly, the word goes to it
+    on a shortest path and takes it; then the next transition is drawn.
 
     Args:
         automaton: the automaton.
@@ -66,12 +70,15 @@ class Walks:
         self._targets = np.argsort(~open_to, axis=1, kind="stable")
         self._start = automaton.start
 
-    def words(self, raw: Raw, covering: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def words(
+        self, raw: Raw, covering: NDArray[np.bool_], repeating: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
         """Draw words.
 
         Args:
             raw: uniform 64-bit values, shape (N, length + 1).
             covering: which words are covering, shape (N,).
+            repeating: which words are repeating, shape (N,).
 
         Returns:
             tokens, shape (N, length).
@@ -79,18 +86,22 @@ class Walks:
         count, length = raw.shape[0], raw.shape[1] - 1
         tokens = np.empty((length, count), dtype=np.int64)
         state = np.full(count, self._start)
+        letter, left = np.zeros(count, np.int64), np.zeros(count, np.int64)
         target = self._drawn(raw[:, 0], state, self._num_targets, self._targets)
         for t in range(length):
             there = state == self._sources[target]
-            letter = np.where(
+            toward = np.where(
                 there, self._taken[target], self._toward[state, self._sources[target]]
             )
             drawn = self._drawn(raw[:, t + 1], state, self._num_letters, self._letters)
-            tokens[t] = letter = np.where(covering, letter, drawn)
+            again = repeating & (left > 0) & (self._after[state, letter] != NEVER)
+            # The upper half of the random number has decided the letter.
+            times = 1 << addressing.below(raw[:, t + 1] << np.uint64(32), length.bit_length())
+            left = np.where(again, left, times) - 1
+            tokens[t] = letter = np.where(covering, toward, np.where(again, letter, drawn))
             state = self._after[state, letter]
-            again = there | ~covering
             following = self._drawn(raw[:, t + 1], state, self._num_targets, self._targets)
-            target = np.where(again, following, target)
+            target = np.where(there | ~covering, following, target)
         return np.ascontiguousarray(tokens.T)
 
     @staticmethod
@@ -103,6 +114,70 @@ class Walks:
         return table[state, addressing.below(raw, sizes[state])]
 
 
+class BalancedWords:
+    """Words whose last answers are equally frequent.
+
+    The answer after the last letter is drawn uniformly among those that words of the length can
+    have; then the last transition uniformly among those with the answer; then the word uniformly
+    among those that end with the transition.
+
+    Args:
+        automaton: the automaton.
+        length: letters of the longest word.
+    """
+
+    def __init__(self, automaton: Automaton, length: int) -> None:
+        after = automaton.transitions
+        self._start, self._after, self._can_follow = automaton.start, after, after != NEVER
+        # paths[r, s, q] is proportional to the number of paths of r letters from state q to s.
+        paths = np.empty((length, automaton.num_states, automaton.num_states))
+        paths[0] = np.eye(automaton.num_states)
+        for r in range(1, length):
+            paths[r] = (paths[r - 1][:, after] * self._can_follow).sum(-1)
+            # Counts grow exponentially with r; only their ratios matter.
+            paths[r] /= np.maximum(paths[r].max(1, keepdims=True), np.finfo(float).tiny)
+        self._paths = paths
+        self._sources, self._taken = np.nonzero(self._can_follow)
+        answers = automaton.outputs[self._sources, self._taken]
+        last = paths[:, self._sources, self._start] > 0
+        chance = np.zeros(last.shape)
+        for answer in np.unique(answers):
+            having = last & (answers == answer)
+            chance += having / np.maximum(having.sum(1, keepdims=True), 1)
+        # Row r: distribution of the last transition of words of r + 1 letters.
+        self._last = chance.cumsum(1)
+        self._last /= self._last[:, -1:]
+
+    @staticmethod
+    def numbers_per_letter(automaton: Automaton) -> int:
+        """Return the size of the tables of an automaton for each letter of the longest word."""
+        return automaton.num_states * max(automaton.num_states, automaton.num_tokens)
+
+    def words(self, raw: Raw, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Draw words.
+
+        Args:
+            raw: uniform 64-bit values, shape (N, T).
+            lengths: letters of each word, at most T, shape (N,).
+
+        Returns:
+            tokens, shape (N, T); any letter where the word has ended.
+        """
+        # So many bits that a product with a number below 1 is below that number.
+        chance = (raw >> np.uint64(12)) * 2.0**-52
+        rows, state = np.arange(len(raw)), np.full(len(raw), self._start)
+        last = (self._last[lengths - 1] > chance[rows, lengths - 1, None]).argmax(1)
+        tokens = np.zeros(raw.shape, dtype=np.int64)
+        for t in range(int(lengths.max(initial=0)) - 1):
+            left = np.maximum(lengths - t - 2, 0)
+            weight = self._paths[left, self._sources[last]][rows[:, None], self._after[state]]
+            total = (weight * self._can_follow[state]).cumsum(1)
+            tokens[:, t] = (total > chance[:, t, None] * total[:, -1:]).argmax(1)
+            state = self._after[state, tokens[:, t]]
+        tokens[rows, lengths - 1] = self._taken[last]
+        return tokens
+
+
 class AutomatonTask(DrawnTask):
     """A task whose answers an automaton gives.
 
@@ -112,8 +187,10 @@ class AutomatonTask(DrawnTask):
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: "covering" (half of the words go through transitions drawn uniformly, the others
-            have letters drawn uniformly) or "uniform" (all have letters drawn uniformly).
+        words: the kind of half of the words; the others have letters drawn uniformly.
+            "covering": words go through transitions drawn uniformly. "repeating": each letter
+            stands a drawn number of times in a row. "uniform": letters are drawn uniformly.
+            "balanced": last answers are equally frequent; here the others are covering words.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
@@ -134,17 +211,16 @@ class AutomatonTask(DrawnTask):
         train_size: int | None,
         seed: int,
     ) -> None:
-        super().__init__(length=length, train_size=train_size, seed=seed)
         for name, value, known in (("labels", labels, Labels), ("words", words, Words)):
             if value not in get_args(known):
                 raise OptionError(
                     f"{name} must be one of {', '.join(get_args(known))}, got {value!r}"
                 )
-        self.labels, self.words = labels, words
+        self.labels, self.words, self.language = labels, words, language
+        super().__init__(length=length, train_size=train_size, seed=seed)
         self.min_length = min_length
         if min_length is not None:
             addressing.check_integer("min_length", min_length, minimum=1, maximum=self.length)
-        self.language = language
         self._walks = Walks(language.automaton)
 
     @property
@@ -176,17 +252,17 @@ class AutomatonTask(DrawnTask):
     def label(self, target: int) -> str:
         return self.language.classes[target]
 
+    def _check_length(self, length: int) -> None:
+        most = _MOST_NUMBERS // BalancedWords.numbers_per_letter(self.language.automaton)
+        if self.words == "balanced" and length > most:
+            raise OptionError(
+                f"length must be at most {most:,} with words=balanced, got {length:,}"
+            )
+
     def _count(self, length: int) -> int:
         return length + 3
 
     def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        covering = raw[:, 0] >= 2**63 if self.words == "covering" else np.zeros(len(raw), np.bool_)
-        tokens = self._walks.words(raw[:, 2:], covering)
-        targets = np.empty_like(tokens)
-        state = np.full(len(raw), self.language.automaton.start)
-        for t in range(length):
-            targets[:, t] = self.language.automaton.outputs[state, tokens[:, t]]
-            state = self.language.automaton.transitions[state, tokens[:, t]]
         if self.labels == "all":
             training = split == "train" and length == self.length
             low = self.min_length or length if training else length
@@ -194,8 +270,31 @@ class AutomatonTask(DrawnTask):
             low = self.min_length or 1 if length <= self.length else self.length + 1
         low = min(low, length)
         lengths = low + addressing.below(raw[:, 1], length - low + 1)
+        tokens = self._words(raw[:, 0] >= 2**63, raw[:, 2:], lengths)
+        targets = np.empty_like(tokens)
+        state = np.full(len(raw), self.language.automaton.start)
+        for t in range(length):
+            targets[:, t] = self.language.automaton.outputs[state, tokens[:, t]]
+            state = self.language.automaton.transitions[state, tokens[:, t]]
         places = np.arange(length)
         targets[places >= lengths[:, None]] = IGNORED
         if self.labels == "last":
             targets[places < lengths[:, None] - 1] = IGNORED
         return Examples(tokens, {self.head: targets}, lengths if low < length else None)
+
+    def _words(
+        self, chosen: NDArray[np.bool_], raw: Raw, lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Draw words from values of shape (N, length + 1); half of them are of the kind chosen."""
+        none = np.zeros_like(chosen)
+        covering = {"covering": chosen, "balanced": ~chosen}.get(self.words, none)
+        tokens = self._walks.words(raw, covering, chosen if self.words == "repeating" else none)
+        if self.words == "balanced":
+            balanced = _balanced(self.language.automaton, tokens.shape[1])
+            tokens[chosen] = balanced.words(raw[chosen, 1:], lengths[chosen])
+        return tokens
+
+
+@lru_cache(maxsize=8)
+def _balanced(automaton: Automaton, length: int) -> BalancedWords:
+    return BalancedWords(automaton, length)

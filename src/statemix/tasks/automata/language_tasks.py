@@ -13,25 +13,7 @@ from statemix.errors import OptionError, SettingError
 from statemix.tasks import addressing
 from statemix.tasks.automata.automaton_text import NamedAutomaton, parse_automaton
 from statemix.tasks.automata.automaton_words import AutomatonTask, Labels, Words
-
-TOMITA: dict[str, dict[str, object]] = {
-    f"tomita-{number}": {"pattern": pattern, "alphabet": "01"}
-    for number, pattern in enumerate(
-        (
-            "1*",
-            "(10)*",
-            "0*((11)+0+|1(11)*(00)+)*1*",
-            "(1|01|001)*0?0?",
-            "(00|11|(01|10)(00|11)*(01|10))*",
-            "(10|(0|11)(01)*(1|00))*",
-            "0*1*0*1*",
-        ),
-        1,
-    )
-}
-"""The languages of Tomita (1982), "Dynamic construction of finite-state automata from examples
-using hill-climbing": 1* / pairs 10 / no odd run of 0 right after an odd run of 1 / no 000 / evenly
-many 0 and 1 / as many 0 as 1 modulo 3 / 0*1*0*1*."""
+from statemix.tasks.automata.known_languages import LANGUAGES, TABLES
 
 
 class TableAutomaton(AutomatonTask):
@@ -45,8 +27,8 @@ class TableAutomaton(AutomatonTask):
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: "covering" (half of the words go through transitions drawn uniformly, the others
-            have letters drawn uniformly) or "uniform" (all have letters drawn uniformly).
+        words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
+            :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
@@ -60,6 +42,7 @@ class TableAutomaton(AutomatonTask):
     """
 
     name: ClassVar[str] = "automaton"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = TABLES
     title = "automaton"
 
     def __init__(
@@ -119,8 +102,8 @@ class Regex(AutomatonTask):
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: "covering" (half of the words go through transitions drawn uniformly, the others
-            have letters drawn uniformly) or "uniform" (all have letters drawn uniformly).
+        words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
+            :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
@@ -134,7 +117,7 @@ class Regex(AutomatonTask):
     """
 
     name: ClassVar[str] = "regex"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = TOMITA
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = LANGUAGES
 
     def __init__(
         self,
@@ -174,8 +157,8 @@ class RandomAutomaton(AutomatonTask):
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: "covering" (half of the words go through transitions drawn uniformly, the others
-            have letters drawn uniformly) or "uniform" (all have letters drawn uniformly).
+        words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
+            :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 

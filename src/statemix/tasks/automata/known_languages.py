@@ -1,0 +1,79 @@
+"""Languages and automata that others have measured: our name -> options of a task."""
+
+
+def _nested(depth: int) -> str:
+    pattern = "(ab)*"
+    for _ in range(depth - 1):
+        pattern = f"(a{pattern}b)*"
+    return pattern
+
+
+def _table(answers: str, moves: dict[str, list[int]]) -> str:
+    """Return an automaton as text: ``moves`` holds the next state from each state by each letter.
+
+    The answer is the state.
+    """
+    lines = [f"start: {answers[0]}"]
+    for letter, after in moves.items():
+        lines += [f"{answers[q]} {letter} {answers[p]}" for q, p in enumerate(after)]
+    return "\n".join(lines)
+
+
+TOMITA: dict[str, dict[str, object]] = {
+    f"tomita-{number}": {"pattern": pattern, "alphabet": "01"}
+    for number, pattern in enumerate(
+        (
+            "1*",
+            "(10)*",
+            "0*((11)+0+|1(11)*(00)+)*1*",
+            "(1|01|001)*0?0?",
+            "(00|11|(01|10)(00|11)*(01|10))*",
+            "(10|(0|11)(01)*(1|00))*",
+            "0*1*0*1*",
+        ),
+        1,
+    )
+}
+"""The languages of Tomita (1982), "Dynamic construction of finite-state automata from examples
+using hill-climbing": 1* / pairs 10 / no odd run of 0 right after an odd run of 1 / no 000 / evenly
+many 0 and 1 / as many 0 as 1 modulo 3 / 0*1*0*1*."""
+
+NESTED: dict[str, dict[str, object]] = {
+    f"D_{depth}": {"pattern": _nested(depth), "words": "balanced"} for depth in (2, 3, 4, 6, 8, 12)
+}
+"""Brackets a and b that are nested at most n deep: D_1 = (ab)*, D_n = (a D_(n-1) b)*. Source:
+Bhattamishra et al. (2020), "On the Ability and Limitations of Transformers to Recognize Formal
+Languages"."""
+
+PREFIXES: dict[str, dict[str, object]] = {
+    f"P_{skipped}_{prefix}": {
+        "pattern": f"{'(a|b)' * skipped}{prefix}(a|b)*",
+        "words": "balanced",
+    }
+    for prefix in ("ab", "abba")
+    for skipped in (2, 4, 8)
+}
+"""Words in which a given word follows after any n letters. Pert et al. (2026), "Length
+Generalization with Log-Depth Recurrent Units", have six prefix languages P_(n,s); this is our
+reading of the name."""
+
+EVEN_PAIRS: dict[str, dict[str, object]] = {"even-pairs": {"pattern": "a((a|b)*a)?|b((a|b)*b)?"}}
+"""Words with evenly many pairs ab and ba, which are those whose first letter is also the last.
+Source: Deletang et al. (2023), "Neural Networks and the Chomsky Hierarchy"."""
+
+LANGUAGES = {**TOMITA, **EVEN_PAIRS, **NESTED, **PREFIXES}
+"""Languages that a regular expression describes."""
+
+TABLES: dict[str, dict[str, object]] = {
+    "flip-flop": {
+        "rules": _table("01", {"write0": [0, 0], "write1": [1, 1], "ignore": [0, 1]}),
+        "words": "repeating",
+    },
+    "modular-sum": {
+        "rules": _table(
+            "01234", {str(digit): [(q + digit) % 5 for q in range(5)] for digit in range(5)}
+        )
+    },
+}
+"""The bit written last, which "ignore" leaves as it is (Liu et al. (2023), "Exposing Attention
+Glitches with Flip-Flop Language Modeling"), and the sum of digits modulo 5."""

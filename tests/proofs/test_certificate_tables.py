@@ -20,6 +20,7 @@ from statemix.proofs.check_certificate import Invalid, check, digest, step
 from statemix.tasks.permutation import Permutation
 
 CHECKER = Path(check_certificate.__file__)
+CERTIFICATES = Path(__file__).parents[2] / "results" / "certificates"
 
 
 def tables_of(model, automaton):
@@ -259,3 +260,10 @@ def test_there_are_no_tables_of_too_many_numbers(of_group, monkeypatch):
     monkeypatch.setattr(certificate_tables, "_MOST_NUMBERS", 50)
     reason = read_tables(proofs.harden(of_group("S_3")), automaton_of("S_3"), "answer")
     assert reason == "they would have more than 50 numbers"
+
+
+@pytest.mark.parametrize("path", sorted(CERTIFICATES.glob("*.json")), ids=lambda path: path.stem)
+def test_the_checker_agrees_with_committed_certificates(path):
+    stored = json.loads(path.read_text())
+    assert stored["verdict"] == "proven"
+    assert check(stored["tables"])[1] is None

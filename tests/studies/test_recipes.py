@@ -45,6 +45,20 @@ def test_automata_of_the_user_get_one_block_of_columns():
     assert config.schedules.attributes[1].end == 0.3
 
 
+def test_a_state_with_several_answers_needs_entries_for_each():
+    """After a letter, "closed" tells whether this letter was allowed: it stands for two states."""
+    rules = (
+        "start: closed\nclosed open open ok\nclosed close closed bad\n"
+        "open open open bad\nopen close closed ok"
+    )
+    (layer,) = exact(TaskSpec("automaton", rules=rules)).model.layers
+    assert layer.options["block_size"] == 2 * 4
+    rules = "start: new\nnew x old yes\nnew y old yes\nold x old yes\nold y old no"
+    # No word leads to the start, and to the other state both answers.
+    (layer,) = exact(TaskSpec("automaton", rules=rules)).model.layers
+    assert layer.options["block_size"] == 2 * 3
+
+
 def test_a_fixed_training_set_is_repeated_as_long_as_fresh_words_last():
     few, fresh = exact(TaskSpec("permutation", train_size=250)), exact(TaskSpec("permutation"))
     assert (few.schedules.epochs, few.schedules.num_steps) == (350, None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from statemix.automaton import HasAutomaton
+from statemix.automaton import IGNORED, NEVER, Automaton, HasAutomaton
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.layers.bd_lru import COLUMN_TRACKING, TRACKING
@@ -108,13 +108,26 @@ def _num_entries(name: str, task: Task) -> int:
         raise RequestError(
             f"task must have a finite automaton or places ({', '.join(having)}), got {name}"
         )
-    num_states = task.automaton().num_states
+    num_states = _num_told_apart(task.automaton())
     if num_states > _MOST_STATES:
         raise RequestError(
             f"task must have an automaton of at most {_MOST_STATES} states, as blocks have an "
             f"entry for each, got {name} with {num_states}"
         )
     return num_states
+
+
+def _num_told_apart(automaton: Automaton) -> int:
+    """Return the states that a network needs whose readout does not combine state and token.
+
+    An automaton answers from the state before a token. A state that words reach with several
+    answers counts once for each of them.
+    """
+    after, outputs = automaton.transitions, automaton.outputs
+    answered = (after != NEVER) & (outputs != IGNORED)
+    pairs = set(zip(after[answered], outputs[answered], strict=True))
+    silent = {automaton.start, *after[after != NEVER]} - set(after[answered])
+    return len(pairs) + len(silent)
 
 
 DESCRIPTIONS = {

@@ -81,6 +81,7 @@ class Reading:
         tokens: what tokens add to z, shape (tokens, d).
         norm: what is done to z.
         num_places: number of places; as a place of an entry, the one that no token moves.
+        num_heads: number of readouts, which read the first places.
         distinct: whether all contents are at one place each.
         rounding: relative error of a logit.
     """
@@ -92,6 +93,7 @@ class Reading:
     tokens: NDArray[np.float64]
     norm: LastNorm
     num_places: int
+    num_heads: int
     distinct: bool
     rounding: float
 
@@ -119,14 +121,15 @@ class Reading:
             tokens if hard.backbone.blocks[0].residual else np.zeros_like(tokens),
             LastNorm.of(hard),
             rules.num_places,
+            rules.num_heads,
             permutes and len(set(rules.start.tolist())) == rules.num_places,
             (sum(weight.shape) + _ROUNDINGS) * torch.finfo(weight.dtype).eps / 2,
         )
 
     @property
     def lacks(self) -> int | None:
-        """The first place that no entry follows; None if there is none."""
-        return min(set(range(self.num_places)) - set(self.places.tolist()), default=None)
+        """The first place with a readout that no entry follows; None if there is none."""
+        return min(set(range(self.num_heads)) - set(self.places.tolist()), default=None)
 
     def entries_of(self, place: int) -> NDArray[np.int64]:
         """Return the entries that follow a place."""

@@ -43,7 +43,7 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     entries alone. No state is visited, so their number does not matter.
 
     Args:
-        model: a model of one BD-LRU with softmax gates, with a head for each place.
+        model: a model of one BD-LRU with softmax gates, with the heads of the places.
         rules: the places, with the model's tokens.
 
     Returns:
@@ -60,9 +60,9 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     ):
         raise RequestError("model must be one BD-LRU layer with gate='softmax'")
     heads = list(model.heads.items())
-    if model.backbone.vocab_size != rules.num_tokens or len(heads) != rules.num_places:
+    if model.backbone.vocab_size != rules.num_tokens or len(heads) != rules.num_heads:
         raise RequestError(
-            f"model must have {rules.num_tokens} tokens and {rules.num_places} heads, got "
+            f"model must have {rules.num_tokens} tokens and {rules.num_heads} heads, got "
             f"{model.backbone.vocab_size} and {len(heads)}"
         )
     hard = harden(model).cpu().eval()

@@ -75,11 +75,14 @@ class PlaceRules:
         """Number of tokens."""
         return len(self.sources)
 
-    def contents(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    def contents(
+        self, tokens: NDArray[np.int64], start: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
         """Return the content of every place after every token.
 
         Args:
             tokens: words, shape (N, T), int64. They are not checked.
+            start: contents before each word, shape (N, places); None means the first ones.
 
         Returns:
             Shape (N, T, places), int64.
@@ -87,7 +90,7 @@ class PlaceRules:
         count, length = tokens.shape
         # Behind the places stand the contents that tokens load: -1 is the last one.
         holds = np.empty((count, self.num_places + self.num_contents), dtype=np.int64)
-        holds[:, : self.num_places] = self.start
+        holds[:, : self.num_places] = self.start if start is None else start
         holds[:, self.num_places :] = np.arange(self.num_contents)[::-1]
         found = np.empty((length, count, self.num_places), dtype=np.int64)
         for position, letters in enumerate(np.ascontiguousarray(tokens.T)):

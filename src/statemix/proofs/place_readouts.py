@@ -181,13 +181,15 @@ class Reading:
                 + sum(self.sums(size, one).max() for one in set(self.places.tolist()))
                 + most * np.abs(bias).max()
             )
+            others = {
+                other: self.sums(score, other) for other in set(self.places.tolist()) - {place}
+            }
             for content, fixed in zip(
                 self.contents_of(place), self.sums(score, place), strict=True
             ):
                 lead = fixed[content] - fixed - 2 * slack
                 lead += (of_tokens[:, [content]] - of_tokens).min(0)
-                for other in set(self.places.tolist()) - {place}:
-                    sums = self.sums(score, other)
+                for other, sums in others.items():
                     if self.distinct and other < self.num_places:
                         sums = sums[self.contents_of(other) != content]
                     lead += (sums[:, [content]] - sums).min(0)

@@ -30,7 +30,8 @@ _PROMOTIONS = "NBRQ"
 # Places without a head: the side that waits, and a stock of each piece that a pawn becomes.
 _WAITING = len(HEADS)
 _STOCKS = {piece: _WAITING + 1 + n for n, piece in enumerate(_PROMOTIONS + _PROMOTIONS.lower())}
-# The squares of king and rook whose moves, or whose capture, end a right.
+# The home squares of kings and rooks, and the rights that end when the piece leaves or is captured.
+# Kings are never captured: after a move to e1, White has no right that could end.
 _HOMES = {
     "e1": RIGHTS[:2],
     "h1": RIGHTS[:1],
@@ -126,11 +127,35 @@ def chess_rules() -> PlaceRules:
         if move.kind == "castling":
             before, after = (index[square] for square in _ROOKS[SQUARES[move.end]])
             places[after], places[before] = before, -1 - _EMPTY
-        for square in {move.start, move.end}:
-            for right in _HOMES.get(SQUARES[square], ()):
-                places[index[right]] = -1 - _LOST
+        ended = [*_HOMES.get(SQUARES[move.start], ())]
+        if SQUARES[move.end][0] != "e":
+            ended += _HOMES.get(SQUARES[move.end], ())
+        for right in ended:
+            places[index[right]] = -1 - _LOST
         places[index[SIDE]], places[_WAITING] = _WAITING, index[SIDE]
     return PlaceRules(np.array(start), sources, len(PIECES), num_hidden=len(start) - len(HEADS))
+
+
+@cache
+def move_features() -> NDArray[np.float32]:
+    """Return what each of :func:`all_moves` consists of, as zeros and ones, shape (moves, 156).
+
+    A one stands for the first square, another one for the second square, and one more for what is
+    special: each castling, each piece that a pawn of White or Black becomes, and each square of a
+    capture en passant.
+    """
+    kinds: dict[tuple[str, int], int] = {}
+    rows = []
+    for start, end, promotion, kind in all_moves():
+        row = [start, 64 + end]
+        if promotion or kind != "plain":
+            special = (promotion, end > start) if promotion else (kind, end)
+            row.append(128 + kinds.setdefault(special, len(kinds)))
+        rows.append(row)
+    found = np.zeros((len(rows), 128 + len(kinds)), dtype=np.float32)
+    for number, row in enumerate(rows):
+        found[number, row] = 1
+    return found
 
 
 def board_text(contents: NDArray[np.int64]) -> str:

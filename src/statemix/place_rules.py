@@ -12,16 +12,18 @@ class PlaceRules:
     """Places that hold contents, which tokens move and load.
 
     After a token, a place holds what another place held before, or a content that the token loads.
-    The classes of the task's head number p are the contents of place p.
+    The classes of the task's head number p are the contents of place p. The last ``num_hidden``
+    places have no head.
 
     Attributes:
         start: content of each place before the first token, shape (places,), int64.
         sources: for each token and place, shape (tokens, places), int64: the place whose content
             comes here, or -1 - c if the token loads content c.
         num_contents: number of contents.
+        num_hidden: number of places without a head.
 
     Raises:
-        ValueError: if shapes do not fit, or a place or a content is out of range.
+        ValueError: if shapes do not fit, or a place, a content or a number is out of range.
 
     Example:
         >>> exchange = PlaceRules(np.array([0, 1]), np.array([[1, 0], [0, -1]]), 2)
@@ -32,6 +34,7 @@ class PlaceRules:
     start: NDArray[np.int64]
     sources: NDArray[np.int64]
     num_contents: int
+    num_hidden: int = 0
 
     def __post_init__(self) -> None:
         if self.start.ndim != 1 or self.sources.ndim != 2 or not self.sources.size:
@@ -52,6 +55,10 @@ class PlaceRules:
                 raise ValueError(
                     f"{name} must be in {least}..{most}, got {numbers.min()}..{numbers.max()}"
                 )
+        if not 0 <= self.num_hidden < self.num_places:
+            raise ValueError(
+                f"num_hidden must be in 0..{self.num_places - 1}, got {self.num_hidden}"
+            )
 
     @property
     def num_places(self) -> int:
@@ -59,15 +66,23 @@ class PlaceRules:
         return len(self.start)
 
     @property
+    def num_heads(self) -> int:
+        """Number of places with a head, which are the first ones."""
+        return self.num_places - self.num_hidden
+
+    @property
     def num_tokens(self) -> int:
         """Number of tokens."""
         return len(self.sources)
 
-    def contents(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    def contents(
+        self, tokens: NDArray[np.int64], start: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
         """Return the content of every place after every token.
 
         Args:
             tokens: words, shape (N, T), int64. They are not checked.
+            start: contents before each word, shape (N, places); None means the first ones.
 
         Returns:
             Shape (N, T, places), int64.
@@ -75,7 +90,7 @@ class PlaceRules:
         count, length = tokens.shape
         # Behind the places stand the contents that tokens load: -1 is the last one.
         holds = np.empty((count, self.num_places + self.num_contents), dtype=np.int64)
-        holds[:, : self.num_places] = self.start
+        holds[:, : self.num_places] = self.start if start is None else start
         holds[:, self.num_places :] = np.arange(self.num_contents)[::-1]
         found = np.empty((length, count, self.num_places), dtype=np.int64)
         for position, letters in enumerate(np.ascontiguousarray(tokens.T)):
@@ -93,5 +108,5 @@ class HasPlaces(Protocol):
     """A task whose tokens move and load the contents of places."""
 
     def places(self) -> PlaceRules:
-        """Return the rules, with the task's tokens, and a head for each place in this order."""
+        """Return the rules, with the task's tokens and its heads in order."""
         ...

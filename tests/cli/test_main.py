@@ -42,7 +42,7 @@ FLAGS = {
     "compile": "--name --weights --output",
     "tasks": "--split --start --count --imports",
     "doctor": "--check --json",
-    "demo": "--group --output --fresh --retry",
+    "demo": "--group --moves --seed --output --fresh --retry",
     "reproduce": """
         --size --protocol --minutes --columns --models --dry-run --retry --workers --ray
         --output --store --imports

@@ -133,7 +133,7 @@ def test_options_are_read_as_they_are_meant(assignments, options):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["chess"], OptionError, "task must be one of .*permutation.*, got 'chess'"),
+        (["golf"], OptionError, "task must be one of .*permutation.*, got 'golf'"),
         (["permutation", "--count", "0"], RequestError, "count must be in 1..10000, got 0"),
         (["permutation", "--count", "1000000000"], RequestError, "count must be in 1..10000"),
         (["permutation", "--start", "-1"], RequestError, "index must be at least 0, got -1"),

@@ -62,6 +62,21 @@ def follower(rules, *, norm="none", residual=False, readout=1.0, more_blocks=0):
     return model
 
 
+def test_places_without_a_head_are_followed_but_not_read():
+    """A hidden place hands its content to a place with a head."""
+    rules = PlaceRules(np.array([0, 1, 2]), np.array([[1, 0, 2], [2, 1, 2]]), 3)
+    model = follower(rules)
+    del model.readouts["place_2"], model.heads["place_2"]
+    with pytest.raises(ValueError, match="must have 2 tokens and 3 heads, got 2 and 2"):
+        prove_by_structure(model, rules)
+    hidden = PlaceRules(rules.start, rules.sources, 3, num_hidden=1)
+    found = prove_by_structure(model, hidden)
+    assert (found.verdict, found.network) == ("proven", "pruned")
+    gates = model.backbone.blocks[0].mixer.gate_proj.weight.data.view(3, 4, 1, -1)
+    gates[2, :, 0, 0] = gates[2, :, 0, 0].roll(1)
+    assert prove_by_structure(model, hidden).result.reason == "no entry follows place 1"
+
+
 def rules_of(moves):
     return tasks.build("arrangement", moves=moves).places()
 

@@ -151,3 +151,8 @@ def test_contents_are_moved_and_loaded():
 def test_rules_that_are_none_are_refused(start, sources, message):
     with pytest.raises(ValueError, match=message):
         PlaceRules(np.array(start), np.array(sources), 2)
+
+
+def test_some_place_has_a_head():
+    with pytest.raises(ValueError, match=r"num_hidden must be in 0\.\.0, got 1"):
+        PlaceRules(np.array([0]), np.array([[0]]), 1, num_hidden=1)

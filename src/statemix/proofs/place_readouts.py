@@ -81,6 +81,7 @@ class Reading:
         tokens: what tokens add to z, shape (tokens, d).
         norm: what is done to z.
         num_places: number of places; as a place of an entry, the one that no token moves.
+        num_heads: number of readouts, which read the first places.
         distinct: whether all contents are at one place each.
         rounding: relative error of a logit.
     """
@@ -92,6 +93,7 @@ class Reading:
     tokens: NDArray[np.float64]
     norm: LastNorm
     num_places: int
+    num_heads: int
     distinct: bool
     rounding: float
 
@@ -119,14 +121,15 @@ class Reading:
             tokens if hard.backbone.blocks[0].residual else np.zeros_like(tokens),
             LastNorm.of(hard),
             rules.num_places,
+            rules.num_heads,
             permutes and len(set(rules.start.tolist())) == rules.num_places,
             (sum(weight.shape) + _ROUNDINGS) * torch.finfo(weight.dtype).eps / 2,
         )
 
     @property
     def lacks(self) -> int | None:
-        """The first place that no entry follows; None if there is none."""
-        return min(set(range(self.num_places)) - set(self.places.tolist()), default=None)
+        """The first place with a readout that no entry follows; None if there is none."""
+        return min(set(range(self.num_heads)) - set(self.places.tolist()), default=None)
 
     def entries_of(self, place: int) -> NDArray[np.int64]:
         """Return the entries that follow a place."""
@@ -178,13 +181,15 @@ class Reading:
                 + sum(self.sums(size, one).max() for one in set(self.places.tolist()))
                 + most * np.abs(bias).max()
             )
+            others = {
+                other: self.sums(score, other) for other in set(self.places.tolist()) - {place}
+            }
             for content, fixed in zip(
                 self.contents_of(place), self.sums(score, place), strict=True
             ):
                 lead = fixed[content] - fixed - 2 * slack
                 lead += (of_tokens[:, [content]] - of_tokens).min(0)
-                for other in set(self.places.tolist()) - {place}:
-                    sums = self.sums(score, other)
+                for other, sums in others.items():
                     if self.distinct and other < self.num_places:
                         sums = sums[self.contents_of(other) != content]
                     lead += (sums[:, [content]] - sums).min(0)

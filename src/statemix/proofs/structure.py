@@ -43,7 +43,7 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     entries alone. No state is visited, so their number does not matter.
 
     Args:
-        model: a model of one BD-LRU with softmax gates, with a head for each place.
+        model: a model of one BD-LRU with softmax gates, with the heads of the places.
         rules: the places, with the model's tokens.
 
     Returns:
@@ -60,9 +60,9 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     ):
         raise RequestError("model must be one BD-LRU layer with gate='softmax'")
     heads = list(model.heads.items())
-    if model.backbone.vocab_size != rules.num_tokens or len(heads) != rules.num_places:
+    if model.backbone.vocab_size != rules.num_tokens or len(heads) != rules.num_heads:
         raise RequestError(
-            f"model must have {rules.num_tokens} tokens and {rules.num_places} heads, got "
+            f"model must have {rules.num_tokens} tokens and {rules.num_heads} heads, got "
             f"{model.backbone.vocab_size} and {len(heads)}"
         )
     hard = harden(model).cpu().eval()
@@ -108,18 +108,12 @@ def _follow(entries: EntryRules, rules: PlaceRules) -> Followed:
     rules = _with_still_place(rules)
     agree = np.ones((len(entries.start), rules.num_places), dtype=np.bool_)
     while True:
-        before = agree.copy()
-        for entry_sources, place_sources in zip(entries.sources, rules.sources, strict=True):
-            copies, moves = entry_sources >= 0, place_sources >= 0
-            both = copies[:, None] & moves
-            paired = agree[
-                np.ix_(np.where(copies, entry_sources, 0), np.where(moves, place_sources, 0))
-            ]
-            agree &= np.where(both, paired, copies[:, None] == moves)
+        _keep_what_moves_alike(agree, entries, rules)
         codes = _codes(entries, rules, agree)
-        agree &= (codes > _CONFLICT).all(-1)
-        if (agree == before).all():
+        alike = agree & (codes > _CONFLICT).all(-1)
+        if (alike == agree).all():
             break
+        agree = alike
     places = np.full(len(agree), -1)
     followers = np.zeros(rules.num_places)
     for entry in np.flatnonzero(agree.any(1)):
@@ -131,6 +125,21 @@ def _follow(entries: EntryRules, rules: PlaceRules) -> Followed:
         )
         followers[places[entry]] += 1
     return Followed(places, codes[np.arange(len(places)), places])
+
+
+def _keep_what_moves_alike(
+    agree: NDArray[np.bool_], entries: EntryRules, rules: PlaceRules
+) -> None:
+    """Reduce pairs to the largest set that tokens lead back to, in place."""
+    before = None
+    while before is None or (agree != before).any():
+        before = agree.copy()
+        for entry_sources, place_sources in zip(entries.sources, rules.sources, strict=True):
+            copies, moves = entry_sources >= 0, place_sources >= 0
+            paired = agree[
+                np.ix_(np.where(copies, entry_sources, 0), np.where(moves, place_sources, 0))
+            ]
+            agree &= np.where(copies[:, None] & moves, paired, copies[:, None] == moves)
 
 
 def _with_still_place(rules: PlaceRules) -> PlaceRules:
@@ -157,15 +166,18 @@ def _codes(entries: EntryRules, rules: PlaceRules, agree: NDArray[np.bool_]) -> 
             codes[loads, place, content] = _joined(
                 codes[loads, place, content], -1 - entry_sources[loads]
             )
+    # A few pairs agree, and most do not.
+    pairs = np.nonzero(agree)
+    sources = [
+        (one[pairs[0]], other[pairs[1]])
+        for one, other in zip(entries.sources, rules.sources, strict=True)
+    ]
     while True:
         before = codes.copy()
-        for entry_sources, place_sources in zip(entries.sources, rules.sources, strict=True):
-            copies, moves = entry_sources >= 0, place_sources >= 0
-            both = copies[:, None] & moves & agree
-            came = codes[
-                np.ix_(np.where(copies, entry_sources, 0), np.where(moves, place_sources, 0))
-            ]
-            codes = np.where(both[..., None], _joined(codes, came), codes)
+        for from_entry, from_place in sources:
+            came = codes[from_entry, from_place]
+            came[(from_entry < 0) | (from_place < 0)] = _UNSEEN
+            codes[pairs] = _joined(codes[pairs], came)
         if (codes == before).all():
             return codes
 

@@ -4,6 +4,7 @@ from statemix.registry import Registry
 from statemix.tasks.arrangement import Arrangement
 from statemix.tasks.automata.language_tasks import RandomAutomaton, Regex, TableAutomaton
 from statemix.tasks.babi.catbabi import CatBabi
+from statemix.tasks.chess_games import Chess
 from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
 from statemix.tasks.chomsky.string_tasks import CycleNavigation, Parity
 from statemix.tasks.copying import Copying
@@ -33,6 +34,7 @@ TASKS: Registry[type[Task]] = Registry(
         Regex,
         RandomAutomaton,
         Arrangement,
+        Chess,
     ],
 )
 

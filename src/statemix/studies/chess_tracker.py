@@ -1,0 +1,296 @@
+"""A BD-LRU that learns what chess moves do to a position, and its training."""
+
+import io
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from statemix.files import write_file
+from statemix.layers import BDLRU, LayerSpec
+from statemix.layers.bd_lru import sharpen
+from statemix.models import TokenClassifier
+from statemix.place_rules import PlaceRules
+from statemix.proofs.certificate_tables import read_rules
+from statemix.tasks.chess_games import Chess
+from statemix.tasks.chess_moves import HEADS, RIGHTS, chess_rules, move_features
+from statemix.training import Event, Fitted, Hook, fit
+
+NUM_STEPS = 240
+"""Optimiser steps of the training."""
+
+NUM_PLIES = 128
+"""Plies of a training game."""
+
+NUM_GAMES = 1600
+"""Training games."""
+
+_CHANNELS = 4
+# Scale of the ones of features, and initial raw gates: entries keep what they hold, and a value is
+# the next choice. So an emptied square loads a value, instead of a copy of some empty square.
+_FEATURE, _KEEP, _LOAD = 10.0, 10.0, 6.5
+_STD = 0.01
+# Sharpness of the readouts.
+_SHARPNESS = 3.0
+_LEARNING_RATE, _BIAS_RATE = 1e-2, 2e-2
+_WARM_UP, _DECAY_FROM = 20, 0.6
+# Adam would turn the tiny gradients of settled gates into steps of full size.
+_EPS = 1e-6
+_CLIP = 5.0
+_AT_ONCE = 100
+_SEGMENTS, _SEGMENT_PLIES = 340, 3
+# Further weight of a place whose content a move has changed.
+_CHANGED = 20.0
+# Share of segments that begin in a position with random contents, and of their squares.
+_RANDOM = 0.5
+
+
+def place_tracker(
+    rules: PlaceRules, heads: dict[str, int], features: NDArray[np.float32], seed: int
+) -> TokenClassifier:
+    r"""Return a model of one BD-LRU with an entry for each place, whose gates alone are trained.
+
+    The entries begin with the codes of what the places hold. A code is a fixed vector of four
+    channels: zero for content 0, and a corner of the 24-cell for each other content. A readout
+    chooses the nearest code. The values of all tokens are zero, so that a load empties a place.
+    The gates of a token are a sum over its features:
+
+    .. math:: z_t = W f_t + c
+
+    Args:
+        rules: the places; tokens load no content but 0.
+        heads: heads of the first places.
+        features: features of the tokens, shape (tokens, features).
+        seed: seed of the initial weights.
+    """
+    if rules.sources.min() < -1:
+        raise ValueError(f"rules must load content 0 alone, got {-1 - rules.sources.min()}")
+    size = rules.num_places
+    layer = LayerSpec(
+        "bd_lru",
+        num_blocks=1,
+        block_size=size,
+        value_channels=_CHANNELS,
+        initial_state="learned",
+    )
+    model = TokenClassifier(
+        rules.num_tokens,
+        heads,
+        size * _CHANNELS,
+        [layer],
+        residual=False,
+        norm="none",
+        seed=seed,
+    )
+    mixer = model.backbone.blocks[0].mixer
+    assert isinstance(mixer, BDLRU)
+    assert mixer.learned_state is not None
+    codes = _codes(rules.num_contents)
+    model.requires_grad_(requires_grad=False)
+    with torch.no_grad():
+        embedding = model.backbone.embedding.weight.zero_()
+        embedding[:, : features.shape[1]] = _FEATURE * torch.from_numpy(features)
+        mixer.learned_state[0] = codes[torch.from_numpy(rules.start)]
+        mixer.value_proj.weight.zero_()
+        mixer.out_proj.weight.copy_(torch.eye(size * _CHANNELS))
+        nn.init.normal_(
+            mixer.gate_proj.weight, std=_STD, generator=torch.Generator().manual_seed(seed)
+        )
+        bias = mixer.gate_proj.bias.view(size, size + 1).zero_()
+        bias.diagonal().fill_(_KEEP)
+        bias[:, -1] = _LOAD
+        for place, readout in enumerate(model.readouts.values()):
+            assert isinstance(readout, nn.Linear)
+            own = slice(place * _CHANNELS, (place + 1) * _CHANNELS)
+            weight, readout.bias[:] = _nearest(codes[: readout.out_features])
+            readout.weight.zero_()[:, own] = weight
+    mixer.gate_proj.requires_grad_(requires_grad=True)
+    return model
+
+
+def _codes(num_contents: int) -> Tensor:
+    """Return a code for each content, shape (contents, 4): 0, and vectors of length 2."""
+    corners = []
+    for axes in itertools.combinations(range(4), 2):
+        for signs in itertools.product((1.0, -1.0), repeat=2):
+            corner = torch.zeros(4)
+            corner[list(axes)] = torch.tensor(signs)
+            corners.append(corner * 2**0.5)
+    return torch.stack([torch.zeros(4), *corners])[:num_contents]
+
+
+def _nearest(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of logits -s |h - code|^2 / 2, up to a number that all share."""
+    return _SHARPNESS * codes, -_SHARPNESS * codes.square().sum(-1) / 2
+
+
+def alike(model: TokenClassifier, rules: PlaceRules) -> float:
+    """Return the share of tokens that, with hard gates, do to entries what they do to places."""
+    entries = read_rules(model).sources
+    return float(((entries == rules.sources) | ((entries < 0) & (rules.sources < 0))).all(1).mean())
+
+
+class _Segments(NamedTuple):
+    """Segments of words.
+
+    Attributes:
+        contents: contents before the first token and after each one, shape (B, T+1, places).
+        tokens: shape (B, T).
+    """
+
+    contents: Tensor
+    tokens: Tensor
+
+
+class SegmentSampler:
+    """Draws segments of games, by the number of a step.
+
+    All tokens of the games are equally likely to be in a segment. Half of the segments begin with
+    the position of the game. In the other half, about half of the squares have random contents, and
+    so have the rights. In legal games, a move that empties a square looks like one that copies a
+    square of its path, which is always empty: random contents tell these apart.
+
+    Args:
+        games: tokens of games, shape (N, T).
+        rules: the places.
+        randomised: places with random contents -> number of their contents.
+        seed: seed of the segments.
+    """
+
+    def __init__(
+        self,
+        games: NDArray[np.int64],
+        rules: PlaceRules,
+        randomised: dict[int, int],
+        seed: int,
+    ) -> None:
+        self._games, self._rules, self._seed = games, rules, seed
+        self._places = np.array(list(randomised))
+        self._sizes = np.array(list(randomised.values()))
+        # In bytes, as positions take more memory than all the rest.
+        self._before = np.concatenate(
+            [
+                np.broadcast_to(rules.start.astype(np.int8), (len(games), 1, rules.num_places)),
+                rules.contents(games[:, :-1]).astype(np.int8),
+            ],
+            axis=1,
+        )
+        self._order = np.argsort(games, axis=None, kind="stable")
+        self._tokens, self._first, self._counts = np.unique(
+            games.ravel()[self._order], return_index=True, return_counts=True
+        )
+
+    def __call__(self, step: int) -> _Segments:
+        draw = np.random.default_rng([self._seed, step])
+        which = draw.integers(len(self._tokens), size=_SEGMENTS)
+        chosen = self._order[self._first[which] + draw.integers(self._counts[which])]
+        game, ply = np.divmod(chosen, self._games.shape[1])
+        begin = np.clip(
+            ply - draw.integers(_SEGMENT_PLIES, size=_SEGMENTS),
+            0,
+            self._games.shape[1] - _SEGMENT_PLIES,
+        )
+        before = self._before[game, begin].astype(np.int64)
+        spoilt = (draw.random((_SEGMENTS, 1)) < _RANDOM) & (
+            draw.random((_SEGMENTS, len(self._places))) < _RANDOM
+        )
+        contents = draw.integers(self._sizes, size=spoilt.shape)
+        before[:, self._places] = np.where(spoilt, contents, before[:, self._places])
+        tokens = self._games[game[:, None], begin[:, None] + np.arange(_SEGMENT_PLIES)]
+        after = self._rules.contents(tokens, before)
+        return _Segments(
+            torch.from_numpy(np.concatenate([before[:, None], after], axis=1)),
+            torch.from_numpy(tokens),
+        )
+
+
+class _Schedule(Hook):
+    """The learning rate and the gate temperature."""
+
+    def before_step(self, loop: Any) -> None:
+        done = loop.step / loop.num_steps
+        warm = min(1.0, (loop.step + 1) / _WARM_UP)
+        factor = min(1.0, max(0.02, (1 - done) / (1 - _DECAY_FROM)))
+        for group, rate in zip(
+            loop.optimizer.param_groups, (_LEARNING_RATE, _BIAS_RATE), strict=True
+        ):
+            group["lr"] = rate * warm * factor
+        sharpen(loop.model, done)
+
+
+def draw_games(task: Chess, file: Path) -> NDArray[np.int64]:
+    """Return training games, shape (N, T), from a file if it exists; otherwise, draw and store."""
+    if file.exists():
+        stored: NDArray[np.int64] = np.load(file).astype(np.int64)
+        return stored
+    parts = [
+        task.examples("train", start, min(start + _AT_ONCE, NUM_GAMES)).tokens
+        for start in range(0, NUM_GAMES, _AT_ONCE)
+    ]
+    games = np.concatenate(parts)
+    content = io.BytesIO()
+    np.save(content, games.astype(np.int16))
+    write_file(file, content.getvalue())
+    return games
+
+
+def train_chess(
+    folder: Path,
+    seed: int,
+    *,
+    num_threads: int | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> tuple[TokenClassifier, Fitted]:
+    """Train a network to follow chess positions, or resume an interrupted call.
+
+    Args:
+        folder: folder of the training games and of the folder "run"; it must exist.
+        seed: seed of the games, the segments and the weights.
+        num_threads: as in :func:`statemix.training.fit`.
+        on_event: as in :func:`statemix.training.fit`.
+
+    Raises:
+        RequestError: if python-chess is not installed, or as in :func:`statemix.training.fit`.
+    """
+    rules = chess_rules()
+    games = draw_games(Chess(length=NUM_PLIES, seed=seed), folder / f"games-{seed}.npy")
+    model = place_tracker(rules, HEADS, move_features(), seed)
+    codes = _codes(rules.num_contents)
+    weight, bias = _nearest(codes)
+
+    def loss(network: TokenClassifier, segments: _Segments) -> Tensor:
+        before, after = segments.contents[:, :-1], segments.contents[:, 1:]
+        hidden, _ = network.backbone(segments.tokens, (codes[before[:, 0]].unsqueeze(1),))
+        logits = functional.linear(hidden.view(*after.shape, _CHANNELS), weight, bias)
+        losses = functional.cross_entropy(logits.flatten(0, -2), after.flatten(), reduction="none")
+        return (losses.view(after.shape) * (1 + _CHANGED * (before != after))).sum(-1).mean()
+
+    randomised = dict.fromkeys(range(64), rules.num_contents)
+    randomised |= {place: 2 for place, head in enumerate(HEADS) if head in RIGHTS}
+    projection = model.backbone.blocks[0].mixer.gate_proj
+    assert isinstance(projection, nn.Linear)
+    found = fit(
+        model,
+        SegmentSampler(games, rules, randomised, seed),
+        loss,
+        folder / "run",
+        num_steps=NUM_STEPS,
+        optimizer=torch.optim.Adam(
+            [{"params": [one]} for one in (projection.weight, projection.bias)], eps=_EPS
+        ),
+        evaluate=lambda network: {"alike": alike(network, rules)},
+        evaluate_every=20,
+        hooks=[_Schedule()],
+        clip_norm=_CLIP,
+        device="cpu",
+        num_threads=num_threads,
+        seed=seed,
+        on_event=on_event,
+    )
+    return model, found

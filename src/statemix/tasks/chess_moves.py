@@ -1,0 +1,173 @@
+"""Chess moves as tokens, and what each token does to the squares, the side to move and rights."""
+
+from functools import cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.place_rules import PlaceRules
+
+MoveKind = Literal["plain", "castling", "en passant"]
+
+SQUARES = tuple(f"{file}{rank}" for rank in "12345678" for file in "abcdefgh")
+"""Names of the squares in the order of their numbers: a1, b1, ..., h8."""
+
+PIECES = ".PNBRQKpnbrqk"
+"""Contents of a square: empty, then the pieces of White and of Black."""
+
+RIGHTS = ("white_short", "white_long", "black_short", "black_long")
+"""Names of the rights to castle."""
+
+SIDE = "side"
+"""Name of the side to move: 0 for White, 1 for Black."""
+
+HEADS = {**dict.fromkeys(SQUARES, len(PIECES)), SIDE: 2, **dict.fromkeys(RIGHTS, 2)}
+"""What a position consists of -> number of contents."""
+
+_EMPTY = _LOST = 0
+_PROMOTIONS = "NBRQ"
+# Places without a head: the side that waits, and a stock of each piece that a pawn becomes.
+_WAITING = len(HEADS)
+_STOCKS = {piece: _WAITING + 1 + n for n, piece in enumerate(_PROMOTIONS + _PROMOTIONS.lower())}
+# The home squares of kings and rooks, and the rights that end when the piece leaves or is captured.
+# Kings are never captured: after a move to e1, White has no right that could end.
+_HOMES = {
+    "e1": RIGHTS[:2],
+    "h1": RIGHTS[:1],
+    "a1": RIGHTS[1:2],
+    "e8": RIGHTS[2:],
+    "h8": RIGHTS[2:3],
+    "a8": RIGHTS[3:],
+}
+# Where a king castles to -> where the rook moves from and to.
+_ROOKS = {"g1": ("h1", "f1"), "c1": ("a1", "d1"), "g8": ("h8", "f8"), "c8": ("a8", "d8")}
+
+
+class ChessMove(NamedTuple):
+    """A move by its squares.
+
+    Attributes:
+        start: number of the square that the piece leaves.
+        end: number of the square that the piece comes to.
+        promotion: what a pawn becomes, one of "NBRQ"; empty if the move is no promotion.
+        kind: whether the move castles or captures en passant.
+    """
+
+    start: int
+    end: int
+    promotion: str = ""
+    kind: MoveKind = "plain"
+
+    @property
+    def text(self) -> str:
+        """The move in the notation of UCI, with its kind unless it is plain."""
+        text = SQUARES[self.start] + SQUARES[self.end] + self.promotion.lower()
+        return text if self.kind == "plain" else f"{text}({self.kind})"
+
+
+@cache
+def all_moves() -> tuple[ChessMove, ...]:
+    """Return every move that some position allows, first those without a kind or a promotion."""
+    plain = [
+        ChessMove(start, end)
+        for start in range(64)
+        for end in range(64)
+        if start != end and _is_line_or_jump(*_differences(start, end))
+    ]
+    castling = [
+        ChessMove(SQUARES.index(f"e{king[1]}"), SQUARES.index(king), kind="castling")
+        for king in _ROOKS
+    ]
+    promotions, en_passant = [], []
+    for start, end, *_ in plain:
+        files, ranks = _differences(start, end)
+        if abs(files) > 1 or abs(ranks) != 1:
+            continue
+        # Pawns of White move up.
+        if (start // 8, ranks) in ((6, 1), (1, -1)):
+            promotions += [ChessMove(start, end, piece) for piece in _PROMOTIONS]
+        if files and (start // 8, ranks) in ((4, 1), (3, -1)):
+            en_passant.append(ChessMove(start, end, kind="en passant"))
+    return (*plain, *castling, *promotions, *en_passant)
+
+
+def _differences(start: int, end: int) -> tuple[int, int]:
+    """Return by how many files and ranks a square is right of another and above it."""
+    return end % 8 - start % 8, end // 8 - start // 8
+
+
+def _is_line_or_jump(files: int, ranks: int) -> bool:
+    """Return whether a queen or a knight moves so."""
+    return 0 in (files, ranks) or abs(files) == abs(ranks) or {abs(files), abs(ranks)} == {1, 2}
+
+
+@cache
+def chess_rules() -> PlaceRules:
+    """Return what each of :func:`all_moves` does to the places of a position.
+
+    The first places are those of ``HEADS``. Then come the side that does not move, which every
+    token exchanges with the side that moves, and a place for each piece that a pawn may become,
+    which no token changes.
+    """
+    moves = all_moves()
+    index = {head: place for place, head in enumerate(HEADS)}
+    start = [PIECES.index(piece) for piece in "RNBQKBNR" + "P" * 8 + "." * 32 + "p" * 8]
+    start += [PIECES.index(piece) for piece in "rnbqkbnr"]
+    start += [0, *[1] * len(RIGHTS), 1, *(PIECES.index(piece) for piece in _STOCKS)]
+    sources = np.tile(np.arange(len(start)), (len(moves), 1))
+    for move, places in zip(moves, sources, strict=True):
+        places[move.end] = move.start
+        places[move.start] = -1 - _EMPTY
+        if move.promotion:
+            white = move.end > move.start
+            places[move.end] = _STOCKS[move.promotion if white else move.promotion.lower()]
+        if move.kind == "en passant":
+            places[move.start - move.start % 8 + move.end % 8] = -1 - _EMPTY
+        if move.kind == "castling":
+            before, after = (index[square] for square in _ROOKS[SQUARES[move.end]])
+            places[after], places[before] = before, -1 - _EMPTY
+        ended = [*_HOMES.get(SQUARES[move.start], ())]
+        if SQUARES[move.end][0] != "e":
+            ended += _HOMES.get(SQUARES[move.end], ())
+        for right in ended:
+            places[index[right]] = -1 - _LOST
+        places[index[SIDE]], places[_WAITING] = _WAITING, index[SIDE]
+    return PlaceRules(np.array(start), sources, len(PIECES), num_hidden=len(start) - len(HEADS))
+
+
+@cache
+def move_features() -> NDArray[np.float32]:
+    """Return what each of :func:`all_moves` consists of, as zeros and ones, shape (moves, 156).
+
+    A one stands for the first square, another one for the second square, and one more for what is
+    special: each castling, each piece that a pawn of White or Black becomes, and each square of a
+    capture en passant.
+    """
+    kinds: dict[tuple[str, int], int] = {}
+    rows = []
+    for start, end, promotion, kind in all_moves():
+        row = [start, 64 + end]
+        if promotion or kind != "plain":
+            special = (promotion, end > start) if promotion else (kind, end)
+            row.append(128 + kinds.setdefault(special, len(kinds)))
+        rows.append(row)
+    found = np.zeros((len(rows), 128 + len(kinds)), dtype=np.float32)
+    for number, row in enumerate(rows):
+        found[number, row] = 1
+    return found
+
+
+def board_text(contents: NDArray[np.int64]) -> str:
+    """Return a position as eight lines, with the side to move and the rights below.
+
+    Args:
+        contents: contents of the places of ``HEADS``, shape (69,).
+    """
+    pieces = [PIECES[content] for content in contents[:64]]
+    lines = [f"{rank + 1}  " + " ".join(pieces[8 * rank : 8 * rank + 8]) for rank in range(8)][::-1]
+    side, *rights = contents[64 : len(HEADS)].tolist()
+    held = "".join(mark for mark, right in zip("KQkq", rights, strict=True) if right)
+    return "\n".join(
+        [*lines, "   a b c d e f g h", f"   {'black' if side else 'white'} to move, {held or '-'}"]
+    )

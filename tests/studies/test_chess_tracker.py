@@ -1,0 +1,216 @@
+"""The chess tracker: its form, its training segments, its proof and its demo."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from statemix.cli import chess_demo
+from statemix.cli.main import main
+from statemix.place_rules import PlaceRules
+from statemix.proofs import prove_by_structure
+from statemix.studies import chess_results, chess_tracker
+from statemix.studies.chess_tracker import SegmentSampler, alike, draw_games, place_tracker
+from statemix.tasks.chess_games import Chess
+from statemix.tasks.chess_moves import (
+    HEADS,
+    all_moves,
+    chess_rules,
+    move_features,
+)
+from statemix.training import Fitted
+
+# A move from place 0 to 1, one from 1 to 0, and an exchange of two places, of which one is hidden.
+RULES = PlaceRules(
+    np.array([2, 0, 1, 0]),
+    np.array([[-1, 0, 2, 3], [1, -1, 2, 3], [0, 1, 3, 2]]),
+    3,
+    num_hidden=1,
+)
+NAMES = {"first": 3, "second": 3, "third": 2}
+
+
+def small(sources=RULES.sources):
+    """A tracker of the small rules whose gates have been set."""
+    model = place_tracker(RULES, NAMES, np.eye(3, dtype=np.float32), seed=0)
+    projection = model.backbone.blocks[0].mixer.gate_proj
+    gates = projection.weight.data.view(4, 5, -1)
+    for token, row in enumerate(sources):
+        for entry, source in enumerate(row):
+            if source != entry:
+                gates[entry, source if source >= 0 else 4, token] += 5
+    return model
+
+
+def exact_tracker():
+    """Gates that are sums over squares and flags, in units of which keeping an entry gets 2."""
+    model = place_tracker(chess_rules(), HEADS, move_features(), seed=0)
+    projection = model.backbone.blocks[0].mixer.gate_proj
+    rules, moves, features = chess_rules(), all_moves(), move_features()
+    size = rules.num_places
+    with torch.no_grad():
+        gates = projection.weight.zero_().view(size, size + 1, -1)
+        bias = projection.bias.zero_().view(size, size + 1)
+        bias.diagonal().fill_(2)
+        side, waiting = 64, len(HEADS)
+        bias[side, waiting] = bias[waiting, side] = 4
+        for square in range(64):
+            gates[:, square, square] += 1
+            gates[square, -1, square] += 4
+            gates[square, square, 64 + square] -= 3
+            for right in range(65, len(HEADS)):
+                # Does every move that begins here, or ends here, end the right?
+                for part in (square, 64 + square):
+                    tokens = np.flatnonzero(features[:, part])
+                    if (rules.sources[tokens, right] < 0).all():
+                        gates[right, -1, part] += 4
+        for token, move in enumerate(moves):
+            (*_, special) = np.flatnonzero(features[token])
+            if move.promotion:
+                gates[:, rules.sources[token, move.end], special] = 1.5
+            if move.kind != "plain":
+                # The flag does all that happens beside the two squares.
+                for place in set(range(64)) - {move.start, move.end}:
+                    source = rules.sources[token, place]
+                    if source != place:
+                        gates[place, source, special] = 4
+        projection.weight /= 10
+    return model
+
+
+def test_a_new_tracker_keeps_what_it_holds():
+    model = place_tracker(RULES, NAMES, np.eye(3, dtype=np.float32), seed=0)
+    assert alike(model, RULES) == 0
+    model.backbone.blocks[0].mixer.gate_temperature = 1 / 8
+    logits = model(torch.zeros(1, 20, dtype=torch.int64))
+    assert [one.argmax(-1).unique().item() for one in logits.values()] == [2, 0, 1]
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    assert trained == {f"backbone.blocks.0.mixer.gate_proj.{name}" for name in ("weight", "bias")}
+
+
+def test_alike_counts_tokens_that_do_everything_as_the_rules():
+    assert alike(small(), RULES) == 1
+    changed = RULES.sources.copy()
+    changed[0, 0], changed[2, 3] = 3, 3
+    assert alike(small(changed), RULES) == pytest.approx(1 / 3)
+    # The hidden place counts, too.
+    found = prove_by_structure(small(), RULES)
+    assert (found.verdict, found.network) == ("proven", "pruned")
+
+
+def test_rules_that_load_more_than_content_0_are_refused():
+    rules = PlaceRules(np.array([0]), np.array([[-2]]), 2)
+    with pytest.raises(ValueError, match="rules must load content 0 alone, got 1"):
+        place_tracker(rules, {"one": 2}, np.eye(1, dtype=np.float32), seed=0)
+
+
+def test_segments_follow_the_rules_from_positions_of_games_and_from_others():
+    games = np.random.default_rng(0).integers(3, size=(6, 10))
+    sampler = SegmentSampler(games, RULES, {0: 3}, seed=5)
+    segments = sampler(7)
+    before, after = segments.contents[:, 0].numpy(), segments.contents[:, 1:].numpy()
+    tokens = segments.tokens.numpy()
+    np.testing.assert_array_equal(after, RULES.contents(tokens, before))
+    np.testing.assert_array_equal(tokens, sampler(7).tokens.numpy())
+    assert (tokens != sampler(8).tokens.numpy()).any()
+    words = {tuple(game[n : n + 3]) for game in games for n in range(8)}
+    assert {tuple(word) for word in tokens} <= words
+    # Only place 0 may hold something that no game leads to; about a quarter of the segments do.
+    positions = np.concatenate([[RULES.start], RULES.contents(games).reshape(-1, 4)])
+    known = {tuple(row) for row in positions}
+    assert {row[1:] for row in known} >= {tuple(row[1:]) for row in before}
+    assert {tuple(row) for row in before} - known
+
+
+def test_tokens_are_drawn_evenly_although_games_are_not():
+    games = np.zeros((1, 400), dtype=np.int64)
+    games[0, 200] = 2
+    counts = [
+        int((SegmentSampler(games, RULES, {0: 3}, seed=0)(n).tokens == 2).sum()) for n in (0, 1)
+    ]
+    assert min(counts) > 100
+
+
+def test_additive_gates_are_proven_for_chess_and_right_on_games():
+    pytest.importorskip("chess", reason="games need python-chess")
+    model = exact_tracker()
+    assert alike(model, chess_rules()) == 1
+    found = chess_results.prove_chess(model)
+    assert (found.verdict, found.network, found.result.reason) == ("proven", "pruned", "")
+    played = chess_results.play(found.model, Chess().examples("train", 0, 3, 60))
+    assert played.right.shape == (3, 60, 69)
+    assert played.exact.all()
+
+
+def test_features_tell_all_moves_apart_by_squares_and_flags():
+    features = move_features()
+    assert len(np.unique(features, axis=0)) == len(features)
+    for row, move in zip(features, all_moves(), strict=True):
+        assert np.flatnonzero(row)[:2].tolist() == [move.start, 64 + move.end]
+        assert row.sum() == 2 + bool(move.promotion or move.kind != "plain")
+
+
+@pytest.fixture
+def little(monkeypatch):
+    """Two steps on a few games, and short games in the demo."""
+    pytest.importorskip("chess", reason="games need python-chess")
+    for module in (chess_tracker, chess_demo):
+        for name, value in {"NUM_STEPS": 2, "NUM_GAMES": 2, "NUM_PLIES": 6}.items():
+            monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(chess_tracker, "_SEGMENTS", 4)
+    monkeypatch.setattr(chess_demo, "SHOWN", (3, 8))
+    monkeypatch.setattr(chess_demo, "SHORT_GAMES", 2)
+    monkeypatch.setattr(chess_demo, "SHORT_PLIES", 4)
+
+
+def test_a_network_that_is_not_proven_ends_the_demo_with_exit_code_1(little, tmp_path, capsys):
+    arguments = ["demo", "chess", "--output", str(tmp_path / "out")]
+    assert main(arguments) == 1
+    printed = capsys.readouterr()
+    assert "open: no entry follows place 1" in printed.out
+    assert "the network is not proven: no entry follows place 1" in printed.err
+    assert "after 8 plies of a test game" in printed.out
+
+
+def test_games_are_drawn_once(little, tmp_path, monkeypatch):
+    task, file = Chess(length=6), tmp_path / "games.npy"
+    games = draw_games(task, file)
+    np.testing.assert_array_equal(games, task.examples("train", 0, 2).tokens)
+    monkeypatch.setattr(task, "examples", None)
+    np.testing.assert_array_equal(draw_games(task, file), games)
+
+
+def test_the_demo_proves_and_shows_positions_side_by_side(little, tmp_path, capsys, monkeypatch):
+    model = exact_tracker()
+    trained = Fitted(tmp_path, {"step": 2}, {"step": 2}, 1.5)
+    monkeypatch.setattr(chess_demo, "train_chess", lambda *_, **__: (model, trained))
+    arguments = ["demo", "chess", "--output", str(tmp_path), "--moves", "e4 e5 Nf3"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "proven: right after every sequence of the 2,000 tokens, of any length" in out
+    assert "with gates of 0 and 1, on this game: 8 of 8 positions exact, 1 of 1 games" in out
+    assert "after your game: all right" in out
+    row = next(line for line in out.splitlines()[::-1] if line.startswith("3  "))
+    assert row.split() == ["3", *[".", ".", ".", ".", ".", "N", ".", "."]] * 2
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["certificate"]["verdict"] == "proven"
+    assert summary["hardened"] == {"games": 1, "plies": 8, "exact_plies": 8, "exact_games": 1}
+    assert (tmp_path / "certified.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chess", "--group", "S_5"], "group must be absent for the subject chess, got S_5"),
+        (["chess", "--retry"], "retry must be absent for the subject chess"),
+        (["--moves", "e4"], "moves must be absent for the subject groups, got e4"),
+        (["--seed", "3"], "seed must be absent for the subject groups, got 3"),
+        (["chess", "--seed", "-1"], "seed must be in"),
+        (["checkers"], "must be 'groups' or 'chess'"),
+        (["chess", "--moves", "e4 e4"], "moves must be legal, got 'e4' as ply 2"),
+    ],
+)
+def test_malformed_requests_name_the_option(little, tmp_path, capsys, arguments, message):
+    assert main(["demo", *arguments, "--output", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err

@@ -10,7 +10,7 @@ from statemix import tasks
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
 from statemix.place_rules import PlaceRules
-from statemix.proofs import prove_by_structure
+from statemix.proofs import prove_by_structure, structure
 from statemix.proofs.place_readouts import Reading
 
 SHARP = 8.0
@@ -162,11 +162,84 @@ def test_a_gate_that_differs_under_one_token_is_not_followed(token):
 
 
 def test_a_value_that_depends_on_more_than_the_content_is_not_followed():
-    """The token loads content 1 into place 0, and the learned token wrote another code for it."""
+    """The token loads content 1 into place 0, with the code that content 0 has elsewhere."""
     model = follower(LOADS)
-    model.backbone.blocks[0].mixer.value_proj.weight.data.view(3, 2, 1, -1)[0, 1, 0, 1] = 2
+    loads = model.backbone.blocks[0].mixer.value_proj.weight.data.view(3, 2, 1, -1)
+    loads[0, :, 0, 1] = torch.tensor([1.0, 0.0])
     found = prove_by_structure(model, LOADS)
     assert (found.verdict, found.result.reason) == ("open", "no entry follows place 1")
+
+
+def test_a_content_may_have_several_codes(as_trained):
+    """The token loads content 1 into place 0, and the learned token wrote another code for it."""
+    model = follower(LOADS)
+    loads = model.backbone.blocks[0].mixer.value_proj.weight.data.view(3, 2, 1, -1)
+    for code, verdict in ((2.0, "proven"), (0.5, "proven"), (-1.0, "open")):
+        loads[0, 1, 0, 1] = code
+        found = prove_by_structure(model, LOADS)
+        assert found.verdict == verdict
+        if verdict == "proven":
+            assert found.result.margin == pytest.approx(min(code, 1), abs=1e-3)
+
+
+def with_twin(rules, twin):
+    """The exact follower with one more entry, which copies what the entry ``twin`` copies.
+
+    They begin with different values.
+    """
+    P, K = rules.num_places, rules.num_contents
+    wide = PlaceRules(
+        np.append(rules.start, rules.start[twin]),
+        np.hstack([rules.sources, rules.sources[:, [twin]]]),
+        K,
+    )
+    model = follower(wide)
+    start = model.backbone.blocks[0].mixer.value_proj.weight.data.view(P + 1, K, 1, -1)
+    start[P, :, 0, rules.num_tokens] *= 2
+    narrow = TokenClassifier(
+        rules.num_tokens,
+        {f"place_{p}": K for p in range(P)},
+        model.backbone.embedding.embedding_dim,
+        [LayerSpec("bd_lru", num_blocks=1, block_size=P + 1, value_channels=K)],
+        bos=True,
+        residual=False,
+        norm="none",
+    )
+    narrow.backbone.load_state_dict(model.backbone.state_dict())
+    readouts = {k: v for k, v in model.readouts.state_dict().items() if f"place_{P}." not in k}
+    narrow.readouts.load_state_dict(readouts)
+    # The readout of the twin's place reads the last entry alone.
+    weight = narrow.readouts[f"place_{twin}"].weight.data
+    weight.zero_()
+    weight[:, rules.num_tokens + 1 + P * K :] = torch.eye(K)
+    return narrow
+
+
+@pytest.mark.parametrize("twin", [0, 2])
+def test_an_entry_that_begins_with_a_code_of_its_own_follows_its_place(twin, as_trained):
+    rules = EXAMPLES[0]
+    model = with_twin(rules, twin)
+    found = prove_by_structure(model, rules)
+    assert found.verdict == "proven"
+    assert found.result.margin == pytest.approx(1, abs=1e-3)
+    words = torch.tensor(list(itertools.product(range(2), repeat=6)))
+    contents = rules.contents(words.numpy())
+    with torch.no_grad():
+        logits = found.model(words)
+    for p, one in enumerate(logits.values()):
+        np.testing.assert_array_equal(one.argmax(-1).numpy(), contents[..., p])
+
+
+def test_entries_with_too_many_combinations_of_codes_are_not_read(monkeypatch):
+    rules = EXAMPLES[0]
+    model = with_twin(rules, 0)
+    # Each place has a code for each content, and the twin's place has one more. The last code is
+    # that of what never changes.
+    monkeypatch.setattr(structure, "_MOST_COMBINATIONS", 11)
+    assert prove_by_structure(model, rules).network == "pruned"
+    # The last entry, with its second code, is not followed, so the readout reads the others.
+    monkeypatch.setattr(structure, "_MOST_COMBINATIONS", 10)
+    assert prove_by_structure(model, rules).network == "refitted"
 
 
 def test_a_readout_that_other_places_can_overrule_is_open(as_trained):

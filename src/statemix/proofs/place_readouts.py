@@ -32,12 +32,15 @@ class Followed(NamedTuple):
     Attributes:
         places: a place for each entry, -1 where it follows none, shape (entries,). The number of
             places stands for one that no token moves.
-        codes: number of the value that stands for each content at the place, -1 for contents that
-            never come there, shape (entries, contents).
+        contents: for each place, the contents that come to it, once for each of their codes, shape
+            (codes,).
+        codes: for each place, the numbers of the values that its entries then hold, shape
+            (codes, entries of the place).
     """
 
     places: NDArray[np.int64]
-    codes: NDArray[np.int64]
+    contents: list[NDArray[np.int64]]
+    codes: list[NDArray[np.int64]]
 
 
 class LastNorm(NamedTuple):
@@ -75,7 +78,8 @@ class Reading:
 
     Attributes:
         places: place of each entry that is read.
-        codes: value for each content, shape (entries, contents); -1 where a content never comes.
+        contents: as in :class:`Followed`.
+        codes: as in :class:`Followed`.
         added: what an entry with each value adds to z, shape (entries, values, d).
         sizes: sums of magnitudes that these are the sums of, same shape.
         tokens: what tokens add to z, shape (tokens, d).
@@ -87,7 +91,8 @@ class Reading:
     """
 
     places: NDArray[np.int64]
-    codes: NDArray[np.int64]
+    contents: list[NDArray[np.int64]]
+    codes: list[NDArray[np.int64]]
     added: NDArray[np.float64]
     sizes: NDArray[np.float64]
     tokens: NDArray[np.float64]
@@ -115,7 +120,8 @@ class Reading:
         weight = layer.out_proj.weight
         return cls(
             followed.places[used],
-            followed.codes[used],
+            followed.contents,
+            followed.codes,
             np.einsum("edc,vc->evd", out, entries.values),
             np.einsum("edc,vc->evd", np.abs(out), np.abs(entries.values)),
             tokens if hard.backbone.blocks[0].residual else np.zeros_like(tokens),
@@ -135,16 +141,9 @@ class Reading:
         """Return the entries that follow a place."""
         return np.flatnonzero(self.places == place)
 
-    def contents_of(self, place: int) -> NDArray[np.int64]:
-        """Return the contents that come to a place, which an entry follows."""
-        return np.flatnonzero(self.codes[self.entries_of(place)[0]] >= 0)
-
     def sums(self, numbers: NDArray[np.float64], place: int) -> NDArray[np.float64]:
-        """Add up numbers (entries, values, ...) of a place's entries, for each of its contents."""
-        here = self.entries_of(place)[:, None]
-        found: NDArray[np.float64] = numbers[
-            here, self.codes[here[:, 0]][:, self.contents_of(place)]
-        ].sum(0)
+        """Add up numbers (entries, values, ...) of a place's entries, for each of its codes."""
+        found: NDArray[np.float64] = numbers[self.entries_of(place), self.codes[place]].sum(1)
         return found
 
     @cached_property
@@ -181,17 +180,12 @@ class Reading:
                 + sum(self.sums(size, one).max() for one in set(self.places.tolist()))
                 + most * np.abs(bias).max()
             )
-            others = {
-                other: self.sums(score, other) for other in set(self.places.tolist()) - {place}
-            }
-            for content, fixed in zip(
-                self.contents_of(place), self.sums(score, place), strict=True
-            ):
+            for content, fixed in zip(self.contents[place], self.sums(score, place), strict=True):
                 lead = fixed[content] - fixed - 2 * slack
                 lead += (of_tokens[:, [content]] - of_tokens).min(0)
                 for other, sums in others.items():
                     if self.distinct and other < self.num_places:
-                        sums = sums[self.contents_of(other) != content]
+                        sums = sums[self.contents[other] != content]
                     lead += (sums[:, [content]] - sums).min(0)
                 differences = bias[content] - bias
                 lead += np.where(differences < 0, most, least) * differences
@@ -242,7 +236,7 @@ class Reading:
             reads = dual[:, np.flatnonzero(np.isin(owners, self.entries_of(place)))]
             features = self.sums(self.added, place) @ reads
             scale = np.abs(features).max()
-            weight, bias = _separate(features / scale, self.contents_of(place), hard.heads[head])
+            weight, bias = _separate(features / scale, self.contents[place], hard.heads[head])
             read = weight @ (reads / scale).T
             if has_one:
                 read, bias = read + bias[:, None] * one, np.zeros_like(bias)

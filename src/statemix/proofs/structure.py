@@ -1,6 +1,7 @@
 """Proofs by structure: blocks that follow the places of a task with too many states to visit."""
 
 import copy
+import math
 
 import numpy as np
 import torch
@@ -18,23 +19,28 @@ from statemix.proofs.place_readouts import Followed, Reading, by_block
 from statemix.proofs.product_search import SearchResult
 from statemix.proofs.ties import watch_gaps
 
+# Combinations of values that entries of a place hold together; more would take minutes.
+_MOST_COMBINATIONS = 1_000_000
+
 
 @torch.no_grad()
 def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     r"""Prove that a model tells the contents of all places after words of every length.
 
     With gates of 0 and 1, each token lets an entry copy an entry or load a value. An entry
-    *follows* a place if this agrees with what every token does to the place. Then there is a code
+    *follows* a place if this agrees with what every token does to the place, and its value tells
+    the content of the place. The entries that follow a place p then hold together a code
 
-    .. math:: h_e = \mathrm{code}_e(c(p))
+    .. math:: (h_e)_{e \to p} \in \mathrm{Codes}_p(c(p))
 
-    for the content c(p) of the place p, before the first token and, by induction, after every
-    token. Entries that never change follow a place of their own, which no token moves. The network
-    that is proven does not read the entries that follow no place. The readout of a place p is right
-    if, for all contents c and wrong classes c',
+    of the content c(p), before the first token and, by induction, after every token. A content may
+    have several codes, such as one that it has in the beginning alone. Entries that never change
+    follow a place of their own, which no token moves. The network that is proven does not read the
+    entries that follow no place. The readout of a place p is right if, for all contents c and wrong
+    classes c',
 
-    .. math:: \sum_{e \to p} w_e\,\mathrm{code}_e(c) +
-        \sum_{q \ne p} \min_{d} \sum_{e \to q} w_e\,\mathrm{code}_e(d) + b > 0
+    .. math:: \min_{h \in \mathrm{Codes}_p(c)} \sum_{e \to p} w_e h_e +
+        \sum_{q \ne p} \min_{d} \min_{h \in \mathrm{Codes}_q(d)} \sum_{e \to q} w_e h_e + b > 0
 
     where w and b are the differences of the two rows of the readout, and d are the contents of
     place q that words lead to, other than c if tokens only permute distinct contents. A last norm
@@ -70,7 +76,7 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     assert isinstance(hard, TokenClassifier)
     assert isinstance(layer, BDLRU)
     entries = read_rules(hard)
-    followed = _follow(entries, rules)
+    followed = _follow(entries, _with_still_place(rules))
     used = followed.places >= 0
     tracks = used.reshape(layer.num_blocks, layer.block_size)
     by_block(layer)[torch.from_numpy(~tracks)] = 0
@@ -103,17 +109,26 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     )
 
 
-def _follow(entries: EntryRules, rules: PlaceRules) -> Followed:
-    """Find the largest set of pairs of an entry and a place that agree under every token."""
-    rules = _with_still_place(rules)
+def _follow(entries: EntryRules, rules: PlaceRules, *, several: bool = True) -> Followed:
+    """Find a large set of pairs of an entry and a place that agree under every token.
+
+    Args:
+        entries: what tokens do to entries.
+        rules: what they do to places, and to one more place, which no token moves.
+        several: whether contents may have several values.
+    """
     agree = np.ones((len(entries.start), rules.num_places), dtype=np.bool_)
     while True:
         _keep_what_moves_alike(agree, entries, rules)
-        codes = _codes(entries, rules, agree)
-        alike = agree & (codes > _CONFLICT).all(-1)
-        if (alike == agree).all():
+        pairs = np.argwhere(agree)
+        fits = _tell_contents(_reached(entries, rules, pairs), several=several)
+        if fits.all():
             break
-        agree = alike
+        agree[tuple(pairs[~fits].T)] = False
+    # Without several, each content has one combination.
+    combined = _combinations(entries, rules, agree, _MOST_COMBINATIONS if several else math.inf)
+    if combined is None:
+        return _follow(entries, rules, several=False)
     places = np.full(len(agree), -1)
     followers = np.zeros(rules.num_places)
     for entry in np.flatnonzero(agree.any(1)):
@@ -124,7 +139,28 @@ def _follow(entries: EntryRules, rules: PlaceRules) -> Followed:
             rules.num_places - 1 if still else np.where(agree[entry], followers, np.inf).argmin()
         )
         followers[places[entry]] += 1
-    return Followed(places, codes[np.arange(len(places)), places])
+    contents, values = [], []
+    for place, all_rows in enumerate(combined):
+        rows = all_rows[:, np.append(True, places[agree[:, place]] == place)]
+        rows = np.unique(rows, axis=0)
+        contents.append(rows[:, 0])
+        values.append(rows[:, 1:])
+    return Followed(places, contents, values)
+
+
+def _keep_what_moves_alike(
+    agree: NDArray[np.bool_], entries: EntryRules, rules: PlaceRules
+) -> None:
+    """Reduce pairs to the largest set that tokens lead back to, in place."""
+    before = None
+    while before is None or (agree != before).any():
+        before = agree.copy()
+        for entry_sources, place_sources in zip(entries.sources, rules.sources, strict=True):
+            copies, moves = entry_sources >= 0, place_sources >= 0
+            paired = agree[
+                np.ix_(np.where(copies, entry_sources, 0), np.where(moves, place_sources, 0))
+            ]
+            agree &= np.where(copies[:, None] & moves, paired, copies[:, None] == moves)
 
 
 def _keep_what_moves_alike(
@@ -150,39 +186,76 @@ def _with_still_place(rules: PlaceRules) -> PlaceRules:
     )
 
 
-# Code of a content that never comes to a place, and of one that has two codes.
-_UNSEEN, _CONFLICT = -1, -2
-
-
-def _codes(entries: EntryRules, rules: PlaceRules, agree: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the code of each content for each pair, shape (entries, places, contents)."""
-    codes = np.full((*agree.shape, rules.num_contents), _UNSEEN, dtype=np.int64)
-    every = np.arange(rules.num_places)
-    codes[:, every, rules.start] = np.where(agree, entries.start[:, None], _UNSEEN)
+def _reached(entries: EntryRules, rules: PlaceRules, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which contents and values pairs hold together, shape (pairs, contents, values)."""
+    found = np.zeros((len(pairs), rules.num_contents, len(entries.values)), dtype=np.bool_)
+    numbers = np.zeros((len(entries.start), rules.num_places), dtype=np.int64)
+    numbers[tuple(pairs.T)] = every = np.arange(len(pairs))
+    entry, place = pairs.T
+    found[every, rules.start[place], entries.start[entry]] = True
+    moves = []
     for entry_sources, place_sources in zip(entries.sources, rules.sources, strict=True):
-        for place in np.flatnonzero(place_sources < 0):
-            loads = np.flatnonzero((entry_sources < 0) & agree[:, place])
-            content = -1 - place_sources[place]
-            codes[loads, place, content] = _joined(
-                codes[loads, place, content], -1 - entry_sources[loads]
-            )
-    # A few pairs agree, and most do not.
-    pairs = np.nonzero(agree)
-    sources = [
-        (one[pairs[0]], other[pairs[1]])
-        for one, other in zip(entries.sources, rules.sources, strict=True)
-    ]
-    while True:
-        before = codes.copy()
-        for from_entry, from_place in sources:
-            came = codes[from_entry, from_place]
-            came[(from_entry < 0) | (from_place < 0)] = _UNSEEN
-            codes[pairs] = _joined(codes[pairs], came)
-        if (codes == before).all():
-            return codes
+        from_entry, from_place = entry_sources[entry], place_sources[place]
+        loads = from_entry < 0
+        found[every[loads], -1 - from_place[loads], -1 - from_entry[loads]] = True
+        sources = np.where(loads, every, numbers[from_entry, from_place])
+        changed = np.flatnonzero(sources != every)
+        moves.append((changed, sources[changed]))
+    total = None
+    while total != (total := int(found.sum())):
+        for changed, sources in moves:
+            found[changed] |= found[sources]
+    return found
 
 
-def _joined(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    different = (one >= 0) & (other >= 0) & (one != other)
-    conflict = different | (one == _CONFLICT) | (other == _CONFLICT)
-    return np.where(conflict, _CONFLICT, np.maximum(one, other))
+def _tell_contents(found: NDArray[np.bool_], *, several: bool) -> NDArray[np.bool_]:
+    """Return for each pair whether its values are codes of its contents.
+
+    Either each content has one value, which may be that of other contents. Or each value stands for
+    one content, which may have several: two entries that copy the same one from the first token on
+    began with values of their own.
+    """
+    one_value = (found.sum(2) <= 1).all(1)
+    one_content = (found.sum(1) <= 1).all(1) & (found.any(2).sum(1) > 1)
+    fits: NDArray[np.bool_] = one_value | (several & one_content)
+    return fits
+
+
+def _combinations(
+    entries: EntryRules, rules: PlaceRules, agree: NDArray[np.bool_], most: float
+) -> list[NDArray[np.int64]] | None:
+    """Return what words lead to at each place.
+
+    Returns:
+        For each place an array (combinations, 1 + entries that agree with it): the content, and the
+        values of the entries. None if there are more than ``most`` in all.
+    """
+    members = [np.flatnonzero(column) for column in agree.T]
+    found = {
+        (place, (int(rules.start[place]), *entries.start[of].tolist()))
+        for place, of in enumerate(members)
+    }
+    moves: list[set[tuple[int, tuple[int, ...]]]] = [set() for _ in members]
+    for entry_sources, place_sources in zip(entries.sources, rules.sources, strict=True):
+        for place, (of, source) in enumerate(zip(members, place_sources.tolist(), strict=True)):
+            from_entries = entry_sources[of]
+            if source < 0:
+                found.add((place, (-1 - source, *(-1 - from_entries).tolist())))
+            else:
+                # Column 0 is the content.
+                columns = np.searchsorted(members[source], from_entries) + 1
+                moves[source].add((place, (0, *columns.tolist())))
+    new = list(found)
+    while new:
+        source, row = new.pop()
+        for place, columns in moves[source]:
+            after = place, tuple(row[column] for column in columns)
+            if after not in found:
+                found.add(after)
+                new.append(after)
+        if len(found) > most:
+            return None
+    rows: list[list[tuple[int, ...]]] = [[] for _ in members]
+    for place, row in found:
+        rows[place].append(row)
+    return [np.array(sorted(one), dtype=np.int64) for one in rows]

@@ -180,6 +180,9 @@ class Reading:
                 + sum(self.sums(size, one).max() for one in set(self.places.tolist()))
                 + most * np.abs(bias).max()
             )
+            others = {
+                other: self.sums(score, other) for other in set(self.places.tolist()) - {place}
+            }
             for content, fixed in zip(self.contents[place], self.sums(score, place), strict=True):
                 lead = fixed[content] - fixed - 2 * slack
                 lead += (of_tokens[:, [content]] - of_tokens).min(0)

@@ -163,21 +163,6 @@ def _keep_what_moves_alike(
             agree &= np.where(copies[:, None] & moves, paired, copies[:, None] == moves)
 
 
-def _keep_what_moves_alike(
-    agree: NDArray[np.bool_], entries: EntryRules, rules: PlaceRules
-) -> None:
-    """Reduce pairs to the largest set that tokens lead back to, in place."""
-    before = None
-    while before is None or (agree != before).any():
-        before = agree.copy()
-        for entry_sources, place_sources in zip(entries.sources, rules.sources, strict=True):
-            copies, moves = entry_sources >= 0, place_sources >= 0
-            paired = agree[
-                np.ix_(np.where(copies, entry_sources, 0), np.where(moves, place_sources, 0))
-            ]
-            agree &= np.where(copies[:, None] & moves, paired, copies[:, None] == moves)
-
-
 def _with_still_place(rules: PlaceRules) -> PlaceRules:
     """Return the rules with one more place, which always holds content 0."""
     itself = np.full((rules.num_tokens, 1), rules.num_places)

@@ -111,8 +111,8 @@ def _num_entries(name: str, task: Task) -> int:
     num_states = _num_told_apart(task.automaton())
     if num_states > _MOST_STATES:
         raise RequestError(
-            f"task must have an automaton of at most {_MOST_STATES} states, as blocks have an "
-            f"entry for each, got {name} with {num_states}"
+            f"task must need at most {_MOST_STATES} states, as blocks have an entry for each, got "
+            f"{name}, which needs {num_states}"
         )
     return num_states
 

@@ -59,6 +59,19 @@ def test_a_state_with_several_answers_needs_entries_for_each():
     assert layer.options["block_size"] == 2 * 3
 
 
+def test_single_labels_are_tested_on_many_words_of_the_training_length():
+    config = exact(TaskSpec("regex", preset="D_2", labels="last", length=40))
+    assert config.batches.packed
+    assert (config.search.size, config.search.length, config.search.accept) == (2048, 40, 0.9999)
+    assert not config.search.attributes
+    every = exact(TaskSpec("regex", preset="D_2", length=40))
+    assert not every.batches.packed
+    assert (every.search.size, every.search.length, every.search.accept) == (64, 160, 0.9)
+    noises = [one.schedules.attributes[1].end for one in (config, every)]
+    assert noises == [1.0, 0.3]
+    assert every.schedules.replace(attributes=()) == config.schedules.replace(attributes=())
+
+
 def test_a_fixed_training_set_is_repeated_as_long_as_fresh_words_last():
     few, fresh = exact(TaskSpec("permutation", train_size=250)), exact(TaskSpec("permutation"))
     assert (few.schedules.epochs, few.schedules.num_steps) == (350, None)

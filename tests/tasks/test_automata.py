@@ -125,6 +125,20 @@ def test_the_last_position_alone_is_answered_in_words_of_all_lengths():
     assert (beyond.min(), beyond.max()) == (7, 12)
 
 
+def test_log_uniform_lengths_are_those_of_training_words_alone():
+    options = {"rules": PARITY, "length": 40, "labels": "last", "min_length": 2}
+    task = tasks.build("automaton", **options, lengths="log-uniform")
+    found = task.examples("train", 0, 20_000).lengths
+    assert (found.min(), found.max()) == (2, 40)
+    for length in (2, 6, 30):
+        chance = np.log((length + 1) / length) / np.log(41 / 2)
+        assert (found == length).mean() == pytest.approx(chance, abs=0.01)
+    usual = tasks.build("automaton", **options)
+    for split, length in (("test", 40), ("validation", 40), ("train", 60), ("test", 60)):
+        ours, others = (one.examples(split, 0, 50, length) for one in (task, usual))
+        assert (ours.lengths == others.lengths).all()
+
+
 def test_training_words_may_be_shorter():
     task = tasks.build("automaton", rules=PARITY, length=6, min_length=4)
     examples = task.examples("train", 0, 100)
@@ -359,6 +373,10 @@ def test_letters_of_the_pattern_are_the_alphabet_unless_given():
         (
             {"pattern": "abc", "words": "balanced", "length": 671_089},
             "length must be at most 671,088 with words=balanced, got 671,089",
+        ),
+        (
+            {"pattern": "a", "lengths": "short"},
+            "lengths must be one of uniform, log-uniform, got 'short'",
         ),
         ({"pattern": "a", "min_length": 17}, "min_length must be at most 16, got 17"),
     ],

@@ -14,6 +14,7 @@ from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.task import Examples
 
 Labels = Literal["all", "last"]
+Lengths = Literal["uniform", "log-uniform"]
 Words = Literal["covering", "uniform", "balanced", "repeating"]
 
 # Words that the frequency of the most common class is estimated from, and their letters at most.
@@ -163,8 +164,7 @@ class BalancedWords:
         Returns:
             tokens, shape (N, T); any letter where the word has ended.
         """
-        # So many bits that a product with a number below 1 is below that number.
-        chance = (raw >> np.uint64(12)) * 2.0**-52
+        chance = _fractions(raw)
         rows, state = np.arange(len(raw)), np.full(len(raw), self._start)
         last = (self._last[lengths - 1] > chance[rows, lengths - 1, None]).argmax(1)
         tokens = np.zeros(raw.shape, dtype=np.int64)
@@ -186,6 +186,8 @@ class AutomatonTask(DrawnTask):
         length: letters of the longest training word.
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
+        lengths: how lengths of training words are drawn. Half of log-uniform lengths up to 40 are
+            below 7: there a network first sees what letters do, if the last one alone has a label.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
         words: the kind of half of the words; the others have letters drawn uniformly.
             "covering": words go through transitions drawn uniformly. "repeating": each letter
@@ -206,17 +208,23 @@ class AutomatonTask(DrawnTask):
         *,
         length: int,
         min_length: int | None,
+        lengths: Lengths,
         labels: Labels,
         words: Words,
         train_size: int | None,
         seed: int,
     ) -> None:
-        for name, value, known in (("labels", labels, Labels), ("words", words, Words)):
+        for name, value, known in (
+            ("lengths", lengths, Lengths),
+            ("labels", labels, Labels),
+            ("words", words, Words),
+        ):
             if value not in get_args(known):
                 raise OptionError(
                     f"{name} must be one of {', '.join(get_args(known))}, got {value!r}"
                 )
-        self.labels, self.words, self.language = labels, words, language
+        self.lengths, self.labels, self.words = lengths, labels, words
+        self.language = language
         super().__init__(length=length, train_size=train_size, seed=seed)
         self.min_length = min_length
         if min_length is not None:
@@ -263,13 +271,16 @@ class AutomatonTask(DrawnTask):
         return length + 3
 
     def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
+        training = split == "train" and length == self.length
         if self.labels == "all":
-            training = split == "train" and length == self.length
             low = self.min_length or length if training else length
         else:
             low = self.min_length or 1 if length <= self.length else self.length + 1
         low = min(low, length)
-        lengths = low + addressing.below(raw[:, 1], length - low + 1)
+        if training and self.lengths == "log-uniform":
+            lengths = (low * ((length + 1) / low) ** _fractions(raw[:, 1])).astype(np.int64)
+        else:
+            lengths = low + addressing.below(raw[:, 1], length - low + 1)
         tokens = self._words(raw[:, 0] >= 2**63, raw[:, 2:], lengths)
         targets = np.empty_like(tokens)
         state = np.full(len(raw), self.language.automaton.start)
@@ -293,6 +304,11 @@ class AutomatonTask(DrawnTask):
             balanced = _balanced(self.language.automaton, tokens.shape[1])
             tokens[chosen] = balanced.words(raw[chosen, 1:], lengths[chosen])
         return tokens
+
+
+def _fractions(raw: Raw) -> NDArray[np.float64]:
+    """Return uniform values in [0, 1), of so few bits that x times a value is below x."""
+    return np.ldexp((raw >> np.uint64(12)).astype(np.float64), -52)
 
 
 @lru_cache(maxsize=8)

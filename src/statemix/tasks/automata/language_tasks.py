@@ -12,7 +12,7 @@ from statemix.automaton import Automaton
 from statemix.errors import OptionError, SettingError
 from statemix.tasks import addressing
 from statemix.tasks.automata.automaton_text import NamedAutomaton, parse_automaton
-from statemix.tasks.automata.automaton_words import AutomatonTask, Labels, Words
+from statemix.tasks.automata.automaton_words import AutomatonTask, Labels, Lengths, Words
 from statemix.tasks.automata.known_languages import LANGUAGES, TABLES
 
 
@@ -26,6 +26,7 @@ class TableAutomaton(AutomatonTask):
         length: letters of the longest training word; tests may go beyond.
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
+        lengths: "uniform" or "log-uniform": how lengths of training words are drawn.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
         words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
             :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
@@ -51,6 +52,7 @@ class TableAutomaton(AutomatonTask):
         rules: str,
         length: int = 16,
         min_length: int | None = None,
+        lengths: Lengths = "uniform",
         labels: Labels = "all",
         words: Words = "covering",
         train_size: int | None = None,
@@ -63,6 +65,7 @@ class TableAutomaton(AutomatonTask):
             parse_automaton(rules),
             length=length,
             min_length=min_length,
+            lengths=lengths,
             labels=labels,
             words=words,
             train_size=train_size,
@@ -101,6 +104,7 @@ class Regex(AutomatonTask):
         length: letters of the longest training word; tests may go beyond.
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
+        lengths: "uniform" or "log-uniform": how lengths of training words are drawn.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
         words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
             :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
@@ -126,6 +130,7 @@ class Regex(AutomatonTask):
         alphabet: str | None = None,
         length: int = 16,
         min_length: int | None = None,
+        lengths: Lengths = "uniform",
         labels: Labels = "all",
         words: Words = "covering",
         train_size: int | None = None,
@@ -135,6 +140,7 @@ class Regex(AutomatonTask):
             _matcher(pattern, alphabet),
             length=length,
             min_length=min_length,
+            lengths=lengths,
             labels=labels,
             words=words,
             train_size=train_size,
@@ -156,6 +162,7 @@ class RandomAutomaton(AutomatonTask):
         length: letters of the longest training word; tests may go beyond.
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
+        lengths: "uniform" or "log-uniform": how lengths of training words are drawn.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
         words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
             :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
@@ -180,6 +187,7 @@ class RandomAutomaton(AutomatonTask):
         table_seed: int = 0,
         length: int = 16,
         min_length: int | None = None,
+        lengths: Lengths = "uniform",
         labels: Labels = "all",
         words: Words = "covering",
         train_size: int | None = None,
@@ -205,6 +213,7 @@ class RandomAutomaton(AutomatonTask):
             ),
             length=length,
             min_length=min_length,
+            lengths=lengths,
             labels=labels,
             words=words,
             train_size=train_size,

@@ -42,8 +42,8 @@ class Reproduce:
     and patterns, and larger-groups for groups of two generators; exact-factorial measures what
     raises the chance of an attempt (docs/state_tracking.md). fp-a5, fp-budget, fp-copy and catbabi
     are the experiments of Movahedi et al. on fixed points; the last reads tasks_1-20_v1-2.tar.gz,
-    the archive of bAbI, in the current folder. fig4 and duel train language models on the standard library of this Python;
-    at size "paper", fig4 reads FineWeb. They need the extra lm.
+    the archive of bAbI, in the current folder. fig4 and duel train language models on the standard
+    library of this Python; at size "paper", fig4 reads FineWeb. They need the extra lm.
 
     The plan and its predicted time are printed first. Runs that the results store holds are not
     repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.

@@ -34,6 +34,7 @@ def tables() -> dict[str, str]:
         "totals": _totals(rows, cells),
         "tracking": _tracking(rows, "exact-groups"),
         "automata": _tracking(rows, "exact-automata"),
+        "larger_groups": _tracking(rows, "larger-groups"),
         "factorial": _factorial(rows),
         **{name: _paper_table(cells, name) for name in ("table3", "table4", "table6")},
         "tuned": _tuned(cells),

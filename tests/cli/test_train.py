@@ -582,6 +582,13 @@ def test_a_recipe_is_made_for_the_task_and_may_be_changed():
     assert changed.schedules == config.schedules
 
 
+@pytest.mark.parametrize(("words", "length"), [((), 12), (("length=20",), 20)])
+def test_a_recipe_may_add_options_of_the_task(words, length):
+    config = config_of("--recipe", "exact", "--task", "arrangement", "moves=(1 2); (1 2 3)", *words)
+    assert config.build_task().length == length
+    assert config.search.length == 4 * length
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

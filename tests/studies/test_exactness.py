@@ -339,6 +339,20 @@ def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():
         assert first.search == recipe.search.replace(attempts=1, confirm=None)
 
 
+def test_larger_groups_have_ten_seeds_of_the_recipe():
+    suite = {(one.column, one.model): one for one in SUITES["larger-groups"]}
+    recipe = {column: one for (column, model), one in suite.items() if model != "LSTM"}
+    assert list(recipe) == ["S_6", "S_8", "S_10", "PSL(2,7)"]
+    for column, condition in recipe.items():
+        configs = runs_of(condition)
+        assert [config.seed for config in configs] == list(range(10))
+        usual = exact(TaskSpec("arrangement", preset=column))
+        peers = runs_of(suite[column, "LSTM"])
+        for config in configs:
+            assert (config.model, config.search) == (usual.model, usual.search)
+        assert {config.task for config in [*configs, *peers]} == {usual.task}
+
+
 def test_the_table_of_a_factorial_counts_steps(trained):
     rows = trained[0].rows()
     cells = attempts(rows)

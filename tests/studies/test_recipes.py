@@ -72,6 +72,22 @@ def test_single_labels_are_tested_on_many_words_of_the_training_length():
     assert every.schedules.replace(attributes=()) == config.schedules.replace(attributes=())
 
 
+def test_places_get_one_block_of_value_channels_and_words_in_which_they_all_move():
+    config = exact(TaskSpec("arrangement", moves="(1 2); (1 2 3 4 5 6 7)"))
+    assert config.task.options["length"] == 28
+    (layer,) = config.model.layers
+    sizes = {"num_blocks": 1, "block_size": 11, "value_channels": 8, "gate_noise": 0.5}
+    assert layer.options.items() >= sizes.items()
+    assert (config.model.hidden_size, config.search.length) == (128, 112)
+
+
+def test_many_places_get_wider_networks_and_words_of_64():
+    moves = "(1 2); (" + " ".join(map(str, range(1, 41))) + ")"
+    config = exact(TaskSpec("arrangement", moves=moves))
+    assert (config.model.hidden_size, config.task.options["length"]) == (320, 64)
+    assert exact(TaskSpec("arrangement", moves=moves, length=9)).task.options["length"] == 9
+
+
 def test_a_fixed_training_set_is_repeated_as_long_as_fresh_words_last():
     few, fresh = exact(TaskSpec("permutation", train_size=250)), exact(TaskSpec("permutation"))
     assert (few.schedules.epochs, few.schedules.num_steps) == (350, None)

@@ -148,7 +148,7 @@ class Train:
             check_threads("workers", self.workers)
         axes = [_axis(text) for text in self.grid]
         for axis in axes:
-            if self.recipe is not None and axis.name.split(".")[0] == "task":
+            if self.recipe is not None and _is_of_task(axis.name):
                 raise RequestError(
                     f"grid must not change the task of a recipe, which is made for one, got "
                     f"{axis.name}"
@@ -240,6 +240,9 @@ def parse(arguments: Sequence[str]) -> Train:
         )
     command = Train(**read_fields(own, groups))
     tree = _base(command, given, settings).to_plain()
+    if command.recipe is not None:
+        # The recipe has read them, and may have added options.
+        given = {name: words for name, words in given.items() if not _is_of_task(name)}
     return dataclasses.replace(command, run_config=_changed(tree, given, settings))
 
 
@@ -288,7 +291,7 @@ def _base(
     if command.recipe is not None:
         if command.recipe not in RECIPES:
             raise RequestError(f"--recipe must be one of {list(RECIPES)}, got {command.recipe!r}")
-        task = {name: words for name, words in given.items() if name.split(".")[0] == "task"}
+        task = {name: words for name, words in given.items() if _is_of_task(name)}
         return RECIPES[command.recipe](_changed(RunConfig().to_plain(), task, settings).task)
     if command.config is not None:
         tree = read_tree(command.config)
@@ -297,6 +300,10 @@ def _base(
         except RequestError as error:
             raise RequestError(f"{command.config}: {error}") from error
     return RunConfig() if command.from_run is None else load_asked(command.from_run)
+
+
+def _is_of_task(setting: str) -> bool:
+    return setting.split(".")[0] == "task"
 
 
 def _registries() -> str:

@@ -1,6 +1,8 @@
 """Configurations with a name, for users who want what they achieve and not their details."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 from statemix.automaton import IGNORED, NEVER, Automaton, HasAutomaton
 from statemix.errors import RequestError
@@ -25,16 +27,19 @@ from statemix.training.settings import Assignments
 MAX_PAIRS = 5000
 """Pairs after which the search for a proof stops; networks that track have a few hundred."""
 
-_BATCH_SIZE = 128
-# Optimiser steps of sharpening, after the search.
-_STEPS = 700
 _SHARP = 1 / 8
+_SHARPENING = AttributeSchedule(
+    attribute="gate_temperature", end=_SHARP, finish=0.7, curve="geometric"
+)
+# Steps between evaluations: often enough to see an attempt leave its plateau.
+_EVERY = 50
+# Beyond what was measured, and within what the kernels are made for.
+_MOST_STATES = 16
+
 # Noise in raw gates of columns, without which some letters choose less clearly. With a single label
 # for each word, networks that were right with gates of temperature 1/16 were wrong with gates of 0
 # and 1 unless there was more noise.
 _NOISE, _LAST_ONLY_NOISE = 0.3, 1.0
-# Steps between evaluations: often enough to see an attempt leave its plateau.
-_EVERY = 50
 # Tests where a word has a single label. Before gates are sharpened, sharp gates answer few words.
 _LAST_ONLY = {
     "size": 2048,
@@ -44,83 +49,131 @@ _LAST_ONLY = {
     "confirm": 0.9999,
     "attributes": Assignments(),
 }
-# Beyond what was measured, and within what the kernels are made for.
-_MOST_STATES = 16
+
+# Places: values of one number are too few for a readout to tell contents apart.
+_CHANNELS = 8
+# With one entry for each place, two entries often follow the same place, and none another.
+_ENTRIES_PER_PLACE = 1.5
+# In short words, entries that hand on what they hold and lose it at the end are as good as a cycle.
+_TOKENS_PER_PLACE = 4
+_MOST_TOKENS = 64
+# Noise from the beginning lets tokens copy entries instead of means of entries.
+_PLACE_NOISE = 0.5
 
 
 def exact(task: TaskSpec) -> RunConfig:
-    """Return the settings that make a BD-LRU track an automaton exactly.
+    """Return the settings that make a BD-LRU track an automaton or places exactly.
 
-    One layer has six blocks. Their initial states are learned, and their input gates begin closed,
-    so that tokens only mix what the blocks hold. Attempts from new weights are trained until one
-    still answers words of four times the length with sharp gates. Then the gates are sharpened
-    while the learning rate falls, and the attempt is tested again; if it fails, the next one
-    begins. ``statemix certify`` sets the gates to 0 and 1, keeps the blocks that track, and proves
-    the result.
+    One layer begins in a known state, and its input gates begin closed, so that tokens only mix
+    what the blocks hold. Attempts from new weights are trained until one still answers words of
+    four times the length with sharp gates. Then the gates are sharpened while the learning rate
+    falls, and the attempt is tested again; if it fails, the next one begins. ``statemix certify``
+    sets the gates to 0 and 1, keeps the blocks that track, and proves the result.
 
-    A block has an entry for each point of a permutation group; otherwise, for each state of the
-    automaton. For an automaton of the user, one block with column gates and two entries for each
-    state takes the place of the six, and noise in the gates while they are sharpened makes the
-    letters choose clearly. Why this works is in ``docs/state_tracking.md``.
+    - The layer of a group, or of a task with an automaton of its own, has six blocks with learned
+      initial states. A block has an entry for each point that the group permutes, or for each state
+      of the automaton.
+    - The layer of an automaton of the user has one block with column gates and two entries for each
+      state. Noise in the gates while they are sharpened makes the letters choose clearly. If only
+      the last letter of each word has a label, a batch has few labels, and long words of most
+      languages have the same one. Attempts are then tested more often, on more words, of all
+      lengths up to that of training; nearly all answers must be right, and there is more noise.
+    - The layer of n places has one block of 1.5 n entries of eight values each, and noise in the
+      gates from the beginning. Words have 4 n tokens, but at most 64, if the task does not give
+      their length. The width is 8 n, but at least 128.
 
-    If only the last letter of each word of such an automaton has a label, a batch has few labels,
-    and long words of most languages have the same one. Attempts are then tested more often, on more
-    words, of all lengths up to that of training; nearly all answers must be right. There is more
-    noise while gates are sharpened.
+    Why this works is in ``docs/state_tracking.md``.
 
     Args:
-        task: a task with a finite automaton.
+        task: a task with a finite automaton or with places.
 
     Raises:
-        RequestError: if the task has none or one of more than 16 states, or an option does not fit
-            it.
+        RequestError: if the task has neither, or an automaton of more than 16 states, or an option
+            does not fit it.
     """
     built = task.build()
+    if isinstance(built, HasPlaces):
+        return _for_places(task, built.places().num_places)
     num_entries = _num_entries(task.name, built)
-    layer = LayerSpec("bd_lru", num_blocks=6, block_size=num_entries, **TRACKING)
-    attributes = [
-        AttributeSchedule(attribute="gate_temperature", end=_SHARP, finish=0.7, curve="geometric")
-    ]
-    last_only = isinstance(built, AutomatonTask) and built.labels == "last"
+    search = _search(built)
     if isinstance(built, AutomatonTask):
+        last_only = built.labels == "last"
+        noise = _LAST_ONLY_NOISE if last_only else _NOISE
         # Several blocks would share the states, and follow them only together.
         columns = {"gate": "column_softmax", **COLUMN_TRACKING}
         layer = LayerSpec("bd_lru", num_blocks=1, block_size=2 * num_entries, **columns)
-        noise = _LAST_ONLY_NOISE if last_only else _NOISE
-        attributes.append(AttributeSchedule(attribute="gate_noise", end=noise, finish=0.0))
-    fresh = built.train_size is None
-    steps_per_epoch = 1 if built.train_size is None else -(-built.train_size // _BATCH_SIZE)
+        steady = (AttributeSchedule(attribute="gate_noise", end=noise, finish=0.0),)
+        if last_only:
+            search = search.replace(**_LAST_ONLY, length=built.length)
+    else:
+        last_only, steady = False, ()
+        layer = LayerSpec("bd_lru", num_blocks=6, block_size=num_entries, **TRACKING)
     return RunConfig(
         task=task,
         model=ModelConfig(layers=(layer,)),
-        batches=BatchConfig(size=_BATCH_SIZE, packed=last_only),
+        batches=BatchConfig(size=128, packed=last_only),
         optimizer=OptimizerConfig(learning_rate=2e-3),
-        schedules=ScheduleConfig(
-            num_steps=_STEPS if fresh else None,
-            epochs=None if fresh else -(-_STEPS // steps_per_epoch),
-            warmup_steps=50,
-            attributes=tuple(attributes),
-        ),
-        search=SearchConfig(
-            attempts=12,
-            length=4 * built.length,
-            # Late attempts that track have passed this. Those that track a quotient of the group,
-            # and the rest on short words alone, stay below.
-            accept_last=0.75,
-            # Networks that were proven had .998 at least, others .95 at most.
-            confirm=0.99,
-            attributes=Assignments(gate_temperature=_SHARP),
-        ).replace(**_LAST_ONLY | {"length": built.length} if last_only else {}),
-        evaluation=EvaluationConfig(every=_EVERY if fresh else -(-_EVERY // steps_per_epoch)),
+        search=search,
+        **_durations(built, batch_size=128, num_steps=700, attributes=(_SHARPENING, *steady)),
     )
 
 
+def _for_places(task: TaskSpec, num_places: int) -> RunConfig:
+    length = min(_TOKENS_PER_PLACE * num_places, _MOST_TOKENS)
+    task = TaskSpec(task.name, **{"length": length, **task.options})
+    built = task.build()
+    layer = LayerSpec(
+        "bd_lru",
+        num_blocks=1,
+        block_size=math.ceil(_ENTRIES_PER_PLACE * num_places),
+        value_channels=_CHANNELS,
+        gate_noise=_PLACE_NOISE,
+        **TRACKING,
+    )
+    return RunConfig(
+        task=task,
+        model=ModelConfig(layers=(layer,), hidden_size=max(128, _CHANNELS * num_places)),
+        batches=BatchConfig(size=32),
+        optimizer=OptimizerConfig(learning_rate=5e-3),
+        search=_search(built).replace(every=50, tests=6),
+        **_durations(built, batch_size=32, num_steps=300, attributes=(_SHARPENING,)),
+    )
+
+
+def _search(built: Task) -> SearchConfig:
+    return SearchConfig(
+        attempts=12,
+        length=4 * built.length,
+        # Late attempts that track have passed this. Those that track a quotient of the group, and
+        # the rest on short words alone, stay below.
+        accept_last=0.75,
+        # Networks that were proven had .998 at least, others .95 at most.
+        confirm=0.99,
+        attributes=Assignments(gate_temperature=_SHARP),
+    )
+
+
+def _durations(
+    built: Task, *, batch_size: int, num_steps: int, attributes: tuple[AttributeSchedule, ...]
+) -> dict[str, Any]:
+    """Return how long attempts are sharpened, and when they are evaluated."""
+    fresh = built.train_size is None
+    steps_per_epoch = 1 if built.train_size is None else -(-built.train_size // batch_size)
+    return {
+        "schedules": ScheduleConfig(
+            num_steps=num_steps if fresh else None,
+            epochs=None if fresh else -(-num_steps // steps_per_epoch),
+            warmup_steps=50,
+            attributes=attributes,
+        ),
+        "evaluation": EvaluationConfig(every=_EVERY if fresh else -(-_EVERY // steps_per_epoch)),
+    }
+
+
 def _num_entries(name: str, task: Task) -> int:
-    """Return the entries that a block needs to hold the state of a task."""
+    """Return the entries that a block needs to hold the state of an automaton."""
     if isinstance(task, Permutation):
         return task.group.degree
-    if isinstance(task, HasPlaces):
-        return task.places().num_places
     if not isinstance(task, HasAutomaton):
         having = [known for known in TASKS if issubclass(TASKS[known], HasAutomaton | HasPlaces)]
         raise RequestError(

@@ -12,6 +12,7 @@ from statemix.studies.exactness.exact_suites import (
     automaton_entries,
     factorial_entries,
     group_entries,
+    larger_group_entries,
 )
 from statemix.studies.exactness.exact_table import (
     ATTEMPTS_LEGEND,
@@ -97,6 +98,12 @@ STUDIES = (
         "exact-automata",
         "random automata, the languages of Tomita, and patterns, learned from words of 15 or 16",
         cache(automaton_entries),
+        legend=LEGEND,
+    ),
+    ProofStudy(
+        "larger-groups",
+        "groups of up to 3,628,800 permutations, from two generators",
+        cache(larger_group_entries),
         legend=LEGEND,
     ),
     AttemptStudy(

@@ -179,6 +179,27 @@ def automaton_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntr
     )
 
 
+_LARGER_GROUPS = ("S_6", "S_8", "S_10", "PSL(2,7)")
+_PLACE_LENGTHS = (64, 1024, 16_384)
+
+
+def larger_group_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return an entry for each group and network; there is one protocol and one size."""
+    del protocol, size
+    recipes = {name: exact(TaskSpec("arrangement", preset=name)) for name in _LARGER_GROUPS}
+    return tuple(
+        StudyEntry(
+            column, model, Trials.seeded(_measured(configured(recipe), _PLACE_LENGTHS), seeds)
+        )
+        for model, configured, seeds in (
+            ("BD-LRU, recipe exact", lambda recipe: recipe, tuple(range(10))),
+            # On the words of the recipe.
+            ("LSTM", lambda recipe: _lstm(recipe.task), (0, 1, 2)),
+        )
+        for column, recipe in recipes.items()
+    )
+
+
 _GROUPS = ("A_5", "S_5")
 # Others than those of exact-groups, so that no change is chosen by the seeds that prove it.
 _SEEDS = tuple(range(100, 110))

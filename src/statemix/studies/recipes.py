@@ -1,7 +1,7 @@
 """Configurations with a name, for users who want what they achieve and not their details."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from statemix.automaton import IGNORED, NEVER, Automaton, HasAutomaton
@@ -95,18 +95,17 @@ def exact(task: TaskSpec) -> RunConfig:
     if isinstance(built, HasPlaces):
         return _for_places(task, built.places().num_places)
     num_entries = _num_entries(task.name, built)
-    search = _search(built)
+    search, attributes, last_only = _search(built), [_SHARPENING], False
     if isinstance(built, AutomatonTask):
         last_only = built.labels == "last"
         noise = _LAST_ONLY_NOISE if last_only else _NOISE
         # Several blocks would share the states, and follow them only together.
         columns = {"gate": "column_softmax", **COLUMN_TRACKING}
         layer = LayerSpec("bd_lru", num_blocks=1, block_size=2 * num_entries, **columns)
-        steady = (AttributeSchedule(attribute="gate_noise", end=noise, finish=0.0),)
+        attributes.append(AttributeSchedule(attribute="gate_noise", end=noise, finish=0.0))
         if last_only:
             search = search.replace(**_LAST_ONLY, length=built.length)
     else:
-        last_only, steady = False, ()
         layer = LayerSpec("bd_lru", num_blocks=6, block_size=num_entries, **TRACKING)
     return RunConfig(
         task=task,
@@ -114,7 +113,7 @@ def exact(task: TaskSpec) -> RunConfig:
         batches=BatchConfig(size=128, packed=last_only),
         optimizer=OptimizerConfig(learning_rate=2e-3),
         search=search,
-        **_durations(built, batch_size=128, num_steps=700, attributes=(_SHARPENING, *steady)),
+        **_durations(built, batch_size=128, num_steps=700, attributes=attributes),
     )
 
 
@@ -136,7 +135,7 @@ def _for_places(task: TaskSpec, num_places: int) -> RunConfig:
         batches=BatchConfig(size=32),
         optimizer=OptimizerConfig(learning_rate=5e-3),
         search=_search(built).replace(every=50, tests=6),
-        **_durations(built, batch_size=32, num_steps=300, attributes=(_SHARPENING,)),
+        **_durations(built, batch_size=32, num_steps=300, attributes=[_SHARPENING]),
     )
 
 
@@ -154,7 +153,7 @@ def _search(built: Task) -> SearchConfig:
 
 
 def _durations(
-    built: Task, *, batch_size: int, num_steps: int, attributes: tuple[AttributeSchedule, ...]
+    built: Task, *, batch_size: int, num_steps: int, attributes: Sequence[AttributeSchedule]
 ) -> dict[str, Any]:
     """Return how long attempts are sharpened, and when they are evaluated."""
     fresh = built.train_size is None
@@ -164,7 +163,7 @@ def _durations(
             num_steps=num_steps if fresh else None,
             epochs=None if fresh else -(-num_steps // steps_per_epoch),
             warmup_steps=50,
-            attributes=attributes,
+            attributes=tuple(attributes),
         ),
         "evaluation": EvaluationConfig(every=_EVERY if fresh else -(-_EVERY // steps_per_epoch)),
     }

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from measurement_tables import tables as measurement_tables
+from protocol_tables import tables as protocol_tables
 from scaling_tables import tables as scaling_tables
 from speed_tables import tables as speed_tables
 from study_tables import tables as study_tables
@@ -16,6 +17,7 @@ def tables() -> dict[str, str]:
     """Return the Markdown of every table by the name of its file."""
     return {
         **measurement_tables(),
+        **protocol_tables(),
         **scaling_tables(),
         **speed_tables(),
         **study_tables(),

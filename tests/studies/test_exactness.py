@@ -22,7 +22,7 @@ from statemix.studies.recipes import exact
 from statemix.studies.runner import Ended, Job
 from statemix.studies.store import Store, key
 from statemix.studies.study_entries import StudyEntry, Trial, Trials, due, plan
-from statemix.tasks import TaskSpec
+from statemix.tasks import IGNORED, TaskSpec
 from statemix.training import (
     BatchConfig,
     EvaluationConfig,
@@ -311,6 +311,62 @@ def test_each_seed_of_the_automata_has_an_automaton_of_its_own():
         assert config.runtime.num_threads == 1
     assert len(runs_of(recipe["tomita-3"])) == 10
     assert len(runs_of(suite["pattern of 3", "LSTM"])) == 3
+
+
+PD_SSM = ["parity", "cycle navigation", "even pairs"]
+GROUPS = {"A_5": [2, 6, 8, 12], "S_5": [4, 8, 32]}
+LDRU = [
+    *PD_SSM, "modular sum", *(f"tomita-{number}" for number in range(3, 8)),
+    *(f"D_{depth}" for depth in (2, 3, 4, 6, 8, 12)),
+    *(f"P_{skipped}_{word}" for word in ("ab", "abba") for skipped in (2, 4, 8)),
+]  # fmt: skip
+
+
+def test_the_tasks_of_other_works_are_trained_and_tested_as_there():
+    suite = {(one.column, one.model): one for one in SUITES["exact-protocols"]}
+    recipe = {column: one for (column, model), one in suite.items() if model == RECIPE.model}
+    groups = [f"{name}, {count} generators" for name in GROUPS for count in GROUPS[name]]
+    assert len(LDRU) == 21
+    assert set(recipe) == {*LDRU, *groups, "flip-flop", "S_3 x S_3"}
+    for column, entry in recipe.items():
+        configs = runs_of(entry)
+        assert [config.seed for config in configs] == list(range(10))
+        task, usual = configs[0].build_task(), exact(configs[0].task)
+        assert (configs[0].model, configs[0].search) == (usual.model, usual.search)
+        assert all(length in configs[0].evaluation.lengths for length in entry.published)
+        if column in LDRU:
+            assert (task.min_length, task.length) == (3 if column in PD_SSM else None, 40)
+            assert configs[0].evaluation.lengths == (256, 500)
+            scored = task.examples("train", 0, 20).targets["answer"] != IGNORED
+            assert (scored.sum(1) == 1).all()
+    for column in groups:
+        task = runs_of(recipe[column])[0].build_task()
+        assert column == f"{task.group.name}, {task.vocab_size} generators"
+    keys = [key(config) for one in suite.values() for config in runs_of(one)]
+    assert len(keys) == len(set(keys))
+
+
+def test_other_layers_are_trained_on_some_of_the_tasks():
+    suite = [one for one in SUITES["exact-protocols"] if one.model != RECIPE.model]
+    columns = ["parity", "cycle navigation", "even pairs", "flip-flop", "S_3 x S_3", "D_12"]
+    columns.append("A_5, 2 generators")
+    models = ["LSTM", "Mamba-2", "DeltaNet [-1,1]", "Gated DeltaProduct_4"]
+    assert [(one.model, one.column) for one in suite] == [
+        (model, column) for model in models for column in columns
+    ]
+    for one in suite:
+        assert [config.seed for config in runs_of(one)] == [0, 1, 2]
+        assert runs_of(one)[0].schedules.num_steps == 1000
+        assert len(runs_of(one)[0].model.layers) == 1
+
+
+def test_the_table_of_other_works_has_their_accuracies():
+    study = next(one for one in STUDIES if one.name == "exact-protocols")
+    entries = study.chosen("paper", "laptop", ["parity"], [RECIPE.model])
+    ours, published = study.table(study.runs(entries, {}), entries).lines
+    assert ours.cells[:3] == ("parity", RECIPE.model, "0 of 10")
+    assert published.cells[1] == "PD-SSM at 256, MLP-LDRU at 500"
+    assert [cell for cell in published.cells[2:] if cell] == [".999", "1.00"]
 
 
 def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():

@@ -145,6 +145,8 @@ def test_resolved_says_the_whole_run(tiny):
         "length": 5,
         "min_length": None,
         "generators": False,
+        "num_generators": None,
+        "generator_seed": 0,
         "train_size": 20,
     }
     assert resolved.build_task().seed == 3
@@ -312,6 +314,8 @@ def test_completing_writes_out_the_options_of_the_task():
         "length": 16,
         "min_length": None,
         "generators": False,
+        "num_generators": None,
+        "generator_seed": 0,
         "train_size": 9,
     }
     given = RunConfig(task=TaskSpec("permutation", train_size=9, seed=2)).completed()

@@ -32,6 +32,7 @@ def test_the_race_of_representations_is_in_the_metrics(fresh, tmp_path):
     [
         {"task": TaskSpec("parity")},
         {"task": TaskSpec("permutation", group="S_3", generators=True)},
+        {"task": TaskSpec("permutation", group="S_3", num_generators=2)},
         {"model.layers": (LayerSpec("lstm"),)},
         # 120 blocks of 10 entries have 12,000 transitions.
         {"model.layers": (LayerSpec("bd_lru", num_blocks=120, block_size=10),)},

@@ -109,7 +109,7 @@ def representations(model: ReadoutModel, task: Task) -> dict[str, float]:
         are too many.
     """
     layer = model.backbone.blocks[0].mixer
-    if not isinstance(task, Permutation) or task.generators:
+    if not isinstance(task, Permutation) or task.vocab_size < task.group.order:
         return {}
     if not isinstance(layer, GatedRecurrence):
         return {}

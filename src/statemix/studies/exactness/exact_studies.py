@@ -8,6 +8,7 @@ from typing import Any, cast
 import polars as pl
 
 from statemix.studies import recipes, store
+from statemix.studies.exactness.exact_protocols import protocol_entries
 from statemix.studies.exactness.exact_suites import (
     automaton_entries,
     factorial_entries,
@@ -17,6 +18,7 @@ from statemix.studies.exactness.exact_suites import (
 from statemix.studies.exactness.exact_table import (
     ATTEMPTS_LEGEND,
     LEGEND,
+    PROTOCOLS_LEGEND,
     attempts_table,
     proof_table,
 )
@@ -105,6 +107,12 @@ STUDIES = (
         "groups of up to 3,628,800 permutations, from two generators",
         cache(larger_group_entries),
         legend=LEGEND,
+    ),
+    CertifiedStudy(
+        "exact-protocols",
+        "the tasks of other works, with their lengths and labels",
+        cache(protocol_entries),
+        legend=PROTOCOLS_LEGEND,
     ),
     AttemptStudy(
         "exact-factorial",

@@ -397,7 +397,7 @@ def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():
 
 def test_larger_groups_have_ten_seeds_of_the_recipe():
     suite = {(one.column, one.model): one for one in SUITES["larger-groups"]}
-    recipe = {column: one for (column, model), one in suite.items() if model != "LSTM"}
+    recipe = {column: one for (column, model), one in suite.items() if model == RECIPE.model}
     assert list(recipe) == ["S_6", "S_8", "S_10", "PSL(2,7)"]
     for column, condition in recipe.items():
         configs = runs_of(condition)
@@ -407,6 +407,23 @@ def test_larger_groups_have_ten_seeds_of_the_recipe():
         for config in configs:
             assert (config.model, config.search) == (usual.model, usual.search)
         assert {config.task for config in [*configs, *peers]} == {usual.task}
+
+
+def test_changes_of_the_settings_for_places_are_single_attempts_that_differ():
+    changed = {
+        one.model: runs_of(one)[0]
+        for one in SUITES["larger-groups"]
+        if one.model.startswith("BD-LRU, one attempt")
+    }
+    assert len(set(changed.values())) == len(changed) == 5
+    for config in changed.values():
+        assert (config.search.attempts, config.search.confirm) == (1, None)
+    usual = changed.pop("BD-LRU, one attempt").model.layers[0].options
+    differing = [
+        {name for name in usual if usual[name] != config.model.layers[0].options[name]}
+        for config in changed.values()
+    ]
+    assert differing == [{"block_size"}, set(), {"gate_noise"}, {"num_blocks", "value_channels"}]
 
 
 def test_the_table_of_a_factorial_counts_steps(trained):

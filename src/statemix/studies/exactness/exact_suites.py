@@ -181,23 +181,46 @@ def automaton_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntr
 
 _LARGER_GROUPS = ("S_6", "S_8", "S_10", "PSL(2,7)")
 _PLACE_LENGTHS = (64, 1024, 16_384)
+# Others than those of the recipe.
+_CHANGE_SEEDS = range(100, 105)
 
 
 def larger_group_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return an entry for each group and network; there is one protocol and one size."""
     del protocol, size
-    recipes = {name: exact(TaskSpec("arrangement", preset=name)) for name in _LARGER_GROUPS}
+    recipes = {name: exact(_generated(name)) for name in _LARGER_GROUPS}
+    conditions = [
+        *((name, "BD-LRU, recipe exact", recipe, range(10)) for name, recipe in recipes.items()),
+        *(("S_10", model, one, _CHANGE_SEEDS) for model, one in _place_changes("S_10").items()),
+        # On the words of the recipe.
+        *((name, "LSTM", _lstm(recipe.task), range(3)) for name, recipe in recipes.items()),
+    ]
     return tuple(
-        StudyEntry(
-            column, model, Trials.seeded(_measured(configured(recipe), _PLACE_LENGTHS), seeds)
-        )
-        for model, configured, seeds in (
-            ("BD-LRU, recipe exact", lambda recipe: recipe, tuple(range(10))),
-            # On the words of the recipe.
-            ("LSTM", lambda recipe: _lstm(recipe.task), (0, 1, 2)),
-        )
-        for column, recipe in recipes.items()
+        StudyEntry(column, model, Trials.seeded(_measured(config, _PLACE_LENGTHS), tuple(seeds)))
+        for column, model, config, seeds in conditions
     )
+
+
+def _generated(name: str, **options: Any) -> TaskSpec:
+    return TaskSpec("arrangement", preset=name, **options)
+
+
+def _place_changes(name: str) -> dict[str, RunConfig]:
+    """Return a single attempt of the recipe, and attempts with one change each."""
+    usual, short = (
+        config.replace(search=config.search.replace(attempts=1, confirm=None))
+        for config in (exact(_generated(name)), exact(_generated(name, length=16)))
+    )
+    num_places = _generated(name).build().num_classes
+    return {
+        "BD-LRU, one attempt": usual,
+        "BD-LRU, one attempt, an entry for each place": with_layer(usual, block_size=num_places),
+        "BD-LRU, one attempt, words of 16": short,
+        "BD-LRU, one attempt, no noise": with_layer(usual, gate_noise=0.0),
+        "BD-LRU, one attempt, 8 blocks of one channel": with_layer(
+            usual, num_blocks=8, value_channels=1
+        ),
+    }
 
 
 _GROUPS = ("A_5", "S_5")

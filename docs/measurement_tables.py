@@ -33,6 +33,7 @@ def tables() -> dict[str, str]:
         "anderson": _anderson(),
         "checks": _checks(),
         "generation": _generation(),
+        "chess": _chess(),
     }
 
 
@@ -45,6 +46,36 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def json_lines(*path: str) -> list[dict[str, Any]]:
     """Return the rows of a file in the folder of results."""
     return [json.loads(line) for line in RESULTS.joinpath(*path).read_text().splitlines()]
+
+
+def _chess() -> str:
+    """Return the table of `results/demo/chess.jsonl`: one run of `statemix demo chess` a line."""
+    lines = []
+    for row in json_lines("demo", "chess.jsonl"):
+        trained, hard, proof = row["as_trained"], row["hardened"], row["certificate"]
+        lines.append(
+            [
+                str(row["seed"]),
+                str(round(row["alike"] * 2000)),
+                proof["verdict"],
+                "-" if proof["margin"] is None else f"{proof['margin']:.1f}",
+                f"{trained['exact_plies']:,} of {trained['plies']:,}",
+                f"{trained['exact_games']} of {trained['games']}",
+                f"{hard['exact_plies']:,} of {hard['plies']:,}",
+                f"{row['training_s'] / 60:.1f} min",
+            ]
+        )
+    header = [
+        "seed",
+        "tokens right, of 2,000",
+        "verdict",
+        "margin",
+        "positions exact, as trained",
+        "games exact, as trained",
+        "positions exact, one long game",
+        "training",
+    ]
+    return markdown(header, lines)
 
 
 def _memory() -> str:

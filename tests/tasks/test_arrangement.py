@@ -136,6 +136,8 @@ def test_contents_are_moved_and_loaded():
     found = rules.contents(np.array([[0, 1, 2, 0]]))
     assert found.tolist() == [[[0, 2], [0, 0], [2, 1], [1, 2]]]
     assert rules.contents(np.zeros((1, 0), np.int64)).shape == (1, 0, 2)
+    found = rules.contents(np.array([[0], [1]]), np.array([[1, 2], [2, 2]]))
+    assert found.tolist() == [[[2, 1]], [[2, 0]]]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class Demo:
 
     "statemix demo chess" trains one BD-LRU to follow the position of a chess game from its moves,
     proves that it is right after every game, and shows positions of a game of 100,000 plies. It
-    takes a few minutes on two cores, and needs pip install 'statemix[chess]'.
+    takes a few minutes on two cores, and needs pip install 'statemix[studies,chess]'.
     """
 
     subject: Annotated[Literal["groups", "chess"], Argument("[SUBJECT]", positional=True)] = (

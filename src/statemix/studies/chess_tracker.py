@@ -19,10 +19,10 @@ from statemix.models import TokenClassifier
 from statemix.place_rules import PlaceRules
 from statemix.proofs.certificate_tables import read_rules
 from statemix.tasks.chess_games import Chess
-from statemix.tasks.chess_moves import HEADS, RIGHTS, chess_rules, move_features
+from statemix.tasks.chess_moves import HEADS, chess_rules, move_features
 from statemix.training import Event, Fitted, Hook, fit
 
-NUM_STEPS = 240
+NUM_STEPS = 300
 """Optimiser steps of the training."""
 
 NUM_PLIES = 128
@@ -47,7 +47,7 @@ _AT_ONCE = 100
 _SEGMENTS, _SEGMENT_PLIES = 340, 3
 # Further weight of a place whose content a move has changed.
 _CHANGED = 20.0
-# Share of segments that begin in a position with random contents, and of their squares.
+# Share of segments that begin with random contents, and of the places that get them.
 _RANDOM = 0.5
 
 
@@ -152,27 +152,18 @@ class SegmentSampler:
     """Draws segments of games, by the number of a step.
 
     All tokens of the games are equally likely to be in a segment. Half of the segments begin with
-    the position of the game. In the other half, about half of the squares have random contents, and
-    so have the rights. In legal games, a move that empties a square looks like one that copies a
-    square of its path, which is always empty: random contents tell these apart.
+    the position of the game. In the other half, about half of the places have random contents.
+    Legal games do not tell all sources of an empty square apart: the squares on the path of a move
+    are always empty, and White moves when the side to move is 0, the number of an empty square.
 
     Args:
         games: tokens of games, shape (N, T).
         rules: the places.
-        randomised: places with random contents -> number of their contents.
         seed: seed of the segments.
     """
 
-    def __init__(
-        self,
-        games: NDArray[np.int64],
-        rules: PlaceRules,
-        randomised: dict[int, int],
-        seed: int,
-    ) -> None:
+    def __init__(self, games: NDArray[np.int64], rules: PlaceRules, seed: int) -> None:
         self._games, self._rules, self._seed = games, rules, seed
-        self._places = np.array(list(randomised))
-        self._sizes = np.array(list(randomised.values()))
         # In bytes, as positions take more memory than all the rest.
         self._before = np.concatenate(
             [
@@ -197,11 +188,10 @@ class SegmentSampler:
             self._games.shape[1] - _SEGMENT_PLIES,
         )
         before = self._before[game, begin].astype(np.int64)
-        spoilt = (draw.random((_SEGMENTS, 1)) < _RANDOM) & (
-            draw.random((_SEGMENTS, len(self._places))) < _RANDOM
+        spoilt = (draw.random((_SEGMENTS, 1)) < _RANDOM) & (draw.random(before.shape) < _RANDOM)
+        before = np.where(
+            spoilt, draw.integers(self._rules.num_contents, size=before.shape), before
         )
-        contents = draw.integers(self._sizes, size=spoilt.shape)
-        before[:, self._places] = np.where(spoilt, contents, before[:, self._places])
         tokens = self._games[game[:, None], begin[:, None] + np.arange(_SEGMENT_PLIES)]
         after = self._rules.contents(tokens, before)
         return _Segments(
@@ -271,13 +261,11 @@ def train_chess(
         losses = functional.cross_entropy(logits.flatten(0, -2), after.flatten(), reduction="none")
         return (losses.view(after.shape) * (1 + _CHANGED * (before != after))).sum(-1).mean()
 
-    randomised = dict.fromkeys(range(64), rules.num_contents)
-    randomised |= {place: 2 for place, head in enumerate(HEADS) if head in RIGHTS}
     projection = model.backbone.blocks[0].mixer.gate_proj
     assert isinstance(projection, nn.Linear)
     found = fit(
         model,
-        SegmentSampler(games, rules, randomised, seed),
+        SegmentSampler(games, rules, seed),
         loss,
         folder / "run",
         num_steps=NUM_STEPS,
@@ -291,6 +279,7 @@ def train_chess(
         device="cpu",
         num_threads=num_threads,
         seed=seed,
+        settings={"games": list(games.shape)},
         on_event=on_event,
     )
     return model, found

@@ -120,6 +120,9 @@ def _factorial(rows: Mapping[str, StoredRow]) -> str:
         texts = [change]
         for group in runs["column"].unique(maintain_order=True):
             here = [ended for (g, name, _), ended in passed.items() if (g, name) == (group, change)]
+            if not here:
+                texts.append("–")
+                continue
             low, high = interval(here)
             spread = f"{accuracy_text(low)} to {accuracy_text(high)}"
             texts.append(f"{sum(here)} of {len(here)} ({spread})")
@@ -128,7 +131,7 @@ def _factorial(rows: Mapping[str, StoredRow]) -> str:
             for (group, name, seed), ended in passed.items()
             if name == change
         ]
-        texts.append("" if change == USUAL else f"{sum(same)} of {len(same)}")
+        texts.append("" if change == USUAL or not same else f"{sum(same)} of {len(same)}")
         lines.append(texts)
     return markdown(("change", "A_5", "S_5", "same outcome as the recipe"), lines)
 

@@ -287,6 +287,13 @@ CHANGES = {
     "blocks of 6": {"model.layers.0.block_size": 6},
     "blocks of 10": {"model.layers.0.block_size": 10},
     "blocks of 12": {"model.layers.0.block_size": 12},
+    "one block of 8 entries, 8 channels, noise 1": {
+        "model.layers.0.num_blocks": 1,
+        "model.layers.0.block_size": 8,
+        "model.layers.0.value_channels": 8,
+        "model.layers.0.gate_noise": 1.0,
+        "optimizer.learning_rate": 5e-3,
+    },
     "6 tests": {"search.tests": 6},
     "other words": {"task.seed": 1},
 }

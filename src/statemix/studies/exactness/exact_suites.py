@@ -298,6 +298,9 @@ def _changes(config: RunConfig) -> dict[str, RunConfig]:
         "blocks of 6": with_layer(config, block_size=6),
         "blocks of 10": with_layer(config, block_size=10),
         "blocks of 12": with_layer(config, block_size=12),
+        "one block of 8 entries, 8 channels, noise 1": at_rate(
+            with_layer(config, num_blocks=1, block_size=8, value_channels=8, gate_noise=1.0), 5e-3
+        ),
         "6 tests": config.replace(search=config.search.replace(tests=6)),
         "other words": _other_words(config),
     }

@@ -10,8 +10,9 @@ from statemix import tasks
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
 from statemix.place_rules import PlaceRules
-from statemix.proofs import prove_by_structure, structure
+from statemix.proofs import arrangement_search, prove_by_structure, prove_places, structure
 from statemix.proofs.place_readouts import Reading
+from statemix.tasks.arrangement import Arrangement
 
 SHARP = 8.0
 # Places with two contents: an exchange, a load of 1, and a move that merges.
@@ -371,3 +372,62 @@ def test_other_models_are_refused():
             prove_by_structure(TokenClassifier(2, {"a": 3}, 8, layers), rules)
     with pytest.raises(ValueError, match="must have 2 tokens and 8 heads, got 2 and 3"):
         prove_by_structure(follower(rules), EXAMPLES[1])
+
+
+def fano():
+    """The places of PSL(2,7), and a network whose entries follow the lines of the Fano plane.
+
+    The moves permute seven points and, in another way, seven lines of three points. An object is at
+    a place if it lies on the three lines that are at the lines through the place.
+    """
+    points = tasks.build("arrangement", **Arrangement.presets["PSL(2,7)"]).places()
+    for seed in itertools.combinations(range(7), 3):
+        lines, new = [frozenset(seed)], [frozenset(seed)]
+        while new:
+            moved = {frozenset(row[list(one)].tolist()) for one in new for row in points.sources}
+            new = sorted(moved - set(lines), key=sorted)
+            lines += new
+        if len(lines) == 7:
+            break
+    sources = [[lines.index(frozenset(row[list(one)])) for one in lines] for row in points.sources]
+    model = follower(PlaceRules(np.arange(7), np.array(sources), 7))
+    on = np.array([[float(point in line) for line in lines] for point in range(7)])
+    with torch.no_grad():
+        for place in range(7):
+            weight = np.einsum("l,cm->clm", on[place], on).reshape(7, 49)
+            model.readouts[f"place_{place}"].weight[:, 3:] = torch.from_numpy(weight)
+    return points, model
+
+
+def test_few_arrangements_are_searched_where_no_entry_follows_a_place():
+    rules, model = fano()
+    assert prove_by_structure(model, rules).verdict == "open"
+    found = prove_places(model, rules)
+    assert (found.verdict, found.method, found.network) == ("proven", "search", "pruned")
+    assert found.result.pairs == 168
+    # Two lines share one point: a wrong object lies on one of the three lines.
+    assert found.result.margin == pytest.approx(2.0)
+    for automaton in arrangement_search.place_automata(rules):
+        assert automaton.num_states == 168
+
+
+def test_a_wrong_head_is_refuted_by_a_word():
+    rules, model = fano()
+    with torch.no_grad():
+        model.readouts["place_6"].weight[[0, 1]] = model.readouts["place_6"].weight[[1, 0]]
+    # The readout can be fitted again, unless the block does not track.
+    assert prove_places(model, rules).network == "refitted"
+    gates = model.backbone.blocks[0].mixer.gate_proj.weight.data.view(7, 8, 1, -1)
+    gates[2, :, 0, 0] = gates[2, :, 0, 0].roll(1)
+    found = prove_places(model, rules)
+    assert found.verdict == "refuted"
+    assert found.result.word
+
+
+def test_many_arrangements_are_not_searched(monkeypatch):
+    rules, model = fano()
+    monkeypatch.setattr(arrangement_search, "_MOST_ARRANGEMENTS", 168)
+    assert prove_places(model, rules).verdict == "proven"
+    monkeypatch.setattr(arrangement_search, "_MOST_ARRANGEMENTS", 167)
+    found = prove_places(model, rules)
+    assert (found.verdict, found.method) == ("open", "structure")

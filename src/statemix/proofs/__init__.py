@@ -1,6 +1,7 @@
 """Proofs that a trained model is right on words of every length, and the maps of its blocks."""
 
 from statemix.place_rules import PlaceRules
+from statemix.proofs.arrangement_search import prove_places
 from statemix.proofs.certificate import Certificate, prove
 from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
@@ -31,6 +32,7 @@ __all__ = [
     "parse_property",
     "prove",
     "prove_by_structure",
+    "prove_places",
     "prove_safety",
     "prune",
     "read_actions",

@@ -17,7 +17,7 @@ from statemix.proofs import (
     harden,
     parse_property,
     prove,
-    prove_by_structure,
+    prove_places,
     prove_safety,
 )
 from statemix.tasks import Task
@@ -45,8 +45,8 @@ def certify_run(
     """Prove or refute the network of a finished run, and write its certificate.
 
     If the task has an automaton, all pairs of states are searched
-    (:func:`statemix.proofs.prove`). If it has places, the proof is one by structure
-    (:func:`statemix.proofs.prove_by_structure`).
+    (:func:`statemix.proofs.prove`). If it has places, the proof is one by structure, or by search
+    if few arrangements are possible (:func:`statemix.proofs.prove_places`).
 
     Args:
         folder: folder of the run.
@@ -84,8 +84,10 @@ def certify_run(
         elif soft:
             raise RequestError(f"soft must be absent for {config.task.name}, whose proof hardens")
         else:
-            certificate = prove_by_structure(model, task.places())
-            tables = "the proof visits no states"
+            certificate = prove_places(
+                model, task.places(), max_pairs=max_pairs, on_progress=on_progress
+            )
+            tables = "the task has a head for each place"
         # The attributes of evaluation are part of the network that is written.
         written = save_certificate(
             folder, certificate, tables, weights=weights, soft=soft, output=output

@@ -12,8 +12,8 @@ from statemix.place_rules import PlaceRules
 from statemix.proofs.certificate import Certificate, prove
 from statemix.proofs.structure import prove_by_structure
 
-# Further arrangements would need a search of minutes for every head.
-_MOST_ARRANGEMENTS = 1000
+# More would take minutes for every head.
+_MOST_ARRANGEMENTS, _MOST_PAIRS = 1000, 5000
 
 
 def prove_places(
@@ -33,7 +33,7 @@ def prove_places(
     Args:
         model: as in :func:`prove_by_structure`.
         rules: as in :func:`prove_by_structure`.
-        max_pairs: as in :func:`prove`.
+        max_pairs: as in :func:`prove`, but at most 5,000.
         on_progress: as in :func:`prove`.
 
     Returns:
@@ -48,6 +48,7 @@ def prove_places(
     if automata is None:
         return by_structure
     network, found = model, []
+    max_pairs = min(max_pairs, _MOST_PAIRS)
     for head, automaton in zip(model.heads, automata, strict=True):
         one = prove(network, automaton, head=head, max_pairs=max_pairs, on_progress=on_progress)
         if one.verdict == "refuted":

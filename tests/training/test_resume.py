@@ -84,6 +84,7 @@ def result(folder):
     summary = json.loads((folder / "summary.json").read_text())
     for record in (*rows, summary):
         del record["time_s"]
+    del summary["cpu_s"]
     return rows, summary, [(folder / f"{name}.safetensors").read_bytes() for name in WEIGHTS]
 
 

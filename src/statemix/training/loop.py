@@ -332,11 +332,12 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything else that changes with the steps, as JSON data."""
+        cpu_s = self._cpu_s + time.process_time() - self._cpu_clock
         state = {
-            "trainer": {"step": self.step, **self.averages.state_dict()},
+            # Hooks store what they count beside "trainer".
+            "trainer": {"step": self.step, "cpu_s": cpu_s, **self.averages.state_dict()},
             "stopped": self.stopped,
             "time_s": self._time_s + time.monotonic() - self._clock,
-            "cpu_s": self._cpu_s + time.process_time() - self._cpu_clock,
             "optimizer": optimizer_state(self.optimizer, self.model)[1],
         }
         for hook in self.hooks:
@@ -362,7 +363,7 @@ class Loop:
         self.step, self.stopped = state["trainer"]["step"], state["stopped"]
         self._time_s, self._resumed = state["time_s"], True
         # Absent in checkpoints of older versions.
-        self._cpu_s = state.get("cpu_s", 0.0)
+        self._cpu_s = state["trainer"].get("cpu_s", 0.0)
         self.averages.load_state_dict(state["trainer"], self.fabric.device)
         for hook in self.hooks:
             hook.load_state_dict(state, tensors)

@@ -20,7 +20,7 @@ from statemix.training.settings import Assignments
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"task": "chess"}, "task.name: task must be one of .*permutation.* got 'chess'"),
+        ({"task": "checkers"}, "task.name: task must be one of .*permutation.* got 'checkers'"),
         ({"task": {"name": "permutation", "size": 3}}, "task: options of task .* must be among"),
         ({"model": {"layers": ["gru"]}}, "model.layers.0.name: layer must be .*bd_lru.* got 'gru'"),
         ({"model": {"hidden_size": 0}}, "model.hidden_size must be greater than or equal to 1, g"),
@@ -162,6 +162,7 @@ def test_resolved_says_the_whole_run(tiny):
         "input_gate_bias": 0.0,
         "memory": None,
         "gate_noise": 0.0,
+        "block_dropout": 0.0,
         "checkpoint_every": None,
         "backend": None,
     }

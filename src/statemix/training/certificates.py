@@ -87,7 +87,10 @@ def certify_run(
             certificate = prove_places(
                 model, task.places(), max_pairs=max_pairs, on_progress=on_progress
             )
-            tables = "the task has a head for each place"
+            tables = {
+                "structure": "the proof visits no states",
+                "search": "the task has a head for each place",
+            }[certificate.method]
         # The attributes of evaluation are part of the network that is written.
         written = save_certificate(
             folder, certificate, tables, weights=weights, soft=soft, output=output

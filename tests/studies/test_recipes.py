@@ -122,7 +122,8 @@ def test_the_recipe_is_the_one_that_was_measured():
                     "end": 0.125,
                     "finish": 0.7,
                     "curve": "geometric",
-                }
+                },
+                {"attribute": "block_dropout", "end": 0.5, "finish": 0.0},
             ],
         },
         "search": {

@@ -40,11 +40,19 @@ def at_rate(config: RunConfig, rate: float) -> RunConfig:
 
 
 def opened(config: RunConfig) -> RunConfig:
-    """Return the control: a start token writes the first state, as input gates begin open."""
+    """Return the control: a start token writes the first state, as input gates begin open.
+
+    No blocks are hidden from its readout.
+    """
     layer = with_layer(
         config, num_blocks=20, initial_state="zero", initial_std=0.0, input_gate_bias=0.0
     )
-    return at_rate(layer.replace(model=layer.model.replace(bos=True)), 1e-3)
+    schedules = layer.schedules.replace(
+        attributes=tuple(
+            one for one in layer.schedules.attributes if one.attribute != "block_dropout"
+        )
+    )
+    return at_rate(layer.replace(model=layer.model.replace(bos=True), schedules=schedules), 1e-3)
 
 
 _LENGTHS = (64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)

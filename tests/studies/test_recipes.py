@@ -123,7 +123,7 @@ def test_the_recipe_is_the_one_that_was_measured():
                     "finish": 0.7,
                     "curve": "geometric",
                 },
-                {"attribute": "block_dropout", "end": 0.5, "finish": 0.0},
+                {"attribute": "block_dropout", "end": 0.5, "finish": 0.01},
             ],
         },
         "search": {

@@ -65,7 +65,8 @@ def slack_of(soft, largest=LARGEST):
 def margins(model, states, answers):
     """By how much the right class leads every other one."""
     with torch.no_grad():
-        z = model.backbone.blocks[0].mixer._read(states)
+        layer = model.backbone.blocks[0].mixer
+        z = layer.out_proj(layer._joined(states))
         logits = model.readouts["answer"](model.backbone.final_norm(z))
     lead = logits.gather(1, answers.unsqueeze(1)) - logits
     return lead.scatter(1, answers.unsqueeze(1), torch.inf)

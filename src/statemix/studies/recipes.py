@@ -80,7 +80,7 @@ def exact(task: TaskSpec) -> RunConfig:
       of the automaton. Half of the blocks, drawn anew for every word, are hidden from the readout
       while the gates are sharpened.
     - The layer of an automaton of the user has one block with column gates and two entries for each
-      state. Noise in the gates while they are sharpened makes the letters choose clearly. If only
+      state. Noise in the gates makes the letters choose clearly. If only
       the last letter of each word has a label, a batch has few labels, and long words of most
       languages have the same one. Attempts are then tested more often, on more words, of all
       lengths up to that of training; nearly all answers must be right, and there is more noise.

@@ -431,3 +431,11 @@ def test_many_arrangements_are_not_searched(monkeypatch):
     monkeypatch.setattr(arrangement_search, "_MOST_ARRANGEMENTS", 167)
     found = prove_places(model, rules)
     assert (found.verdict, found.method) == ("open", "structure")
+
+
+@pytest.mark.parametrize("limit", ["asked", "most"])
+def test_searches_of_arrangements_end(monkeypatch, limit):
+    rules, model = fano()
+    monkeypatch.setattr(arrangement_search, "_MOST_PAIRS", 100 if limit == "most" else 5000)
+    asked = 100 if limit == "asked" else 100_000
+    assert prove_places(model, rules, max_pairs=asked).method == "structure"

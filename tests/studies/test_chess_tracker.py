@@ -134,7 +134,7 @@ def test_additive_gates_are_proven_for_chess_and_right_on_games():
     pytest.importorskip("chess", reason="games need python-chess")
     model = exact_tracker()
     assert alike(model, chess_rules()) == 1
-    found = chess_results.prove_chess(model)
+    found = prove_by_structure(model, chess_rules())
     assert (found.verdict, found.network, found.result.reason) == ("proven", "pruned", "")
     played = chess_results.play(found.model, Chess().examples("train", 0, 3, 60))
     assert played.right.shape == (3, 60, 69)

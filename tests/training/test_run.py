@@ -562,7 +562,7 @@ def test_a_value_refused_in_the_middle_names_its_step_and_loses_none(tiny, tmp_p
 def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypatch):
     now = 1000.5
     clocks = SimpleNamespace(monotonic=lambda: now, process_time=lambda: now / 2)
-    monkeypatch.setattr("statemix.training.loop.time", clocks)
+    monkeypatch.setattr("statemix.training.run_clock.time", clocks)
 
     def takes(seconds, stop_at=None):
         def on_event(event):
@@ -578,6 +578,34 @@ def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypat
         train(tiny(), tmp_path, on_event=takes(2.0, stop_at=3))
     now = 50.25
     outcome = train(tiny(), tmp_path, on_event=takes(3.0))
+    # Processor time runs half as fast here.
     assert outcome.time_s == 3 * 2.0 + (outcome.last.step - 3) * 3.0
     assert outcome.cpu_s == outcome.time_s / 2
     assert read_metrics(tmp_path)[-1]["time_s"] == outcome.time_s
+
+
+def test_checkpoints_of_older_versions_have_no_processor_time(tiny, tmp_path, monkeypatch):
+    now = 0.0
+    clocks = SimpleNamespace(monotonic=lambda: now, process_time=lambda: now)
+    monkeypatch.setattr("statemix.training.run_clock.time", clocks)
+
+    def stop(event):
+        nonlocal now
+        if event.kind == "step":
+            now += 2.0
+            if event.step == 3:
+                raise KeyboardInterrupt
+
+    def older(loop):
+        state = usual(loop)
+        del state["trainer"]["cpu_s"]
+        return state
+
+    usual = Loop.state_dict
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "state_dict", older)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(), tmp_path, on_event=stop)
+    now = 50.0
+    outcome = train(tiny(), tmp_path)
+    assert outcome.cpu_s == outcome.time_s == 6.0

@@ -13,7 +13,8 @@ from statemix import files
 from statemix.cli.progress import shown
 from statemix.errors import RunsFailedError
 from statemix.models import TokenClassifier
-from statemix.studies.chess_results import PlayedGames, play, prove_chess
+from statemix.proofs import prove_by_structure
+from statemix.studies.chess_results import PlayedGames, play
 from statemix.studies.chess_tracker import NUM_GAMES, NUM_PLIES, NUM_STEPS, alike, train_chess
 from statemix.tasks.chess_games import Chess
 from statemix.tasks.chess_moves import board_text, chess_rules
@@ -55,7 +56,7 @@ def demo_chess(folder: Path, seed: int, moves: str | None, *, fresh: bool) -> No
     with shown() as show:
         model, trained = train_chess(folder, seed, on_event=lambda event: show("chess", event))
     rules = chess_rules()
-    found = prove_chess(model)
+    found = prove_by_structure(model, rules)
     numbers: dict[str, Any] = {
         "seed": seed,
         "num_threads": torch.get_num_threads(),

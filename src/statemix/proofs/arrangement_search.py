@@ -1,6 +1,6 @@
 """Proofs for tasks with places: by structure, or by search if words lead to few arrangements."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +9,11 @@ from numpy.typing import NDArray
 from statemix.automaton import Automaton
 from statemix.models import ReadoutModel
 from statemix.place_rules import PlaceRules
-from statemix.proofs.certificate import Certificate, prove
+from statemix.proofs.certificate import Certificate, NetworkForm
+from statemix.proofs.hardening import harden, prune, refit
+from statemix.proofs.product_search import search
 from statemix.proofs.structure import prove_by_structure
+from statemix.proofs.ties import watch_gaps
 
 # More would take minutes for every head.
 _MOST_ARRANGEMENTS, _MOST_PAIRS = 1000, 5000
@@ -28,7 +31,8 @@ def prove_places(
     A network may be right though its entries follow no places: seven points of a plane are known
     from its seven lines, too. If :func:`prove_by_structure` does not prove the network, and words
     lead to at most 1,000 arrangements (the contents of all places together), these are the states
-    of an automaton for each place, and every head is searched as in :func:`prove`.
+    of an automaton for each place. All heads of a network are then searched, and the networks are
+    those that :func:`prove` tries.
 
     Args:
         model: as in :func:`prove_by_structure`.
@@ -37,8 +41,9 @@ def prove_places(
         on_progress: as in :func:`prove`.
 
     Returns:
-        The certificate by structure, unless the search proves every head or refutes one. The
-        certificate of a search has the most pairs and the least margins of all heads.
+        The certificate by structure, unless a search proves all heads of a network, or refutes a
+        head of the hardened one. The certificate of a search that proves has the most pairs and the
+        least margin of all heads.
 
     Raises:
         RequestError: as in :func:`prove_by_structure`.
@@ -47,28 +52,56 @@ def prove_places(
     automata = None if by_structure.verdict == "proven" else place_automata(rules)
     if automata is None:
         return by_structure
-    network, found = model, []
-    max_pairs = min(max_pairs, _MOST_PAIRS)
-    for head, automaton in zip(model.heads, automata, strict=True):
-        one = prove(network, automaton, head=head, max_pairs=max_pairs, on_progress=on_progress)
-        if one.verdict == "refuted":
-            return one
-        if one.verdict == "open":
-            return by_structure
-        network = one.model
-        found.append(one)
-    last = found[-1]
-    return replace(
-        last,
-        result=replace(
-            last.result,
-            pairs=max(one.result.pairs for one in found),
-            margin=min(one.result.margin for one in found if one.result.margin is not None),
-        ),
-        network=next((one.network for one in found if one.network == "refitted"), last.network),
-        head=by_structure.head,
-        horizon=by_structure.horizon,
-    )
+    heads = dict(zip(model.heads, automata, strict=True))
+    hard = harden(model).cpu().eval()
+    for name, network, tracking in _candidates(hard, heads):
+        with watch_gaps(network, tracking) as gaps:
+            found = {
+                head: search(
+                    network,
+                    automaton,
+                    head=head,
+                    max_pairs=min(max_pairs, _MOST_PAIRS),
+                    on_progress=on_progress,
+                )
+                for head, automaton in heads.items()
+            }
+        verdicts = {result.verdict for result in found.values()}
+        head, result = min(found.items(), key=lambda one: one[1].margin or 0.0)
+        if verdicts == {"proven"} and not gaps.doubt:
+            most = max(result.pairs for result in found.values())
+            result, head = replace(result, pairs=most), by_structure.head
+        elif name == "hardened" and "refuted" in verdicts:
+            head, result = next(one for one in found.items() if one[1].verdict == "refuted")
+        else:
+            continue
+        return replace(
+            by_structure,
+            result=result,
+            network=name,
+            model=network,
+            head=head,
+            tracking=tracking,
+            gate_margin=gaps.finite,
+            method="search",
+        )
+    return by_structure
+
+
+def _candidates(
+    hard: ReadoutModel, heads: Mapping[str, Automaton]
+) -> Iterator[tuple[NetworkForm, ReadoutModel, tuple[int, ...] | None]]:
+    """Yield networks to search and the blocks that they keep, as :func:`prove` tries them."""
+    first, *_ = heads.values()
+    # Which blocks track depends on the transitions alone, which all heads share.
+    cut = prune(hard, first)
+    yield "pruned", cut.model, cut.tracking
+    if cut.varying:
+        fitted = cut.model
+        for head, automaton in heads.items():
+            fitted = refit(fitted, automaton, head)
+        yield "refitted", fitted, cut.tracking
+    yield "hardened", hard, None
 
 
 def place_automata(rules: PlaceRules) -> list[Automaton] | None:

@@ -1,4 +1,4 @@
-"""What a trained chess tracker gets right: its proof, and its answers after each ply."""
+"""What a trained chess tracker gets right: its answers after each ply of games."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from statemix.models import TokenClassifier
-from statemix.proofs import Certificate, prove_by_structure
-from statemix.tasks.chess_moves import HEADS, chess_rules
+from statemix.tasks.chess_moves import HEADS
 from statemix.tasks.task import Examples
 
 # Raw gates take most memory: 25 kB for each token.
@@ -31,11 +30,6 @@ class PlayedGames(NamedTuple):
         """Whether the whole position is right, shape (games, plies)."""
         found: NDArray[np.bool_] = (self.right == self.answers).all(-1)
         return found
-
-
-def prove_chess(model: TokenClassifier) -> Certificate:
-    """Prove that a model follows the position of every game, and of every other word of tokens."""
-    return prove_by_structure(model, chess_rules())
 
 
 @torch.no_grad()

@@ -3,23 +3,21 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from statemix.errors import RequestError, SettingError
+from statemix.errors import RequestError
 from statemix.interrupts import Interrupts
-from statemix.models import earlier_name
 from statemix.tensor_files import check_forms, forms
 from statemix.training.batches import Averages, Batches
 from statemix.training.checkpoint import load_optimizer, optimizer_state
-from statemix.training.config import OptimizerConfig
 from statemix.training.hooks import Event, Hook, add_stored
 from statemix.training.parallel import Agreement, is_sharded, set_up_model, whole_tensor
 from statemix.training.ranks import ALONE, Ranks
+from statemix.training.run_clock import RunClock
 from statemix.training.shards_on_disk import TensorFiles
 
 if TYPE_CHECKING:
@@ -91,8 +89,7 @@ class Loop:
         self.averages = Averages()
         self._losses, self._clip_norm, self._seed = losses, clip_norm, seed
         self._emit = emit
-        self._resumed, self._time_s, self._clock = False, 0.0, time.monotonic()
-        self._cpu_s, self._cpu_clock = 0.0, time.process_time()
+        self._resumed, self._run_clock = False, RunClock()
         # The wrapped pair trains; the bare pair is evaluated, saved and restored.
         self._wrapped: Any
         if ranks.size == 1:
@@ -113,7 +110,7 @@ class Loop:
             FloatingPointError: if loss or gradient are not finite.
             KeyboardInterrupt: after a signal.
         """
-        self._clock = time.monotonic()
+        self._run_clock.begin()
         began = "resumed" if self._resumed else "started"
         if self.ranks.size > 1:
             self._agreement.start()
@@ -296,12 +293,12 @@ class Loop:
     @property
     def time_s(self) -> float:
         """Seconds of training so far, without interruptions."""
-        return round(self._time_s + time.monotonic() - self._clock, 3)
+        return round(self._run_clock.time_s, 3)
 
     @property
     def cpu_s(self) -> float:
         """Seconds of all processor cores so far, without interruptions; those of this process."""
-        return round(self._cpu_s + time.process_time() - self._cpu_clock, 3)
+        return round(self._run_clock.cpu_s, 3)
 
     @property
     def clock(self) -> float:
@@ -332,12 +329,12 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything else that changes with the steps, as JSON data."""
-        cpu_s = self._cpu_s + time.process_time() - self._cpu_clock
+        clock = self._run_clock
         state = {
             # Hooks store what they count beside "trainer".
-            "trainer": {"step": self.step, "cpu_s": cpu_s, **self.averages.state_dict()},
+            "trainer": {"step": self.step, "cpu_s": clock.cpu_s, **self.averages.state_dict()},
             "stopped": self.stopped,
-            "time_s": self._time_s + time.monotonic() - self._clock,
+            "time_s": clock.time_s,
             "optimizer": optimizer_state(self.optimizer, self.model)[1],
         }
         for hook in self.hooks:
@@ -361,50 +358,10 @@ class Loop:
         # Checkpoints of older versions hold tensors alone.
         load_optimizer(self.optimizer, self.model, tensors["optimizer"], state.get("optimizer", {}))
         self.step, self.stopped = state["trainer"]["step"], state["stopped"]
-        self._time_s, self._resumed = state["time_s"], True
-        # Absent in checkpoints of older versions.
-        self._cpu_s = state["trainer"].get("cpu_s", 0.0)
+        self._resumed = True
+        # Checkpoints of older versions lack the processor time. On one core it is about the time.
+        time_s, trainer = state["time_s"], state["trainer"]
+        self._run_clock.load(time_s, trainer.get("cpu_s", time_s))
         self.averages.load_state_dict(state["trainer"], self.fabric.device)
         for hook in self.hooks:
             hook.load_state_dict(state, tensors)
-
-
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Build AdamW over all parameters.
-
-    As in MAD, biases, norms and embeddings decay unless a group sets their weight decay. The fused
-    step is used on every device: it is one pass over the parameters instead of a dozen, which
-    matters for models that need a millisecond per step.
-
-    Raises:
-        SettingError: if a group's pattern matches no parameter.
-    """
-    members: list[list[nn.Parameter]] = [[] for _ in (*config.groups, None)]
-    for name, parameter in model.named_parameters():
-        names = (name, earlier_name(name))
-        matching = (
-            any(fnmatchcase(one, group.parameters) for one in names) for group in config.groups
-        )
-        # The last list is for parameters that no group matches.
-        place = next((n for n, matches in enumerate(matching) if matches), -1)
-        members[place].append(parameter)
-    groups: list[dict[str, Any]] = [{"params": members[-1], "rate_factor": 1.0}]
-    for place, group in enumerate(config.groups):
-        if not members[place]:
-            condition = "must match at least one parameter that no group before it matches"
-            raise SettingError(f"optimizer.groups.{place}.parameters", condition, group.parameters)
-        decay = config.weight_decay if group.weight_decay is None else group.weight_decay
-        groups.append(
-            {
-                "params": members[place],
-                "rate_factor": group.learning_rate_factor,
-                "weight_decay": decay,
-            }
-        )
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=config.betas,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )

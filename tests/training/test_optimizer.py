@@ -5,8 +5,8 @@ import torch
 
 from statemix.errors import SettingError
 from statemix.training import OptimizerConfig, ParameterGroup
-from statemix.training.adamw import build_optimizer
 from statemix.training.checkpoint import load_optimizer, optimizer_state
+from statemix.training.hooks import build_optimizer
 
 
 @pytest.fixture

@@ -562,7 +562,7 @@ def test_a_value_refused_in_the_middle_names_its_step_and_loses_none(tiny, tmp_p
 def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypatch):
     now = 1000.5
     clocks = SimpleNamespace(monotonic=lambda: now, process_time=lambda: now / 2)
-    monkeypatch.setattr("statemix.training.run_clock.time", clocks)
+    monkeypatch.setattr("statemix.training.loop.time", clocks)
 
     def takes(seconds, stop_at=None):
         def on_event(event):
@@ -587,7 +587,7 @@ def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypat
 def test_checkpoints_of_older_versions_have_no_processor_time(tiny, tmp_path, monkeypatch):
     now = 0.0
     clocks = SimpleNamespace(monotonic=lambda: now, process_time=lambda: now)
-    monkeypatch.setattr("statemix.training.run_clock.time", clocks)
+    monkeypatch.setattr("statemix.training.loop.time", clocks)
 
     def stop(event):
         nonlocal now

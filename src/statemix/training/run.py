@@ -19,7 +19,6 @@ from statemix.tasks.addressing import SPLITS
 from statemix.tasks.permutation import Permutation
 from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
-from statemix.training.adamw import build_optimizer
 from statemix.training.attempts import Attempts, seed_of
 from statemix.training.batches import CrossEntropy, TaskBatches
 from statemix.training.checkpoint import load_checkpoint, newest_before
@@ -32,7 +31,7 @@ from statemix.training.devices import (
     threads,
 )
 from statemix.training.evaluation import RunEvaluator
-from statemix.training.hooks import Checkpoints, Evaluation, Event, Row, Schedules
+from statemix.training.hooks import Checkpoints, Evaluation, Event, Row, Schedules, build_optimizer
 from statemix.training.loop import Loop
 from statemix.training.outcome import (
     Outcome,

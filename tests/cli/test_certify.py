@@ -107,7 +107,7 @@ def test_places_are_proven_by_structure(train, capsys):
     for head, answers in examples.targets.items():
         np.testing.assert_array_equal(logits[head].argmax(-1).numpy(), answers)
     assert main(["certify", str(folder), "--soft"]) == 2
-    assert "soft must be absent for arrangement" in capsys.readouterr().err
+    assert "soft must be absent for a task with places" in capsys.readouterr().err
     assert main(["compile", str(folder)]) == 2
     assert "got none: the proof visits no states" in capsys.readouterr().err
 

@@ -137,6 +137,13 @@ def test_the_recipe_is_the_one_that_was_measured():
     }
 
 
+@pytest.mark.parametrize("labels", ["all", "last"])
+def test_attempts_on_automata_of_the_user_end_with_a_proof(labels):
+    task = TaskSpec("automaton", preset="flip-flop", labels=labels)
+    assert exact(task).search.confirm == "proof"
+    assert exact(TaskSpec("parity")).search.confirm == 0.99
+
+
 def test_attempts_are_tested_on_words_four_times_as_long():
     assert exact(TaskSpec("permutation", length=128)).search.length == 512
 

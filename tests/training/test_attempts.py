@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from statemix.errors import RequestError, SettingError
+from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
     SearchConfig,
@@ -17,6 +19,7 @@ from statemix.training import (
     train,
 )
 from statemix.training.attempts import Attempt, Search, seed_of
+from statemix.training.certificates import certify_run
 from statemix.training.folder import read_metrics
 
 SHARPEN = AttributeSchedule("gate_temperature", end=0.25)
@@ -103,7 +106,7 @@ def test_an_attempt_that_has_lost_track_after_the_schedules_has_failed():
     config = SearchConfig(attempts=2, max_steps=3, confirm=0.9)
     search, _ = led(config, [1.0] * 3, [0.6])
     assert search.unconfirmed
-    search.confirm(13, 0.89)
+    search.confirm(13, 0.89, passed=False)
     assert search.attempts == [Attempt(0, None, 13, 0.6, passed=False, confirmed=0.89)]
     assert (search.origin, search.unconfirmed) == (None, False)
     search.restart(13)
@@ -114,10 +117,10 @@ def test_an_attempt_that_has_lost_track_after_the_schedules_has_failed():
     # No attempts are left, so the schedules of the last one stay where they are.
     kept = Search(config)
     kept.restore(json.loads(json.dumps(search.to_plain())))
-    search.confirm(26, 0.89)
+    search.confirm(26, 0.89, passed=False)
     assert search.attempts[-1] == Attempt(13, None, 16, 0.6, passed=False, confirmed=0.89)
     assert (search.origin, search.unconfirmed) == (16, False)
-    kept.confirm(26, 0.9)
+    kept.confirm(26, 0.9, passed=True)
     assert kept.attempts[-1] == Attempt(13, None, 16, 0.6, passed=True, confirmed=0.9)
     assert (kept.origin, kept.unconfirmed) == (16, False)
 
@@ -377,6 +380,53 @@ def test_attempts_go_on_until_one_is_right_after_the_schedules(searching, tmp_pa
     failed = f"attempt 1 of 3, accuracy 0.4900 {tested}: failed, the next attempt begins"
     assert f"step {first.ended}: {failed}" in said
     assert said[-1].endswith(f"attempt 2 of 3, accuracy 0.5000 {tested}: passed")
+
+
+def test_attempts_go_on_until_one_is_proven(searching, tmp_path, monkeypatch):
+    """What is proven is the network that the run keeps, with the attributes of evaluation."""
+    verdicts, seen = iter(["refuted", "open", "proven"]), []
+
+    def planted(model, task, *, max_pairs):
+        assert task.name == "permutation"
+        mixer = model.backbone.blocks[0].mixer
+        seen.append((mixer.gate_temperature, model.state_dict()))
+        return SimpleNamespace(verdict=next(verdicts))
+
+    monkeypatch.setattr("statemix.training.attempts.prove_task", planted)
+    changes = {
+        "search.attempts": 4,
+        "search.accept": 0.0,
+        "search.confirm": "proof",
+        "evaluation.attributes": {"gate_temperature": 0.125},
+    }
+    said = []
+    outcome = train(searching(changes), tmp_path, on_event=lambda event: said.append(event.text))
+    assert [attempt.passed for attempt in outcome.attempts] == [False, False, True]
+    text = "on validation sequences after the schedules"
+    assert any(f"{text}, refuted: failed, the next attempt begins" in one for one in said)
+    assert any(f"{text}, proven: passed" in one for one in said)
+    assert [temperature for temperature, _ in seen] == [0.125] * 3
+    # The copy has the temperature of evaluation; the run's network has that of its schedule.
+    kept, proven = load_model(tmp_path).state_dict(), seen[-1][1]
+    names = [name for name in kept if not name.endswith("temperature")]
+    assert all(torch.equal(kept[name], proven[name]) for name in names)
+    assert load_model(tmp_path).backbone.blocks[0].mixer.gate_temperature == 0.25
+    assert next(verdicts, None) is None
+
+
+def test_a_proof_of_the_last_attempt_may_fail(searching, tmp_path):
+    """Networks that are trained for a few steps are refuted."""
+    changes = {"search.attempts": 1, "search.accept": 0.0, "search.confirm": "proof"}
+    outcome = train(searching(changes), tmp_path)
+    (only,) = outcome.attempts
+    assert (only.passed, certify_run(tmp_path)[0].verdict) == (False, "refuted")
+
+
+def test_a_proof_needs_a_task_that_has_one(searching, tmp_path):
+    config = searching({"search.confirm": "proof"}).replace(task=TaskSpec("copying", length=20))
+    with pytest.raises(SettingError, match=r"search\.confirm must be a number unless the task has"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_last_attempt_ends_the_run_though_it_has_lost_track(searching, tmp_path):

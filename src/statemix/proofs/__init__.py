@@ -11,6 +11,7 @@ from statemix.proofs.product_search import SearchResult, search
 from statemix.proofs.safety import SafetyProperty, SafetyResult, parse_property, prove_safety
 from statemix.proofs.state_machine import StateMachine
 from statemix.proofs.structure import prove_by_structure
+from statemix.proofs.task_proofs import prove_task
 from statemix.proofs.token_maps import BlockActions, read_actions
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "prove_by_structure",
     "prove_places",
     "prove_safety",
+    "prove_task",
     "prune",
     "read_actions",
     "read_tables",

@@ -51,7 +51,6 @@ _LAST_ONLY = {
     "tests": 15,
     "accept": 0.9999,
     "accept_last": 0.999,
-    "confirm": 0.9999,
     "attributes": Assignments(),
 }
 
@@ -80,10 +79,11 @@ def exact(task: TaskSpec) -> RunConfig:
       of the automaton. Half of the blocks, drawn anew for every word, are hidden from the readout
       while the gates are sharpened.
     - The layer of an automaton of the user has one block with column gates and two entries for each
-      state. Noise in the gates makes the letters choose clearly. If only
-      the last letter of each word has a label, a batch has few labels, and long words of most
-      languages have the same one. Attempts are then tested more often, on more words, of all
-      lengths up to that of training; nearly all answers must be right, and there is more noise.
+      state. Noise in the gates makes the letters choose clearly. The test after the schedules is
+      the proof itself. If only the last letter of each word has a label, a batch has few labels,
+      and long words of most languages have the same one. Attempts are then tested more often, on
+      more words, of all lengths up to that of training; nearly all answers must be right, and there
+      is more noise.
     - The layer of n places has one block of 1.5 n entries of eight values each, and noise in the
       gates from the beginning. Words have 4 n tokens, but at most 64, if the task does not give
       their length. The width is 8 n, but at least 128.
@@ -103,6 +103,8 @@ def exact(task: TaskSpec) -> RunConfig:
     num_entries = _num_entries(task.name, built)
     search, attributes, last_only = _search(built), [_SHARPENING], False
     if isinstance(built, AutomatonTask):
+        # Tests miss rare transitions: networks that answered them all were refuted.
+        search = search.replace(confirm="proof")
         last_only = built.labels == "last"
         noise = _LAST_ONLY_NOISE if last_only else _NOISE
         # Several blocks would share the states, and follow them only together.
@@ -210,7 +212,7 @@ def _num_told_apart(automaton: Automaton) -> int:
 DESCRIPTIONS = {
     "exact": "no start token but a learned initial state, input gates that begin closed, attempts "
     "from new weights until one still answers words four times as long, then sharpening, after "
-    "which it must answer them again",
+    "which it must answer them again, or be proven",
 }
 """Name -> what a recipe does, for readers of results."""
 

@@ -1,22 +1,30 @@
 """Attempts from new weights until one passes a test; a tool of experiments."""
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from statemix.automaton import HasAutomaton
+from statemix.errors import SettingError
+from statemix.models import ReadoutModel
+from statemix.place_rules import HasPlaces
+from statemix.proofs import prove_task
+from statemix.tasks import Task
 from statemix.training.batches import CrossEntropy
-from statemix.training.config import SearchConfig
+from statemix.training.config import RunConfig, SearchConfig
 from statemix.training.evaluation import SplitEvaluator, accuracy
 from statemix.training.hooks import Evaluation, Hook, Schedules
 from statemix.training.loop import Loop
 from statemix.training.schedules import attributes_set
 from statemix.training.shards_on_disk import TensorFiles
 
+# Pairs of states after which the proof of an attempt ends; networks that track have a few hundred.
+_MOST_PAIRS = 5000
 # Decay per step of the moving average of the loss.
 _DECAY = 0.97
 
@@ -121,11 +129,10 @@ class Search:
         passed = accuracy >= (self._config.accept_last if last else self._config.accept)
         self._change(accuracy=accuracy, passed=passed, ended=step if last or passed else None)
 
-    def confirm(self, step: int, accuracy: float) -> None:
+    def confirm(self, step: int, accuracy: float, *, passed: bool) -> None:
         """Take note of the test after the schedules, when ``step`` steps are done."""
-        assert self._config.confirm is not None
         self._change(confirmed=accuracy)
-        if accuracy < self._config.confirm:
+        if not passed:
             self._fail(step)
 
     def gives_up(self, step: int) -> bool:
@@ -161,13 +168,16 @@ class Attempts(Hook):
     """Lets the schedules wait until an attempt has passed, and begins the next one if it fails.
 
     Args:
-        config: the search.
+        config: the run's configuration.
+        task: the run's task.
         loop: the loop, to which this hook is added.
         evaluator: evaluator of the sequences of a test.
-        new_weights: function of the number of an attempt that returns its initial weights.
         schedules: the schedules that wait.
         evaluation: the evaluation of the run.
         losses: the loss whose plateau is watched.
+
+    Raises:
+        SettingError: if a proof is asked for and there is none for the task.
 
     Attributes:
         search: the attempts so far.
@@ -175,17 +185,21 @@ class Attempts(Hook):
 
     def __init__(
         self,
-        config: SearchConfig,
+        config: RunConfig,
+        task: Task,
         loop: Loop,
         evaluator: SplitEvaluator,
-        new_weights: Callable[[int], Mapping[str, Tensor]],
         *,
         schedules: Schedules,
         evaluation: Evaluation,
         losses: CrossEntropy,
     ) -> None:
-        self.search = Search(config)
-        self._config, self._evaluator, self._new_weights = config, evaluator, new_weights
+        provable = isinstance(task, HasAutomaton | HasPlaces) and config.model.backbone == "causal"
+        if config.search.confirm == "proof" and not provable:
+            condition = "must be a number unless the task has an automaton or places"
+            raise SettingError("search.confirm", condition, "proof")
+        self.search = Search(config.search)
+        self._config, self._task, self._evaluator = config, task, evaluator
         self._schedules, self._evaluation, self._losses = schedules, evaluation, losses
         self._loop = loop
         self._follow()
@@ -216,14 +230,26 @@ class Attempts(Hook):
     def _test(self, loop: Loop) -> None:
         text = "on validation sequences"
         model: Any = loop.model
-        with attributes_set(model, self._config.attributes, "search.attributes"):
+        with attributes_set(model, self._config.search.attributes, "search.attributes"):
             found = accuracy(self._evaluator(model))
         if self.search.unconfirmed:
-            self.search.confirm(loop.step, found)
-            text += " after the schedules"
+            passed, by_proof = self._confirms(model, found)
+            self.search.confirm(loop.step, found, passed=passed)
+            text += f" after the schedules{by_proof}"
         else:
             self.search.judge(loop.step, found)
         self._go_on(loop, f"accuracy {found:.4f} {text}")
+
+    def _confirms(self, model: ReadoutModel, found: float) -> tuple[bool, str]:
+        """Return whether the test after the schedules is passed, and the verdict of a proof."""
+        asked = self._config.search.confirm
+        if asked != "proof":
+            return found >= (asked or 0.0), ""
+        assert isinstance(self._task, HasAutomaton | HasPlaces)
+        network = copy.deepcopy(model).cpu()
+        with attributes_set(network, self._config.evaluation.attributes):
+            verdict = prove_task(network, self._task, max_pairs=_MOST_PAIRS).verdict
+        return verdict == "proven", f", {verdict}"
 
     def _go_on(self, loop: Loop, text: str) -> None:
         """Begin another attempt, or the schedules, if the attempt has ended."""
@@ -237,14 +263,15 @@ class Attempts(Hook):
             text += ": failed; no attempts are left, so the schedules begin with these weights"
         elif now.ended is not None:
             self.search.restart(step)
-            loop.restart(self._new_weights(number))
+            new_model = self._config.build_model(self._task, seed_of(self._config.seed, number))
+            loop.restart(new_model.state_dict())
             # The next row is about the new weights after their first steps.
             self._evaluation.forget(step)
             loop.stopped = False
             text += ": failed, the next attempt begins"
         self._follow()
         self._schedules.before_step(loop)
-        loop.report(f"step {step}: attempt {number} of {self._config.attempts}, {text}")
+        loop.report(f"step {step}: attempt {number} of {self._config.search.attempts}, {text}")
 
     def _follow(self) -> None:
         """Let the schedules wait for the end of the search."""

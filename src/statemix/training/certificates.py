@@ -16,9 +16,8 @@ from statemix.proofs import (
     can_harden,
     harden,
     parse_property,
-    prove,
-    prove_places,
     prove_safety,
+    prove_task,
 )
 from statemix.tasks import Task
 from statemix.tasks.drawn import DrawnTask
@@ -73,24 +72,17 @@ def certify_run(
     advice = "; choose a folder by --output" if output is None else ""
     files.open_for_append("certificate" if output is None else "output", path, advice)
     model = load_model(folder, weights)
+    tables: dict[str, Any] | str
     with attributes_set(model, config.evaluation.attributes):
-        tables: dict[str, Any] | str
+        certificate = prove_task(
+            model, task, soft=soft, max_pairs=max_pairs, on_progress=on_progress
+        )
         if isinstance(task, HasAutomaton):
-            automaton = task.automaton()
-            certificate = prove(
-                model, automaton, soft=soft, max_pairs=max_pairs, on_progress=on_progress
-            )
-            tables = certificate.tables(automaton)
-        elif soft:
-            raise RequestError(f"soft must be absent for {config.task.name}, whose proof hardens")
+            tables = certificate.tables(task.automaton())
+        elif certificate.method == "structure":
+            tables = "the proof visits no states"
         else:
-            certificate = prove_places(
-                model, task.places(), max_pairs=max_pairs, on_progress=on_progress
-            )
-            tables = {
-                "structure": "the proof visits no states",
-                "search": "the task has a head for each place",
-            }[certificate.method]
+            tables = "the task has a head for each place"
         # The attributes of evaluation are part of the network that is written.
         written = save_certificate(
             folder, certificate, tables, weights=weights, soft=soft, output=output

@@ -176,9 +176,9 @@ class SearchConfig(Settings):
     """Token accuracy (mean over heads) from which a test is passed."""
     accept_last: Fraction = 0.5
     """Token accuracy from which the last test is passed."""
-    confirm: Fraction | None = None
-    """Token accuracy from which the test after the schedules is passed (no such test if not
-    given)."""
+    confirm: Fraction | Literal["proof"] | None = None
+    """Token accuracy from which the test after the schedules is passed, or "proof": the network
+    must be proven, as by ``statemix certify`` (no such test if not given)."""
     length: Count | None = None
     """Length in tokens of the validation sequences of a test (the training length if not given)."""
     size: Count = 64

@@ -19,7 +19,7 @@ from statemix.tasks.addressing import SPLITS
 from statemix.tasks.permutation import Permutation
 from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
-from statemix.training.attempts import Attempts, seed_of
+from statemix.training.attempts import Attempts
 from statemix.training.batches import CrossEntropy, TaskBatches
 from statemix.training.checkpoint import load_checkpoint, newest_before
 from statemix.training.config import SCHEMA, NotNegative, RunConfig
@@ -187,12 +187,10 @@ class Run:
         if search.attempts is not None:
             setting = "search.size" if search.length is None else "search.length"
             attempts = Attempts(
-                search,
+                config,
+                self.task,
                 self.loop,
                 self.evaluator.on_split("validation", search.size, setting, search.length),
-                lambda attempt: config.build_model(
-                    self.task, seed_of(config.seed, attempt)
-                ).state_dict(),
                 schedules=self.schedules,
                 evaluation=self.evaluation,
                 losses=self.losses,

@@ -33,7 +33,8 @@ def tables() -> dict[str, str]:
         "anderson": _anderson(),
         "checks": _checks(),
         "generation": _generation(),
-        "chess": _chess(),
+        "chess": _tracked("chess", 2000, "games", "plies", "positions"),
+        "cube": _tracked("cube", 18, "scrambles", "turns", "cubes"),
     }
 
 
@@ -48,31 +49,31 @@ def json_lines(*path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in RESULTS.joinpath(*path).read_text().splitlines()]
 
 
-def _chess() -> str:
-    """Return the table of `results/demo/chess.jsonl`: one run of `statemix demo chess` a line."""
+def _tracked(name: str, num_tokens: int, words: str, tokens: str, contents: str) -> str:
+    """Return the table of a file in `results/demo`: one run of `statemix demo NAME` a line."""
     lines = []
-    for row in json_lines("demo", "chess.jsonl"):
+    for row in json_lines("demo", f"{name}.jsonl"):
         trained, hard, proof = row["as_trained"], row["hardened"], row["certificate"]
         lines.append(
             [
                 str(row["seed"]),
-                str(round(row["alike"] * 2000)),
+                str(round(row["alike"] * num_tokens)),
                 proof["verdict"],
                 "-" if proof["margin"] is None else f"{proof['margin']:.1f}",
-                f"{trained['exact_plies']:,} of {trained['plies']:,}",
-                f"{trained['exact_games']} of {trained['games']}",
-                f"{hard['exact_plies']:,} of {hard['plies']:,}",
-                f"{row['training_s'] / 60:.1f} min",
+                f"{trained[f'exact_{tokens}']:,} of {trained[tokens]:,}",
+                f"{trained[f'exact_{words}']} of {trained[words]}",
+                f"{hard[f'exact_{tokens}']:,} of {hard[tokens]:,}",
+                f"{row['training_s']:.0f} s",
             ]
         )
     header = [
         "seed",
-        "tokens right, of 2,000",
+        f"tokens right, of {num_tokens:,}",
         "verdict",
         "margin",
-        "positions exact, as trained",
-        "games exact, as trained",
-        "positions exact, one long game",
+        f"{contents} exact, as trained",
+        f"{words} exact, as trained",
+        f"{contents} exact, long {words}",
         "training",
     ]
     return markdown(header, lines)

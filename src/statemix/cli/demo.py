@@ -14,6 +14,8 @@ from statemix.cli.reproduce import lost_text, show_study
 from statemix.cli.watch import watched
 from statemix.errors import RequestError, RunsFailedError
 
+Subjects = Literal["groups", "chess", "cube"]
+
 
 @dataclass(frozen=True)
 class Demo:
@@ -30,27 +32,28 @@ class Demo:
 
     "statemix demo chess" trains one BD-LRU to follow the position of a chess game from its moves,
     proves that it is right after every game, and shows positions of a game of 100,000 plies. It
-    takes a few minutes on two cores, and needs pip install 'statemix[studies,chess]'.
+    takes a few minutes on two cores, and needs pip install 'statemix[studies,chess]'. "statemix
+    demo cube" does the same with the turns of a Rubik's cube, for a million turns.
     """
 
-    subject: Annotated[Literal["groups", "chess"], Argument("[SUBJECT]", positional=True)] = (
-        "groups"
-    )
-    """Subject to track: permutation groups or chess."""
+    subject: Annotated[
+        Literal["groups", "chess", "cube"], Argument("[SUBJECT]", positional=True)
+    ] = "groups"
+    """Subject to track: permutation groups, chess or a cube."""
 
     group: Literal["S_3", "S_5", "A_5"] = "S_3"
     """Permutation group to track."""
 
     moves: str | None = None
     """For chess: a game of your own, such as "e4 e5 Nf3" or "e2e4 e7e5 g1f3", whose last position
-    is shown, too."""
+    is shown, too. For a cube: turns such as "R U R' U2"."""
 
     seed: int = 0
-    """For chess: seed of games and weights."""
+    """For chess and a cube: seed of games and weights."""
 
     output: Path | None = None
     """Folder of the page and the runs (if not given: demo for S_3, demo/GROUP for other groups,
-    demo/chess for chess)."""
+    demo/chess, demo/cube)."""
 
     fresh: bool = False
     """Remove existing runs and train from scratch."""
@@ -70,12 +73,12 @@ class Demo:
             KeyboardInterrupt: after Ctrl-C; the same command resumes.
         """
         self._check_options()
-        if self.subject == "chess":
-            from statemix.cli.chess_demo import demo_chess
+        if self.subject != "groups":
+            from statemix.cli.tracker_demo import demo_tracker
 
-            folder = self.output or Path("demo", "chess")
+            folder = self.output or Path("demo", self.subject)
             files.make_folder("output", folder)
-            demo_chess(folder, self.seed, self.moves, fresh=self.fresh)
+            demo_tracker(self.subject, folder, self.seed, self.moves, fresh=self.fresh)
             return
         # Slow imports wait until the options have been checked.
         import torch

@@ -19,7 +19,7 @@ from statemix.files import naming
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("Demo", "train small models to track permutations or a game of chess, and test them"),
+    "demo": ("Demo", "train small models to track permutations, chess or a cube, and test them"),
     "train": ("Train", "train a model on a task, or a grid of such runs; interrupted runs resume"),
     "evaluate": ("Evaluate", "score a trained model at any sequence lengths"),
     "inspect": ("Inspect", "show the eigenvalues, gates and mixing of a trained model's layers"),

@@ -8,6 +8,7 @@ from statemix.tasks.chess_games import Chess
 from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
 from statemix.tasks.chomsky.string_tasks import CycleNavigation, Parity
 from statemix.tasks.copying import Copying
+from statemix.tasks.cube import Cube
 from statemix.tasks.mad.fuzzy_recall import FuzzyRecall
 from statemix.tasks.mad.recall import NoisyRecall, Recall
 from statemix.tasks.mad.storage import Compression, Memorization, SelectiveCopying
@@ -35,6 +36,7 @@ TASKS: Registry[type[Task]] = Registry(
         RandomAutomaton,
         Arrangement,
         Chess,
+        Cube,
     ],
 )
 

@@ -1,6 +1,5 @@
-"""A BD-LRU that learns what chess moves do to a position, and its training."""
+"""A BD-LRU that learns what tokens do to places, its training, and its answers."""
 
-import io
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -12,24 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statemix.files import write_file
 from statemix.layers import BDLRU, LayerSpec
 from statemix.layers.bd_lru import sharpen
 from statemix.models import TokenClassifier
 from statemix.place_rules import PlaceRules
 from statemix.proofs.certificate_tables import read_rules
-from statemix.tasks.chess_games import Chess
-from statemix.tasks.chess_moves import HEADS, chess_rules, move_features
 from statemix.training import Event, Fitted, Hook, fit
-
-NUM_STEPS = 300
-"""Optimiser steps of the training."""
-
-NUM_PLIES = 128
-"""Plies of a training game."""
-
-NUM_GAMES = 1600
-"""Training games."""
 
 _CHANNELS = 4
 # Scale of the ones of features, and initial raw gates: entries keep what they hold, and a value is
@@ -43,12 +30,13 @@ _WARM_UP, _DECAY_FROM = 20, 0.6
 # Adam would turn the tiny gradients of settled gates into steps of full size.
 _EPS = 1e-6
 _CLIP = 5.0
-_AT_ONCE = 100
-_SEGMENTS, _SEGMENT_PLIES = 340, 3
+_SEGMENTS, _SEGMENT_TOKENS = 340, 3
 # Further weight of a place whose content a move has changed.
 _CHANGED = 20.0
 # Share of segments that begin with random contents, and of the places that get them.
 _RANDOM = 0.5
+# Raw gates take most memory of an answer: 25 kB for each token of chess.
+_TOKENS_AT_ONCE = 2048
 
 
 def place_tracker(
@@ -149,50 +137,51 @@ class _Segments(NamedTuple):
 
 
 class SegmentSampler:
-    """Draws segments of games, by the number of a step.
+    """Draws segments of words, by the number of a step.
 
-    All tokens of the games are equally likely to be in a segment. Half of the segments begin with
-    the position of the game. In the other half, about half of the places have random contents.
-    Legal games do not tell all sources of an empty square apart: the squares on the path of a move
-    are always empty, and White moves when the side to move is 0, the number of an empty square.
+    All tokens of the words are equally likely to be in a segment. Half of the segments begin with
+    the contents that the word has there. In the other half, about half of the places have random
+    contents. Legal games of chess do not tell all sources of an empty square apart: the squares on
+    the path of a move are always empty, and White moves when the side to move is 0, the number of
+    an empty square.
 
     Args:
-        games: tokens of games, shape (N, T).
+        words: tokens, shape (N, T).
         rules: the places.
         seed: seed of the segments.
     """
 
-    def __init__(self, games: NDArray[np.int64], rules: PlaceRules, seed: int) -> None:
-        self._games, self._rules, self._seed = games, rules, seed
+    def __init__(self, words: NDArray[np.int64], rules: PlaceRules, seed: int) -> None:
+        self._words, self._rules, self._seed = words, rules, seed
         # In bytes, as positions take more memory than all the rest.
         self._before = np.concatenate(
             [
-                np.broadcast_to(rules.start.astype(np.int8), (len(games), 1, rules.num_places)),
-                rules.contents(games[:, :-1]).astype(np.int8),
+                np.broadcast_to(rules.start.astype(np.int8), (len(words), 1, rules.num_places)),
+                rules.contents(words[:, :-1]).astype(np.int8),
             ],
             axis=1,
         )
-        self._order = np.argsort(games, axis=None, kind="stable")
+        self._order = np.argsort(words, axis=None, kind="stable")
         self._tokens, self._first, self._counts = np.unique(
-            games.ravel()[self._order], return_index=True, return_counts=True
+            words.ravel()[self._order], return_index=True, return_counts=True
         )
 
     def __call__(self, step: int) -> _Segments:
         draw = np.random.default_rng([self._seed, step])
         which = draw.integers(len(self._tokens), size=_SEGMENTS)
         chosen = self._order[self._first[which] + draw.integers(self._counts[which])]
-        game, ply = np.divmod(chosen, self._games.shape[1])
+        word, place = np.divmod(chosen, self._words.shape[1])
         begin = np.clip(
-            ply - draw.integers(_SEGMENT_PLIES, size=_SEGMENTS),
+            place - draw.integers(_SEGMENT_TOKENS, size=_SEGMENTS),
             0,
-            self._games.shape[1] - _SEGMENT_PLIES,
+            self._words.shape[1] - _SEGMENT_TOKENS,
         )
-        before = self._before[game, begin].astype(np.int64)
+        before = self._before[word, begin].astype(np.int64)
         spoilt = (draw.random((_SEGMENTS, 1)) < _RANDOM) & (draw.random(before.shape) < _RANDOM)
         before = np.where(
             spoilt, draw.integers(self._rules.num_contents, size=before.shape), before
         )
-        tokens = self._games[game[:, None], begin[:, None] + np.arange(_SEGMENT_PLIES)]
+        tokens = self._words[word[:, None], begin[:, None] + np.arange(_SEGMENT_TOKENS)]
         after = self._rules.contents(tokens, before)
         return _Segments(
             torch.from_numpy(np.concatenate([before[:, None], after], axis=1)),
@@ -214,43 +203,35 @@ class _Schedule(Hook):
         sharpen(loop.model, done)
 
 
-def draw_games(task: Chess, file: Path) -> NDArray[np.int64]:
-    """Return training games, shape (N, T), from a file if it exists; otherwise, draw and store."""
-    if file.exists():
-        stored: NDArray[np.int64] = np.load(file).astype(np.int64)
-        return stored
-    parts = [
-        task.examples("train", start, min(start + _AT_ONCE, NUM_GAMES)).tokens
-        for start in range(0, NUM_GAMES, _AT_ONCE)
-    ]
-    games = np.concatenate(parts)
-    content = io.BytesIO()
-    np.save(content, games.astype(np.int16))
-    write_file(file, content.getvalue())
-    return games
-
-
-def train_chess(
+def train_tracker(
+    rules: PlaceRules,
+    heads: dict[str, int],
+    features: NDArray[np.float32],
+    words: NDArray[np.int64],
     folder: Path,
-    seed: int,
     *,
+    num_steps: int,
+    seed: int,
     num_threads: int | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> tuple[TokenClassifier, Fitted]:
-    """Train a network to follow chess positions, or resume an interrupted call.
+    """Train a network to follow places, or resume an interrupted call.
 
     Args:
-        folder: folder of the training games and of the folder "run"; it must exist.
-        seed: seed of the games, the segments and the weights.
+        rules: as in :func:`place_tracker`.
+        heads: as in :func:`place_tracker`.
+        features: as in :func:`place_tracker`.
+        words: tokens of the training words, shape (N, T).
+        folder: as in :func:`statemix.training.fit`.
+        num_steps: optimiser steps.
+        seed: seed of the segments and the weights.
         num_threads: as in :func:`statemix.training.fit`.
         on_event: as in :func:`statemix.training.fit`.
 
     Raises:
-        RequestError: if python-chess is not installed, or as in :func:`statemix.training.fit`.
+        RequestError: as in :func:`statemix.training.fit`.
     """
-    rules = chess_rules()
-    games = draw_games(Chess(length=NUM_PLIES, seed=seed), folder / f"games-{seed}.npy")
-    model = place_tracker(rules, HEADS, move_features(), seed)
+    model = place_tracker(rules, heads, features, seed)
     codes = _codes(rules.num_contents)
     weight, bias = _nearest(codes)
 
@@ -265,10 +246,10 @@ def train_chess(
     assert isinstance(projection, nn.Linear)
     found = fit(
         model,
-        SegmentSampler(games, rules, seed),
+        SegmentSampler(words, rules, seed),
         loss,
-        folder / "run",
-        num_steps=NUM_STEPS,
+        folder,
+        num_steps=num_steps,
         optimizer=torch.optim.Adam(
             [{"params": [one]} for one in (projection.weight, projection.bias)], eps=_EPS
         ),
@@ -279,7 +260,41 @@ def train_chess(
         device="cpu",
         num_threads=num_threads,
         seed=seed,
-        settings={"games": list(games.shape)},
+        settings={"words": list(words.shape)},
         on_event=on_event,
     )
     return model, found
+
+
+class FollowedWords(NamedTuple):
+    """Contents of places after the tokens of words.
+
+    Attributes:
+        right: contents of all heads after each token, shape (words, tokens, heads), int8.
+        answers: answers of a network, same shape.
+    """
+
+    right: NDArray[np.int8]
+    answers: NDArray[np.int8]
+
+    @property
+    def exact(self) -> NDArray[np.bool_]:
+        """Whether all heads are right, shape (words, tokens)."""
+        found: NDArray[np.bool_] = (self.right == self.answers).all(-1)
+        return found
+
+
+@torch.no_grad()
+def follow(model: TokenClassifier, rules: PlaceRules, words: NDArray[np.int64]) -> FollowedWords:
+    """Return the answers of a network to words, piece by piece, beside the right ones."""
+    pieces = np.array_split(words, -(-words.size // _TOKENS_AT_ONCE), axis=1)
+    right, start = [], None
+    for piece in pieces:
+        contents = rules.contents(piece, start)
+        start = contents[:, -1]
+        right.append(contents[..., : rules.num_heads].astype(np.int8))
+    answers = [
+        torch.stack([one.argmax(-1) for one in logits.values()], dim=-1).to(torch.int8)
+        for logits in model.eval().in_pieces([torch.from_numpy(piece) for piece in pieces])
+    ]
+    return FollowedWords(np.concatenate(right, axis=1), torch.cat(answers, dim=1).numpy())

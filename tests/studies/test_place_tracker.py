@@ -1,17 +1,25 @@
-"""The chess tracker: its form, its training segments, its proof and its demo."""
+"""The tracker of places: its form, its training segments, its proof and its demos."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
 
-from statemix.cli import chess_demo
+from statemix.cli import tracker_demo
 from statemix.cli.main import main
 from statemix.place_rules import PlaceRules
 from statemix.proofs import prove_by_structure
-from statemix.studies import chess_results, chess_tracker
-from statemix.studies.chess_tracker import SegmentSampler, alike, draw_games, place_tracker
+from statemix.studies import place_tracker as trackers
+from statemix.studies.place_tracker import (
+    SegmentSampler,
+    alike,
+    follow,
+    place_tracker,
+    train_tracker,
+)
+from statemix.tasks import cube
 from statemix.tasks.chess_games import Chess
 from statemix.tasks.chess_moves import (
     HEADS,
@@ -33,13 +41,19 @@ NAMES = {"first": 3, "second": 3, "third": 2}
 
 def small(sources=RULES.sources):
     """A tracker of the small rules whose gates have been set."""
-    model = place_tracker(RULES, NAMES, np.eye(3, dtype=np.float32), seed=0)
+    return tracker_of(RULES, NAMES, sources)
+
+
+def tracker_of(rules, heads, sources=None):
+    """A tracker whose gates have been set to what tokens do, or to other sources."""
+    size, count = rules.num_places, rules.num_tokens
+    model = place_tracker(rules, heads, np.eye(count, dtype=np.float32), seed=0)
     projection = model.backbone.blocks[0].mixer.gate_proj
-    gates = projection.weight.data.view(4, 5, -1)
-    for token, row in enumerate(sources):
+    gates = projection.weight.data.view(size, size + 1, -1)
+    for token, row in enumerate(rules.sources if sources is None else sources):
         for entry, source in enumerate(row):
             if source != entry:
-                gates[entry, source if source >= 0 else 4, token] += 5
+                gates[entry, source if source >= 0 else size, token] += 5
     return model
 
 
@@ -136,9 +150,26 @@ def test_additive_gates_are_proven_for_chess_and_right_on_games():
     assert alike(model, chess_rules()) == 1
     found = prove_by_structure(model, chess_rules())
     assert (found.verdict, found.network, found.result.reason) == ("proven", "pruned", "")
-    played = chess_results.play(found.model, Chess().examples("train", 0, 3, 60))
-    assert played.right.shape == (3, 60, 69)
-    assert played.exact.all()
+    games = Chess().examples("train", 0, 3, 60)
+    followed = follow(found.model, chess_rules(), games.tokens)
+    labels = np.stack(list(games.targets.values()), axis=-1)
+    np.testing.assert_array_equal(followed.right, labels)
+    np.testing.assert_array_equal(followed.answers, labels)
+    assert followed.exact.all()
+
+
+def test_answers_are_compared_place_by_place_and_piece_by_piece(monkeypatch):
+    """The second word of the small rules is wrong from its fourth token on."""
+    words = np.array([[2, 1, 1, 1, 1, 1, 1], [2, 2, 2, 0, 2, 2, 2]])
+    changed = RULES.sources.copy()
+    changed[0, 0] = 0
+    whole = follow(small(changed), RULES, words)
+    np.testing.assert_array_equal(whole.right, RULES.contents(words)[..., :3])
+    assert whole.exact.tolist() == [[True] * 7, [*[True] * 3, *[False] * 4]]
+    monkeypatch.setattr(trackers, "_TOKENS_AT_ONCE", 4)
+    pieces = follow(small(changed), RULES, words)
+    np.testing.assert_array_equal(pieces.right, whole.right)
+    np.testing.assert_array_equal(pieces.answers, whole.answers)
 
 
 def test_features_tell_all_moves_apart_by_squares_and_flags():
@@ -151,18 +182,26 @@ def test_features_tell_all_moves_apart_by_squares_and_flags():
 
 @pytest.fixture
 def little(monkeypatch):
-    """Two steps on a few games, and short games in the demo."""
+    """Two steps on a few words, and short words in the demo."""
+    changes = {"num_steps": 2, "num_words": 2, "length": 6, "shown": (3, 8)}
+    subjects = {
+        name: lambda seed, make=make: dataclasses.replace(make(seed), **changes)
+        for name, make in tracker_demo.SUBJECTS.items()
+    }
+    monkeypatch.setattr(tracker_demo, "SUBJECTS", subjects)
+    monkeypatch.setattr(trackers, "_SEGMENTS", 4)
+    monkeypatch.setattr(tracker_demo, "SHORT_WORDS", 2)
+    monkeypatch.setattr(tracker_demo, "SHORT_TOKENS", 4)
+
+
+@pytest.fixture
+def with_chess():
     pytest.importorskip("chess", reason="games need python-chess")
-    for module in (chess_tracker, chess_demo):
-        for name, value in {"NUM_STEPS": 2, "NUM_GAMES": 2, "NUM_PLIES": 6}.items():
-            monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(chess_tracker, "_SEGMENTS", 4)
-    monkeypatch.setattr(chess_demo, "SHOWN", (3, 8))
-    monkeypatch.setattr(chess_demo, "SHORT_GAMES", 2)
-    monkeypatch.setattr(chess_demo, "SHORT_PLIES", 4)
 
 
-def test_a_network_that_is_not_proven_ends_the_demo_with_exit_code_1(little, tmp_path, capsys):
+def test_a_network_that_is_not_proven_ends_the_demo_with_exit_code_1(
+    little, with_chess, tmp_path, capsys
+):
     arguments = ["demo", "chess", "--output", str(tmp_path / "out")]
     assert main(arguments) == 1
     printed = capsys.readouterr()
@@ -171,23 +210,26 @@ def test_a_network_that_is_not_proven_ends_the_demo_with_exit_code_1(little, tmp
     assert "after 8 plies of a test game" in printed.out
 
 
-def test_games_are_drawn_once(little, tmp_path, monkeypatch):
-    task, file = Chess(length=6), tmp_path / "games.npy"
-    games = draw_games(task, file)
-    np.testing.assert_array_equal(games, task.examples("train", 0, 2).tokens)
-    monkeypatch.setattr(task, "examples", None)
-    np.testing.assert_array_equal(draw_games(task, file), games)
+@pytest.mark.parametrize("name", ["chess", "cube"])
+def test_words_are_drawn_once(little, with_chess, tmp_path, name):
+    subject, file = tracker_demo.SUBJECTS[name](0), tmp_path / "words.npy"
+    words = tracker_demo.training_words(subject, file)
+    np.testing.assert_array_equal(words, subject.draw("train", 0, 2, 6))
+    drawn_once = dataclasses.replace(subject, draw=None)
+    np.testing.assert_array_equal(tracker_demo.training_words(drawn_once, file), words)
 
 
-def test_the_demo_proves_and_shows_positions_side_by_side(little, tmp_path, capsys, monkeypatch):
+def test_the_demo_proves_and_shows_positions_side_by_side(
+    little, with_chess, tmp_path, capsys, monkeypatch
+):
     model = exact_tracker()
     trained = Fitted(tmp_path, {"step": 2}, {"step": 2}, 1.5)
-    monkeypatch.setattr(chess_demo, "train_chess", lambda *_, **__: (model, trained))
+    monkeypatch.setattr(tracker_demo, "train_tracker", lambda *_, **__: (model, trained))
     arguments = ["demo", "chess", "--output", str(tmp_path), "--moves", "e4 e5 Nf3"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "proven: right after every sequence of the 2,000 tokens, of any length" in out
-    assert "with gates of 0 and 1, on this game: 8 of 8 positions exact, 1 of 1 games" in out
+    assert "with gates of 0 and 1, on long test games: 8 of 8 positions exact, 1 of 1 games" in out
     assert "after your game: all right" in out
     row = next(line for line in out.splitlines()[::-1] if line.startswith("3  "))
     assert row.split() == ["3", *[".", ".", ".", ".", ".", "N", ".", "."]] * 2
@@ -195,6 +237,37 @@ def test_the_demo_proves_and_shows_positions_side_by_side(little, tmp_path, caps
     assert summary["certificate"]["verdict"] == "proven"
     assert summary["hardened"] == {"games": 1, "plies": 8, "exact_plies": 8, "exact_games": 1}
     assert (tmp_path / "certified.safetensors").exists()
+
+
+def test_trained_gates_do_what_the_rules_say(tmp_path):
+    words = np.random.default_rng(0).integers(3, size=(20, 12))
+    features = np.eye(3, dtype=np.float32)
+    model, trained = train_tracker(
+        RULES, NAMES, features, words, tmp_path / "run", num_steps=150, seed=0, num_threads=1
+    )
+    assert trained.last["scores"] == {"alike": 1.0}
+    assert prove_by_structure(model, RULES).verdict == "proven"
+
+
+def test_the_demo_follows_a_cube(little, tmp_path, capsys, monkeypatch):
+    rules, subject = cube.cube_rules(), tracker_demo.SUBJECTS["cube"](0)
+    model = tracker_of(rules, subject.heads)
+    trained = Fitted(tmp_path, {"step": 2}, {"step": 2}, 1.5)
+    monkeypatch.setattr(tracker_demo, "train_tracker", lambda *_, **__: (model, trained))
+    arguments = ["demo", "cube", "--output", str(tmp_path), "--seed", "3", "--moves", "R U R' U'"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "proven: right after every sequence of the 18 tokens, of any length" in out
+    assert "long test scrambles: 80 of 80 cubes exact, 10 of 10 scrambles" in out
+    last = out.split("after your scramble: all right\n")[1].splitlines()
+    assert last[1].split() == [*"UUL", *"UUL"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["as_trained"] == {
+        "scrambles": 2, "turns": 8, "exact_turns": 8, "exact_scrambles": 2,
+    }  # fmt: skip
+    # Training words and both kinds of test words differ.
+    drawn = [subject.draw(split, 0, 1, 8)[0].tolist() for split in ("train", "test")]
+    assert drawn[0] != drawn[1]
 
 
 @pytest.mark.parametrize(
@@ -205,10 +278,13 @@ def test_the_demo_proves_and_shows_positions_side_by_side(little, tmp_path, caps
         (["--moves", "e4"], "moves must be absent for the subject groups, got e4"),
         (["--seed", "3"], "seed must be absent for the subject groups, got 3"),
         (["chess", "--seed", "-1"], "seed must be in"),
-        (["checkers"], "must be 'groups' or 'chess'"),
+        (["checkers"], "must be 'groups', 'chess' or 'cube'"),
+        (["cube", "--moves", "R u"], "moves must be of U, U2, U', "),
         (["chess", "--moves", "e4 e4"], "moves must be legal, got 'e4' as ply 2"),
     ],
 )
-def test_malformed_requests_name_the_option(little, tmp_path, capsys, arguments, message):
+def test_malformed_requests_name_the_option(
+    little, with_chess, tmp_path, capsys, arguments, message
+):
     assert main(["demo", *arguments, "--output", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err

@@ -35,13 +35,13 @@ CONFIG = RunConfig(
 
 def test_a_run_is_certified_as_it_is_evaluated(tmp_path, monkeypatch):
     asked = []
-    prove = certificates.prove
+    prove = certificates.prove_task
 
-    def spy(model, automaton, **options):
+    def spy(model, task, **options):
         asked.append((model.backbone.blocks[0].mixer.gate_temperature, options["max_pairs"]))
-        return prove(model, automaton, **options)
+        return prove(model, task, **options)
 
-    monkeypatch.setattr(certificates, "prove", spy)
+    monkeypatch.setattr(certificates, "prove_task", spy)
     train(CONFIG, tmp_path)
     found, written = certify_run(tmp_path, max_pairs=5000)
     ((temperature, most),) = asked

@@ -169,7 +169,9 @@ def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh
     console.print(f"as trained, on test {words} of {SHORT_TOKENS} {tokens}: {_text(subject, soft)}")
     network = found.model
     assert isinstance(network, TokenClassifier)
-    long = follow(network, subject.rules, subject.draw("test", 0, first, subject.shown[-1]))
+    most = subject.shown[-1]
+    console.print(f"following long test {words}: {first} of {most:,} {tokens}")
+    long = follow(network, subject.rules, subject.draw("test", 0, first, most))
     numbers["hardened"] = _counts(subject, long)
     for count in subject.shown:
         _show(console, f"after {count:,} {tokens} of a test {word}", subject, long, count)

@@ -1,8 +1,10 @@
 """Suites whose runs are certified, and what they add up to."""
 
+import itertools
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -318,6 +320,32 @@ def test_each_seed_of_the_automata_has_an_automaton_of_its_own():
         assert config.runtime.num_threads == 1
     assert len(runs_of(recipe["tomita-3"])) == 10
     assert len(runs_of(suite["pattern of 3", "LSTM"])) == 3
+
+
+@pytest.mark.parametrize(("length", "determined"), [(3, True), (8, True), (9, False)])
+def test_words_of_15_letters_determine_patterns_of_up_to_8(length, determined):
+    """A transition is determined if every other target changes the answer to some word."""
+    suite = {(one.column, one.model): one for one in SUITES["exact-automata"]}
+    entry = suite[f"pattern of {length}", "BD-LRU, recipe exact"]
+    automaton = runs_of(entry)[0].build_task().automaton()
+    moves = automaton.transitions
+    (found,) = (state for state in range(len(moves)) if (moves[state] == state).all())
+    words = np.arange(2**15)[:, None] >> np.arange(15) & 1
+
+    def answers(transitions):
+        state, seen = np.full(len(words), automaton.start), []
+        for letters in words.T:
+            state = transitions[state, letters]
+            seen.append(state == found)
+        return np.stack(seen)
+
+    right, open_ones = answers(moves), 0
+    for state, letter in itertools.product(set(range(len(moves))) - {found}, range(2)):
+        for target in set(range(len(moves))) - {moves[state, letter]}:
+            changed = moves.copy()
+            changed[state, letter] = target
+            open_ones += bool((answers(changed) == right).all())
+    assert (open_ones == 0) == determined
 
 
 PD_SSM = ["parity", "cycle navigation", "even pairs"]

@@ -166,10 +166,12 @@ def test_answers_are_compared_place_by_place_and_piece_by_piece(monkeypatch):
     whole = follow(small(changed), RULES, words)
     np.testing.assert_array_equal(whole.right, RULES.contents(words)[..., :3])
     assert whole.exact.tolist() == [[True] * 7, [*[True] * 3, *[False] * 4]]
-    monkeypatch.setattr(trackers, "_TOKENS_AT_ONCE", 4)
-    pieces = follow(small(changed), RULES, words)
-    np.testing.assert_array_equal(pieces.right, whole.right)
-    np.testing.assert_array_equal(pieces.answers, whole.answers)
+    # Two tokens of each word at once; then more words than tokens at once.
+    for at_once in (4, 1):
+        monkeypatch.setattr(trackers, "_TOKENS_AT_ONCE", at_once)
+        pieces = follow(small(changed), RULES, words)
+        np.testing.assert_array_equal(pieces.right, whole.right)
+        np.testing.assert_array_equal(pieces.answers, whole.answers)
 
 
 def test_features_tell_all_moves_apart_by_squares_and_flags():

@@ -387,7 +387,7 @@ def test_attempts_go_on_until_one_is_proven(searching, tmp_path, monkeypatch):
     verdicts, seen = iter(["refuted", "open", "proven"]), []
 
     def planted(model, task, *, max_pairs):
-        assert task.name == "permutation"
+        assert (task.name, max_pairs) == ("permutation", 5000)
         mixer = model.backbone.blocks[0].mixer
         seen.append((mixer.gate_temperature, model.state_dict()))
         return SimpleNamespace(verdict=next(verdicts))
@@ -422,8 +422,13 @@ def test_a_proof_of_the_last_attempt_may_fail(searching, tmp_path):
     assert (only.passed, certify_run(tmp_path)[0].verdict) == (False, "refuted")
 
 
-def test_a_proof_needs_a_task_that_has_one(searching, tmp_path):
-    config = searching({"search.confirm": "proof"}).replace(task=TaskSpec("copying", length=20))
+@pytest.mark.parametrize(
+    "changes",
+    [{"task": TaskSpec("copying", length=20)}, {"model.backbone": "autoencoder"}],
+    ids=["task", "backbone"],
+)
+def test_a_proof_needs_a_task_that_has_one(searching, tmp_path, changes):
+    config = searching({"search.confirm": "proof"} | changes)
     with pytest.raises(SettingError, match=r"search\.confirm must be a number unless the task has"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

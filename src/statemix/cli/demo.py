@@ -14,8 +14,6 @@ from statemix.cli.reproduce import lost_text, show_study
 from statemix.cli.watch import watched
 from statemix.errors import RequestError, RunsFailedError
 
-Subjects = Literal["groups", "chess", "cube"]
-
 
 @dataclass(frozen=True)
 class Demo:

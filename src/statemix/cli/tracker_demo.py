@@ -25,7 +25,7 @@ from statemix.tasks.addressing import Split
 from statemix.tasks.chess_games import Chess
 from statemix.training.folder import remove_runs, save_weights
 
-# Games that are drawn between two interruptions.
+# Training words that are drawn at once; their labels take memory.
 _AT_ONCE = 100
 
 
@@ -98,7 +98,7 @@ def cube_subject(seed: int) -> Subject:
         num_words=200,
         length=64,
         num_steps=150,
-        draw=lambda split, start, stop, length: task.words(split, start, stop, length),
+        draw=task.words,
         read=cube.read_turns,
         text=cube.cube_text,
         shown=(2, 20, 100_000),

@@ -286,8 +286,15 @@ class FollowedWords(NamedTuple):
 
 @torch.no_grad()
 def follow(model: TokenClassifier, rules: PlaceRules, words: NDArray[np.int64]) -> FollowedWords:
-    """Return the answers of a network to words, piece by piece, beside the right ones."""
-    pieces = np.array_split(words, -(-words.size // _TOKENS_AT_ONCE), axis=1)
+    """Return the answers of a network to words, piece by piece, beside the right ones.
+
+    Args:
+        model: a network with the tokens and the heads of the rules.
+        rules: the places.
+        words: tokens, shape (N, T), int64.
+    """
+    width = max(1, _TOKENS_AT_ONCE // len(words))
+    pieces = [words[:, first : first + width] for first in range(0, words.shape[1], width)]
     right, start = [], None
     for piece in pieces:
         contents = rules.contents(piece, start)

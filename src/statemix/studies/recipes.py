@@ -24,9 +24,6 @@ from statemix.training import (
 )
 from statemix.training.settings import Assignments
 
-MAX_PAIRS = 5000
-"""Pairs after which the search for a proof stops; networks that track have a few hundred."""
-
 _SHARP = 1 / 8
 _SHARPENING = AttributeSchedule(
     attribute="gate_temperature", end=_SHARP, finish=0.7, curve="geometric"

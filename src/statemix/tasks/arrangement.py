@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from statemix.errors import OptionError
 from statemix.place_rules import PlaceRules
 from statemix.tasks import addressing
-from statemix.tasks.drawn import DrawnTask, Raw
+from statemix.tasks.drawn import Raw
+from statemix.tasks.places_task import PlacesTask
 from statemix.tasks.task import Examples
 
 GENERATORS: dict[str, dict[str, object]] = {
@@ -27,7 +28,7 @@ _MOST_PLACES = 64
 _MOVE = re.compile(r"\s*(?:\(\s*\d+(?:[\s,]+\d+)*\s*\)\s*)+")
 
 
-class Arrangement(DrawnTask):
+class Arrangement(PlacesTask):
     r"""Follow objects: after every move, tell which object is at each place.
 
     Object i is at place i before the first move. A move g carries what is at place i to place g(i),
@@ -85,20 +86,10 @@ class Arrangement(DrawnTask):
         return self._rules.num_tokens
 
     @property
-    def num_classes(self) -> int:
-        return self._rules.num_contents
-
-    @property
     def heads(self) -> dict[str, int]:
-        return {f"place_{p}": self.num_classes for p in range(1, self._rules.num_places + 1)}
-
-    @property
-    def guessing(self) -> float:
-        return 1 / self.num_classes
-
-    @property
-    def chance(self) -> dict[str, float]:
-        return dict.fromkeys(self.heads, self.guessing)
+        return {
+            f"place_{p}": self._rules.num_contents for p in range(1, self._rules.num_places + 1)
+        }
 
     def places(self) -> PlaceRules:
         """Return what moves do to places."""
@@ -140,11 +131,7 @@ class Arrangement(DrawnTask):
             for t in range(length):
                 before = moves[before, addressing.below(raw[:, t], sizes[before])]
                 tokens[:, t] = before
-        contents = self._rules.contents(tokens)
-        return Examples(
-            tokens,
-            {head: np.ascontiguousarray(contents[..., p]) for p, head in enumerate(self.heads)},
-        )
+        return self._labelled(tokens, self._rules.contents(tokens))
 
 
 def _texts(moves: object) -> list[str]:

@@ -19,7 +19,8 @@ from statemix.tasks.chess_moves import (
     board_text,
     chess_rules,
 )
-from statemix.tasks.drawn import DrawnTask, Raw
+from statemix.tasks.drawn import Raw
+from statemix.tasks.places_task import PlacesTask
 from statemix.tasks.task import Examples
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _CHUNK = 256
 _PAWN, _SPECIAL, _STRAIGHT_PROMOTION, _CAPTURING_PROMOTION = 4, 20, 10, 120
 
 
-class Chess(DrawnTask):
+class Chess(PlacesTask):
     r"""Follow the position of a chess game from its moves.
 
     A game starts in the initial position, and its moves are drawn from the legal ones. It has no
@@ -93,20 +94,8 @@ class Chess(DrawnTask):
         return int(self._tokens.max()) + 1
 
     @property
-    def num_classes(self) -> int:
-        return max(HEADS.values())
-
-    @property
     def heads(self) -> dict[str, int]:
         return dict(HEADS)
-
-    @property
-    def guessing(self) -> float:
-        return 1 / self.num_classes
-
-    @property
-    def chance(self) -> dict[str, float]:
-        return {head: 1 / classes for head, classes in HEADS.items()}
 
     def places(self) -> PlaceRules:
         """Return what moves do to the places of a position.
@@ -128,12 +117,7 @@ class Chess(DrawnTask):
             index: index of the game in the split.
             split: as in ``examples``.
         """
-        tokens, targets, _ = self.examples(split, index, index + 1)
-        words = [self.word(token) for token in tokens[0].tolist()]
-        lines = [f"{split} example {index} of {self.title}, {self.length} plies"]
-        lines += ["  " + " ".join(words[n : n + 12]) for n in range(0, len(words), 12)]
-        last = board_text(np.array([classes[0, -1] for classes in targets.values()]))
-        return "\n".join(lines + ["  " + line for line in last.splitlines()])
+        return self._pictured(index, split, unit="plies", per_line=12, picture=board_text)
 
     def game(self, moves: Sequence[str]) -> Examples:
         """Return a game of the user as one example.
@@ -158,7 +142,7 @@ class Chess(DrawnTask):
                 )
             tokens.append(_number(board, move))
             board.push(move)
-        return self._labelled(np.array([tokens]))
+        return self._of(np.array([tokens]))
 
     def _count(self, length: int) -> int:
         del length
@@ -167,14 +151,10 @@ class Chess(DrawnTask):
     def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
         covers = split == "train" and self.moves == "covering"
         games = [_game(key, length, covers=covers) for key in raw]
-        return self._labelled(np.array(games, dtype=np.int64).reshape(len(raw), length))
+        return self._of(np.array(games, dtype=np.int64).reshape(len(raw), length))
 
-    def _labelled(self, games: NDArray[np.int64]) -> Examples:
-        contents = chess_rules().contents(games)
-        return Examples(
-            self._tokens[games],
-            {head: np.ascontiguousarray(contents[..., p]) for p, head in enumerate(HEADS)},
-        )
+    def _of(self, games: NDArray[np.int64]) -> Examples:
+        return self._labelled(self._tokens[games], chess_rules().contents(games))
 
 
 def _library() -> ModuleType:

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from statemix.errors import OptionError
 from statemix.place_rules import PlaceRules
 from statemix.tasks import addressing
-from statemix.tasks.drawn import DrawnTask, Raw
+from statemix.tasks.drawn import Raw
+from statemix.tasks.places_task import PlacesTask
 from statemix.tasks.task import Examples
 
 COLOURS = "ULFRBD"
@@ -82,13 +83,16 @@ def cube_text(contents: NDArray[np.int64]) -> str:
     )
 
 
-class Cube(DrawnTask):
+class Cube(PlacesTask):
     r"""Follow a Rubik's cube: after every turn, tell the colours of all 48 stickers.
 
     A word starts with the solved cube, and its turns are uniform over the 18 turns of faces: by a
     quarter (U), by a half (U2) and by a quarter back (U'), for the faces up, left, front, right,
-    back and down. The cube has 4.3e19 states. Every position is scored, with a head for each
-    sticker.
+    back and down. A turn g carries the colour of sticker i to sticker g(i),
+
+    .. math:: c_t(g(i)) = c_{t-1}(i)
+
+    The cube has 4.3e19 states. Every position is scored, with a head for each sticker.
 
     Args:
         length: turns of a training word; tests may go beyond.
@@ -112,24 +116,12 @@ class Cube(DrawnTask):
         super().__init__(length=length, train_size=train_size, seed=seed)
 
     @property
-    def num_classes(self) -> int:
-        return len(COLOURS)
-
-    @property
     def heads(self) -> dict[str, int]:
         return {
             f"{face}{sticker}": len(COLOURS)
             for face in COLOURS
             for sticker in range(1, _STICKERS + 1)
         }
-
-    @property
-    def guessing(self) -> float:
-        return 1 / len(COLOURS)
-
-    @property
-    def chance(self) -> dict[str, float]:
-        return dict.fromkeys(self.heads, self.guessing)
 
     def places(self) -> PlaceRules:
         """Return what turns do to stickers."""
@@ -157,12 +149,7 @@ class Cube(DrawnTask):
             index: index of the example in the split.
             split: as in ``examples``.
         """
-        tokens, targets, _ = self.examples(split, index, index + 1)
-        words = [self.word(token) for token in tokens[0].tolist()]
-        lines = [f"{split} example {index} of {self.title}, {self.length} turns"]
-        lines += ["  " + " ".join(words[n : n + 24]) for n in range(0, len(words), 24)]
-        last = cube_text(np.array([classes[0, -1] for classes in targets.values()]))
-        return "\n".join(lines + ["  " + line for line in last.splitlines()])
+        return self._pictured(index, split, unit="turns", per_line=24, picture=cube_text)
 
     def _count(self, length: int) -> int:
         return length
@@ -170,8 +157,4 @@ class Cube(DrawnTask):
     def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
         del length, split
         tokens = addressing.below(raw, self.vocab_size)
-        contents = cube_rules().contents(tokens)
-        return Examples(
-            tokens,
-            {head: np.ascontiguousarray(contents[..., p]) for p, head in enumerate(self.heads)},
-        )
+        return self._labelled(tokens, cube_rules().contents(tokens))

@@ -23,8 +23,9 @@ from statemix.training.loop import Loop
 from statemix.training.schedules import attributes_set
 from statemix.training.shards_on_disk import TensorFiles
 
-# Pairs of states after which the proof of an attempt ends; networks that track have a few hundred.
-_MOST_PAIRS = 5000
+MAX_PAIRS = 5000
+"""Pairs after which the search for a proof stops; networks that track have a few hundred."""
+
 # Decay per step of the moving average of the loss.
 _DECAY = 0.97
 
@@ -177,7 +178,7 @@ class Attempts(Hook):
         losses: the loss whose plateau is watched.
 
     Raises:
-        SettingError: if a proof is asked for and there is none for the task.
+        SettingError: if ``search.confirm`` is "proof" and networks on the task have no proof.
 
     Attributes:
         search: the attempts so far.
@@ -244,11 +245,12 @@ class Attempts(Hook):
         """Return whether the test after the schedules is passed, and the verdict of a proof."""
         asked = self._config.search.confirm
         if asked != "proof":
-            return found >= (asked or 0.0), ""
+            assert asked is not None
+            return found >= asked, ""
         assert isinstance(self._task, HasAutomaton | HasPlaces)
         network = copy.deepcopy(model).cpu()
         with attributes_set(network, self._config.evaluation.attributes):
-            verdict = prove_task(network, self._task, max_pairs=_MOST_PAIRS).verdict
+            verdict = prove_task(network, self._task, max_pairs=MAX_PAIRS).verdict
         return verdict == "proven", f", {verdict}"
 
     def _go_on(self, loop: Loop, text: str) -> None:

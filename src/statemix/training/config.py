@@ -177,8 +177,9 @@ class SearchConfig(Settings):
     accept_last: Fraction = 0.5
     """Token accuracy from which the last test is passed."""
     confirm: Fraction | Literal["proof"] | None = None
-    """Token accuracy from which the test after the schedules is passed, or "proof": the network
-    must be proven, as by ``statemix certify`` (no such test if not given)."""
+    """Token accuracy from which the test after the schedules is passed. With "proof", the test is
+    passed if ``statemix certify`` would prove the network. Without a value, there is no such
+    test."""
     length: Count | None = None
     """Length in tokens of the validation sequences of a test (the training length if not given)."""
     size: Count = 64

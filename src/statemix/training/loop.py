@@ -296,7 +296,7 @@ class Loop:
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of all processor cores so far, without interruptions; those of this process."""
+        """Processor time of this process so far in seconds, without interruptions."""
         return round(self._run_clock.cpu_s, 3)
 
     @property
@@ -384,7 +384,7 @@ class RunClock:
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of all processor cores so far; those of this process."""
+        """Processor time of this process so far, in seconds."""
         return self._before_cpu_s + time.process_time() - self._cpu_began
 
     def load(self, time_s: float, cpu_s: float) -> None:

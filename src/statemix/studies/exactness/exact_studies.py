@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import polars as pl
 
-from statemix.studies import recipes, store
+from statemix.studies import store
 from statemix.studies.exactness.exact_protocols import protocol_entries
 from statemix.studies.exactness.exact_suites import (
     automaton_entries,
@@ -30,6 +30,7 @@ from statemix.studies.store import StoredRow
 from statemix.studies.study import Study
 from statemix.studies.study_entries import StudyEntry
 from statemix.studies.study_runs import configured
+from statemix.training.attempts import MAX_PAIRS
 from statemix.training.certificates import certify_run
 from statemix.training.devices import threads
 
@@ -46,7 +47,7 @@ def certified_row(ended: Ended) -> StoredRow:
     began = time.process_time()
     # As the run itself, so that the cost is that of one core.
     with threads(configured(ended.job.config).runtime.num_threads):
-        found, _ = certify_run(ended.job.folder, max_pairs=recipes.MAX_PAIRS)
+        found, _ = certify_run(ended.job.folder, max_pairs=MAX_PAIRS)
     time_s = round(time.process_time() - began, 3)
     more = {"certificate": found.to_plain(), "certify_s": time_s}
     return cast(StoredRow, {**cast(dict[str, Any], row), **more})

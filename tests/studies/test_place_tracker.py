@@ -267,9 +267,32 @@ def test_the_demo_follows_a_cube(little, tmp_path, capsys, monkeypatch):
     assert summary["as_trained"] == {
         "scrambles": 2, "turns": 8, "exact_turns": 8, "exact_scrambles": 2,
     }  # fmt: skip
-    # Training words and both kinds of test words differ.
-    drawn = [subject.draw(split, 0, 1, 8)[0].tolist() for split in ("train", "test")]
-    assert drawn[0] != drawn[1]
+
+
+def test_long_and_short_test_words_are_others(little, tmp_path, monkeypatch):
+    make, drawn = tracker_demo.SUBJECTS["cube"], []
+
+    def recorded(seed):
+        subject = make(seed)
+
+        def draw(split, start, stop, length):
+            drawn.append((split, start, stop, length))
+            return subject.draw(split, start, stop, length)
+
+        return dataclasses.replace(subject, draw=draw)
+
+    monkeypatch.setattr(tracker_demo, "SUBJECTS", {"cube": recorded})
+    assert main(["demo", "cube", "--output", str(tmp_path)]) == 1
+    assert drawn == [("train", 0, 2, 6), ("test", 10, 12, 4), ("test", 0, 10, 8)]
+
+
+def test_another_seed_needs_another_folder_or_fresh(little, tmp_path, capsys):
+    arguments = ["demo", "cube", "--output", str(tmp_path)]
+    assert main(arguments) == 1
+    assert main([*arguments, "--seed", "1"]) == 2
+    assert "another" in capsys.readouterr().err
+    assert main([*arguments, "--seed", "1", "--fresh"]) == 1
+    assert json.loads((tmp_path / "summary.json").read_text())["seed"] == 1
 
 
 @pytest.mark.parametrize(

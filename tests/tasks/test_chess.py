@@ -55,6 +55,12 @@ def follow(examples, form="flagged"):
     return kinds
 
 
+def test_classes_are_counted_by_the_squares():
+    task = tasks.build("chess")
+    assert (task.num_classes, task.guessing) == (13, 1 / 13)
+    assert (task.chance["e4"], task.chance["side"]) == (1 / 13, 1 / 2)
+
+
 def test_labels_are_those_of_python_chess_at_every_ply():
     covering = follow(tasks.build("chess").examples("train", 55, 95, 60))
     promotions = {f"promotion {piece}" for piece in (2, 3, 4, 5)}

@@ -14,15 +14,18 @@ import numpy as np
 import pytest
 import torch
 from tests.lm.conftest import TINY, build_model
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from statemix.cli.lm import parse
 from statemix.cli.main import main
 from statemix.errors import RequestError
+from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.language_optimizers import CosineRate, optimizer_of
 from statemix.lm.language_scores import bits_per_byte
-from statemix.lm.language_training import TokenBatches
+from statemix.lm.language_training import TokenBatches, train_language_model
 from statemix.lm.model_costs import count_sizes
+from statemix.lm.prepared import read_prepared
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import read_tokens, write_documents
 from statemix.lm.text_tokenizers import bytes_tokenizer
@@ -162,6 +165,36 @@ def test_bits_per_byte_are_those_of_each_token_from_all_before(tmp_path, monkeyp
     found = bits_per_byte(model, tokens)
     assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / 12, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(total / 7), rel=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 6, 20])
+def test_attention_predicts_each_token_in_the_first_window_that_has_it(tmp_path, window):
+    model = build_model("bd_lru", eos_token_id=0, max_position_embeddings=window)
+    documents = [(list(range(1, 12)), 30), ([8], 3), ([], 0)]
+    tokens = read_tokens(write_documents(tmp_path / "held", 50, documents, {}))
+    total = 0.0
+    for ids, _ in documents:
+        inputs, stride = [0, *ids], max(1, window // 2)
+        for place, target in enumerate(ids):
+            begin = max(0, -(-(place + 1 - window) // stride)) * stride
+            logits = model(torch.tensor([inputs[begin : place + 1]])).logits[0, -1]
+            total -= logits.log_softmax(-1)[target].item()
+    found = bits_per_byte(model, tokens)
+    assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / 33, rel=1e-5)
+
+
+def test_training_tells_a_model_with_attention_its_longest_sequence(prepared, tmp_path):
+    tokens, held_out, _ = read_prepared(prepared)
+    settings = LanguageSettings(6, 2, steps=1, learning_rate=1e-3, evaluate_every=1)
+    for kinds, longest in ((["full_attention"], 6), (["linear_attention"], None)):
+        config = StatemixConfig(
+            vocab_size=300, hidden_size=8, num_hidden_layers=1, layer_types=kinds, eos_token_id=0
+        )
+        model, _ = train_language_model(config, tokens, held_out, tmp_path / kinds[0], settings)
+        stored = AutoModelForCausalLM.from_pretrained(tmp_path / kinds[0] / "model").config
+        for told in (model.config, stored):
+            assert getattr(told, "max_position_embeddings", None) == longest
+        assert not hasattr(config, "max_position_embeddings")
 
 
 def weights(folder):

@@ -1,6 +1,7 @@
 """The loss of a language model in training, and its bits per byte on held-out text."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from statemix.lm.shards import TokenFile
 
 # Tokens of a piece of a document in evaluation; the state carries on.
 _PIECE = 8192
+# Target of a token that does not count.
+_NOT_COUNTED = -100
 # Vocabularies from this size on get their loss in chunks.
 _LARGE_VOCABULARY = 8192
 
@@ -48,6 +51,10 @@ def bits_per_byte(
     token is predicted from all tokens before it. The first one is predicted from the end of the
     document before, token ``config.eos_token_id``.
 
+    A model with ``config.max_position_embeddings`` reads windows of that length instead, each of
+    which begins half a window after the last: a token is predicted from all tokens before it in the
+    first window that has it.
+
     Args:
         model: the model, in evaluation mode.
         tokens: the documents.
@@ -64,21 +71,50 @@ def bits_per_byte(
     if counts is None:
         raise RequestError(f"{tokens.path} must have a .json with the bytes of each document")
     end = model.config.eos_token_id
+    window = getattr(model.config, "max_position_embeddings", None)
     for number, count in enumerate(counts):
         ids = torch.from_numpy(tokens.document(number).astype(np.int64)).to(model.device)
         targets = ids if end is not None else ids[1:]
-        inputs = torch.cat([ids.new_tensor([end]), ids[:-1]]) if end is not None else ids[:-1]
-        cache = None
-        for place in range(0, len(targets), _PIECE):
-            output = model(inputs[None, place : place + _PIECE], use_cache=True, **{CACHE: cache})
-            cache = output[CACHE]
-            total += float(
-                functional.cross_entropy(
-                    output.logits[0].float(), targets[place : place + _PIECE], reduction="sum"
+        inputs = torch.cat([ids.new_tensor([end]), ids])[:-1] if end is not None else ids[:-1]
+        if window is None:
+            cache = None
+            for place in range(0, len(targets), _PIECE):
+                output = model(
+                    inputs[None, place : place + _PIECE], use_cache=True, **{CACHE: cache}
                 )
-            )
+                cache = output[CACHE]
+                total += _summed(output.logits[0], targets[place : place + _PIECE])
+        else:
+            for rows, wanted in _windows(inputs, targets, window):
+                total += _summed(model(rows, use_cache=False).logits, wanted)
         num_tokens, num_bytes = num_tokens + len(targets), num_bytes + count
         if most_bytes is not None and num_bytes >= most_bytes:
             break
     nats = total / max(num_tokens, 1)
     return {"bits_per_byte": total / math.log(2) / num_bytes, "perplexity": math.exp(nats)}
+
+
+def _windows(inputs: Tensor, targets: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches of windows of a document, and their targets, each of which counts once."""
+    stride = max(1, length // 2)
+    number = 1 + max(0, -(-(len(inputs) - length) // stride))
+    # What follows a token does not change its prediction.
+    missing = (number - 1) * stride + length - len(inputs)
+    rows = functional.pad(inputs, (0, missing)).unfold(0, length, stride)
+    wanted = functional.pad(targets, (0, missing), value=_NOT_COUNTED).unfold(0, length, stride)
+    wanted = wanted.clone()
+    wanted[1:, : length - stride] = _NOT_COUNTED
+    size = max(1, _PIECE // length)
+    for row in range(0, number, size):
+        yield rows[row : row + size], wanted[row : row + size]
+
+
+def _summed(logits: Tensor, targets: Tensor) -> float:
+    return float(
+        functional.cross_entropy(
+            logits.flatten(0, -2).float(),
+            targets.flatten(),
+            ignore_index=_NOT_COUNTED,
+            reduction="sum",
+        )
+    )

@@ -72,6 +72,21 @@ def test_single_labels_are_tested_on_many_words_of_the_training_length():
     assert every.schedules.replace(attributes=()) == config.schedules.replace(attributes=())
 
 
+def test_wrong_labels_are_tested_by_labels_alone():
+    task = TaskSpec("automaton", preset="login")
+    right, search = (
+        exact(task).search,
+        exact(TaskSpec("automaton", preset="login", flipped=0.1)).search,
+    )
+    assert (search.accept, search.accept_last) == (0.9 * right.accept, 0.9 * right.accept_last)
+    # 512 words of 64 labels, three standard deviations.
+    assert search.size * search.length == 32_768
+    assert search.confirm == pytest.approx(0.9 - 3 * (0.09 / 32_768) ** 0.5)
+    last = exact(TaskSpec("automaton", preset="login", flipped=0.1, labels="last")).search
+    assert last.size == 2048
+    assert last.confirm == pytest.approx(0.9 - 3 * (0.09 / 2048) ** 0.5)
+
+
 def test_places_get_one_block_of_value_channels_and_words_in_which_they_all_move():
     config = exact(TaskSpec("arrangement", moves="(1 2); (1 2 3 4 5 6 7)"))
     assert config.task.options["length"] == 28

@@ -326,6 +326,24 @@ def test_the_recipe_has_room_for_known_languages(name):
     assert TaskSpec("regex", preset=name).build().automaton().num_states <= 16
 
 
+@pytest.mark.parametrize(
+    ("preset", "calls", "answers"),
+    [
+        ("file-handle", "read open-read write read close close", "no ok no ok ok no"),
+        ("file-handle", "open-write open-read write close", "ok no ok ok"),
+        ("tcp-handshake", "ack syn data ack data fin data ack data", "no ok no ok ok ok no ok no"),
+        ("tcp-handshake", "rst syn rst ack", "ok ok ok no"),
+        ("login", "wrong wrong right use logout use", "ok ok ok ok ok no"),
+        ("login", "wrong wrong wrong right use unlock right", "ok ok ok no no ok ok"),
+    ],
+)
+def test_monitors_watch_their_protocols(preset, calls, answers):
+    task = TaskSpec("automaton", preset=preset).build()
+    word = [task.language.letters.index(call) for call in calls.split()]
+    found = [task.label(answer) for answer in task.automaton().answers(word)]
+    assert found == [{"no": "violation", "ok": "ok"}[one] for one in answers.split()]
+
+
 def test_known_tables_equal_their_definitions():
     flip_flop = TaskSpec("automaton", preset="flip-flop").build()
     assert flip_flop.language.letters == ("write0", "write1", "ignore")
@@ -419,6 +437,44 @@ def test_a_request_holds_the_text_of_its_file(tmp_path):
     assert spec == TaskSpec("automaton", rules=PARITY, length=4)
     file.unlink()
     assert spec.build().language.states == ("even", "odd")
+
+
+def flipping(**options):
+    rules = "start: a\na x b\na y c\nb x c\nb y a\nc x a\nc y b"
+    return tasks.build("automaton", rules=rules, length=12, **options)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_share_of_the_labels_that_a_learner_sees_is_wrong(split):
+    task = flipping(flipped=0.3)
+    found = task.examples(split, 0, 4000)
+    right = np.array([task.automaton().answers(word) for word in found.tokens.tolist()])
+    shift = (found.targets["answer"] - right) % 3
+    if split == "test":
+        assert not shift.any()
+        return
+    # Both other answers are equally frequent, at every place.
+    for wrong in (1, 2):
+        assert (shift == wrong).mean(0) == pytest.approx(np.full(12, 0.15), abs=0.03)
+    # Wrong labels are drawn for each place of each word alone.
+    assert np.corrcoef(shift[:, 0] > 0, shift[:, 1] > 0)[0, 1] == pytest.approx(0, abs=0.06)
+
+
+def test_wrong_labels_leave_positions_that_are_not_scored():
+    task = flipping(flipped=0.9, labels="last", min_length=3)
+    targets = task.examples("train", 0, 50).targets["answer"]
+    assert ((targets != IGNORED).sum(1) == 1).all()
+
+
+@pytest.mark.parametrize("flipped", [-0.1, 1, 1.5, float("nan"), True, "0.1"])
+def test_a_share_of_wrong_labels_is_checked(flipped):
+    with pytest.raises(OptionError, match="flipped must be a number >= 0 and < 1, got"):
+        flipping(flipped=flipped)
+
+
+def test_a_single_answer_cannot_be_wrong():
+    with pytest.raises(OptionError, match=r"flipped must be 0 with a single answer, got 0\.1"):
+        tasks.build("automaton", rules="start: a\na x a", flipped=0.1)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ _HIDING = AttributeSchedule(attribute="block_dropout", end=0.5, finish=0.01)
 # for each word, networks that were right with gates of temperature 1/16 were wrong with gates of 0
 # and 1 unless there was more noise.
 _NOISE, _LAST_ONLY_NOISE = 0.3, 1.0
+# Tests where labels are wrong: words, and standard deviations that a right network may be below.
+_NOISY_SIZE, _DEVIATIONS = 512, 3
 # Tests where a word has a single label. Before gates are sharpened, sharp gates answer few words.
 _LAST_ONLY = {
     "size": 2048,
@@ -110,6 +112,8 @@ def exact(task: TaskSpec) -> RunConfig:
         attributes.append(AttributeSchedule(attribute="gate_noise", end=noise, finish=0.0))
         if last_only:
             search = search.replace(**_LAST_ONLY, length=built.length)
+        if built.flipped:
+            search = _with_wrong_labels(search, built)
     else:
         layer = LayerSpec("bd_lru", num_blocks=6, block_size=num_entries, **TRACKING)
         attributes.append(_HIDING)
@@ -155,6 +159,18 @@ def _search(built: Task) -> SearchConfig:
         # Networks that were proven had .998 at least, others .95 at most.
         confirm=0.99,
         attributes=Assignments(gate_temperature=_SHARP),
+    )
+
+
+def _with_wrong_labels(search: SearchConfig, built: AutomatonTask) -> SearchConfig:
+    """Return tests that a right network passes, and that know nothing but labels."""
+    size, wrong = max(search.size, _NOISY_SIZE), built.flipped
+    num_labels = size * (1 if built.labels == "last" else search.length or built.length)
+    return search.replace(
+        size=size,
+        accept=search.accept * (1 - wrong),
+        accept_last=search.accept_last * (1 - wrong),
+        confirm=1 - wrong - _DEVIATIONS * math.sqrt(wrong * (1 - wrong) / num_labels),
     )
 
 

@@ -18,10 +18,13 @@ from statemix.studies.exactness.exact_suites import (
 from statemix.studies.exactness.exact_table import (
     ATTEMPTS_LEGEND,
     LEGEND,
+    MONITORS_LEGEND,
     PROTOCOLS_LEGEND,
     attempts_table,
+    monitor_table,
     proof_table,
 )
+from statemix.studies.exactness.monitors import monitor_entries, property_of
 from statemix.studies.figure import Panel
 from statemix.studies.length_table import length_panels
 from statemix.studies.result_text import Table
@@ -29,9 +32,9 @@ from statemix.studies.runner import Ended
 from statemix.studies.store import StoredRow
 from statemix.studies.study import Study
 from statemix.studies.study_entries import StudyEntry
-from statemix.studies.study_runs import configured
+from statemix.studies.study_runs import StudyRun, configured
 from statemix.training.attempts import MAX_PAIRS
-from statemix.training.certificates import certify_run
+from statemix.training.certificates import certify_run, check_property
 from statemix.training.devices import threads
 
 
@@ -90,6 +93,43 @@ class ProofStudy(CertifiedStudy):
         return length_panels(runs, panel="model", line="column", x_label="word length")
 
 
+class MonitorStudy(CertifiedStudy):
+    """Learners of a protocol, each with what is proven of what it has learned."""
+
+    def row_of(self, ended: Ended) -> StoredRow:
+        config, folder = ended.job.config, ended.job.folder
+        if isinstance(config, StudyRun):
+            return store.row_of(ended)
+        row = certified_row(ended)
+        if ended.status != "done":
+            return row
+        text = folder / "property.txt"
+        text.write_text(property_of(config.task))
+        with threads(config.runtime.num_threads):
+            found, _ = check_property(folder, text, max_states=MAX_PAIRS)
+        more = {"property": {name: found[name] for name in ("verdict", "pairs", "word")}}
+        return cast(StoredRow, {**cast(dict[str, Any], row), **more})
+
+    def runs(
+        self, entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
+    ) -> pl.DataFrame:
+        found = super().runs(entries, rows, planned=planned)
+        kept = [cast(Any, rows.get(name) or {}).get("property", {}) for name in found["key"]]
+        states = [cast(Any, rows.get(name) or {}).get("num_states") for name in found["key"]]
+        return found.with_columns(
+            pl.Series("property", [one.get("verdict") for one in kept], dtype=pl.String),
+            pl.Series("num_states", states, dtype=pl.Int64),
+        )
+
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
+        del entries
+        return monitor_table(runs)
+
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
+        del runs
+        return []
+
+
 STUDIES = (
     ProofStudy(
         "exact-groups",
@@ -114,6 +154,12 @@ STUDIES = (
         "the tasks of other works, with their lengths and labels",
         cache(protocol_entries),
         legend=PROTOCOLS_LEGEND,
+    ),
+    MonitorStudy(
+        "monitors",
+        "monitors of protocols, learned from 1,000 traces with wrong labels",
+        cache(monitor_entries),
+        legend=MONITORS_LEGEND,
     ),
     AttemptStudy(
         "exact-factorial",

@@ -27,6 +27,13 @@ proven: right after every word of every length, with gates of 0 and 1. Columns a
 word: the accuracy of the network as trained, the mean over seeds, with the range in parentheses.
 Published accuracies stand below ours. They are not compared: training and tests differ."""
 
+MONITORS_LEGEND = """\
+wrong: share of the labels of training and validation that are wrong. exact: seeds whose learner
+answers every word as the protocol does. property: seeds that are proven to keep the protocol's
+safety property on every word. states: fewest and most states of automata that RPNI and L* have
+learned. accuracy: share of right answers, the mean over seeds at words of 16 and of 1,024 letters.
+cost: mean and most, on one core."""
+
 # Quantile of the normal distribution that leaves 2.5% above it.
 _Z = 1.959964
 
@@ -72,6 +79,34 @@ def attempts_table(runs: pl.DataFrame) -> Table:
         "cost of a run": _cost,
     }
     return _table(runs, "change", columns)
+
+
+def monitor_table(runs: pl.DataFrame) -> Table:
+    """Lay out what learners of protocols have learned, a line for each learner and setting."""
+    lines = []
+    done = runs.filter(status="done")
+    for keys, group in done.group_by("column", "wrong", "model", maintain_order=True):
+        column, model = str(keys[0]), str(keys[2])
+        wrong: float = group["wrong"].to_list()[0]
+        one = tallies(group).to_dicts()[0]
+        kept = group["property"].to_list()
+        states: list[int] = sorted(set(group["num_states"].drop_nulls().to_list()))
+        lines.append(
+            Line(
+                (
+                    column,
+                    f"{wrong:.0%}",
+                    model,
+                    _proven(one),
+                    f"{kept.count('proven')} of {len(kept)}",
+                    "–".join(map(str, dict.fromkeys([states[0], states[-1]]))) if states else "–",
+                    _accuracy(one),
+                    _cost(one),
+                )
+            )
+        )
+    names = ("exact", "property", "states", "accuracy", "cost of a run")
+    return Table(("protocol", "wrong", "learner", *names), tuple(lines))
 
 
 Cell = Callable[[dict[str, Any]], str]

@@ -195,6 +195,8 @@ class AutomatonTask(DrawnTask):
             "balanced": last answers are equally frequent; here the others are covering words.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
+        flipped: share of the labels of training and validation that are wrong: another answer,
+            drawn uniformly. Labels of tests are right.
 
     Raises:
         OptionError: if an option is out of range or has the wrong type.
@@ -213,6 +215,7 @@ class AutomatonTask(DrawnTask):
         words: Words,
         train_size: int | None,
         seed: int,
+        flipped: float = 0.0,
     ) -> None:
         for name, value, known in (
             ("lengths", lengths, Lengths),
@@ -225,6 +228,15 @@ class AutomatonTask(DrawnTask):
                 )
         self.lengths, self.labels, self.words = lengths, labels, words
         self.language = language
+        if (
+            isinstance(flipped, bool)
+            or not isinstance(flipped, int | float)
+            or not 0 <= flipped < 1
+        ):
+            raise OptionError(f"flipped must be a number >= 0 and < 1, got {flipped!r}")
+        if flipped and self.num_classes < 2:
+            raise OptionError(f"flipped must be 0 with a single answer, got {flipped!r}")
+        self.flipped = float(flipped)
         super().__init__(length=length, train_size=train_size, seed=seed)
         self.min_length = min_length
         if min_length is not None:
@@ -268,7 +280,8 @@ class AutomatonTask(DrawnTask):
             )
 
     def _count(self, length: int) -> int:
-        return length + 3
+        # Wrong labels have numbers of their own.
+        return length + 3 + (length if self.flipped else 0)
 
     def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
         training = split == "train" and length == self.length
@@ -281,12 +294,18 @@ class AutomatonTask(DrawnTask):
             lengths = (low * ((length + 1) / low) ** _fractions(raw[:, 1])).astype(np.int64)
         else:
             lengths = low + addressing.below(raw[:, 1], length - low + 1)
-        tokens = self._words(raw[:, 0] >= 2**63, raw[:, 2:], lengths)
+        tokens = self._words(raw[:, 0] >= 2**63, raw[:, 2 : length + 3], lengths)
         targets = np.empty_like(tokens)
         state = np.full(len(raw), self.language.automaton.start)
         for t in range(length):
             targets[:, t] = self.language.automaton.outputs[state, tokens[:, t]]
             state = self.language.automaton.transitions[state, tokens[:, t]]
+        if self.flipped and split != "test":
+            wrong = _fractions(raw[:, length + 3 :]) < self.flipped
+            scored = targets != IGNORED
+            lower = raw[:, length + 3 :] << np.uint64(32)
+            others = targets + 1 + addressing.below(lower, self.num_classes - 1)
+            targets = np.where(wrong & scored, others % self.num_classes, targets)
         places = np.arange(length)
         targets[places >= lengths[:, None]] = IGNORED
         if self.labels == "last":

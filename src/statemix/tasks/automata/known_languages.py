@@ -64,7 +64,62 @@ Source: Deletang et al. (2023), "Neural Networks and the Chomsky Hierarchy"."""
 LANGUAGES = {**TOMITA, **EVEN_PAIRS, **NESTED, **PREFIXES}
 """Languages that a regular expression describes."""
 
+
+def _monitor(start: str, table: dict[str, dict[str, str]]) -> str:
+    """Return a monitor as text: ``table`` holds for each state the calls that are ok.
+
+    A call leads to the state that is given with it. Any other call is a violation and leaves the
+    state as it is.
+    """
+    calls = dict.fromkeys(call for allowed in table.values() for call in allowed)
+    lines = [f"start: {start}"]
+    for state, allowed in table.items():
+        for call in calls:
+            answer = "ok" if call in allowed else "violation"
+            lines.append(f"{state} {call} {allowed.get(call, state)} {answer}")
+    return "\n".join(lines)
+
+
+MONITORS: dict[str, dict[str, object]] = {
+    "file-handle": {
+        "rules": _monitor(
+            "closed",
+            {
+                "closed": {"open-read": "reading", "open-write": "writing"},
+                "reading": {"read": "reading", "close": "closed"},
+                "writing": {"write": "writing", "close": "closed"},
+            },
+        )
+    },
+    "tcp-handshake": {
+        "rules": _monitor(
+            "listen",
+            {
+                "listen": {"syn": "half", "rst": "listen"},
+                "half": {"syn": "half", "ack": "open", "rst": "listen"},
+                "open": {"ack": "open", "data": "open", "fin": "closing", "rst": "listen"},
+                "closing": {"ack": "listen", "fin": "closing", "rst": "listen"},
+            },
+        )
+    },
+    "login": {
+        "rules": _monitor(
+            "out",
+            {
+                "out": {"right": "in", "wrong": "once", "unlock": "out"},
+                "once": {"right": "in", "wrong": "twice", "unlock": "out"},
+                "twice": {"right": "in", "wrong": "locked", "unlock": "out"},
+                "locked": {"unlock": "out"},
+                "in": {"use": "in", "logout": "out"},
+            },
+        )
+    },
+}
+"""Protocols whose calls a monitor watches: a file handle, the server's side of a TCP connection,
+and a login that three wrong passwords lock."""
+
 TABLES: dict[str, dict[str, object]] = {
+    **MONITORS,
     "flip-flop": {
         "rules": _table("01", {"write0": [0, 0], "write1": [1, 1], "ignore": [0, 1]}),
         "words": "repeating",
@@ -76,4 +131,4 @@ TABLES: dict[str, dict[str, object]] = {
     },
 }
 """The bit written last, which "ignore" leaves as it is (Liu et al. (2023), "Exposing Attention
-Glitches with Flip-Flop Language Modeling"), and the sum of digits modulo 5."""
+Glitches with Flip-Flop Language Modeling"), the sum of digits modulo 5, and monitors."""

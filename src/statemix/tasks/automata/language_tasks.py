@@ -32,6 +32,7 @@ class TableAutomaton(AutomatonTask):
             :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
+        flipped: share of the labels of training and validation that are wrong.
 
     Raises:
         OptionError: if the text cannot be read, or an option is out of range or has the wrong type.
@@ -57,6 +58,7 @@ class TableAutomaton(AutomatonTask):
         words: Words = "covering",
         train_size: int | None = None,
         seed: int = 0,
+        flipped: float = 0.0,
     ) -> None:
         if not isinstance(rules, str):
             raise OptionError(f"rules must be a string, got {rules!r}")
@@ -70,6 +72,7 @@ class TableAutomaton(AutomatonTask):
             words=words,
             train_size=train_size,
             seed=seed,
+            flipped=flipped,
         )
 
     @staticmethod

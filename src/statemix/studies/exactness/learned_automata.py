@@ -1,0 +1,241 @@
+"""Automata that AALpy learns from the words of a task, for comparison with networks."""
+
+import contextlib
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from statemix import files
+from statemix.automaton import IGNORED, NEVER
+from statemix.errors import RequestError
+from statemix.proofs import SafetyProperty, SafetyResult, StateMachine, parse_property
+from statemix.proofs.safety import check_safety
+from statemix.studies.store import PlainHeads
+from statemix.studies.study_runs import StudyRun
+from statemix.tasks import TaskSpec
+from statemix.tasks.automata.automaton_words import AutomatonTask
+from statemix.training import Event
+
+Algorithm = Literal["RPNI", "L*"]
+
+_RESULT = "learned.json"
+# Random words that L* compares with each of its automata, and all words that it asks for at most.
+_WALKS, _WORDS = 1000, 20_000
+
+
+@dataclass(frozen=True)
+class LearnedAutomaton(StudyRun):
+    """An automaton that AALpy learns, and what is known about it.
+
+    RPNI reads the training words of the task. Of several labels of a word, the most frequent one
+    counts. L* asks for the labels of words of its choice. Of its words, too, a share ``flipped`` of
+    the task has wrong labels, and a word always has the same one. There, some word always differs
+    from the automaton, so the last automaton counts before L* has asked for 20,000 words.
+
+    Sources: Oncina and Garcia (1992), "Inferring regular languages in polynomial updated time";
+    Angluin (1987), "Learning regular sets from queries and counterexamples".
+
+    Attributes:
+        algorithm: the algorithm.
+        task: a task of class :class:`AutomatonTask` with a training set.
+        watched: text of a safety property.
+        length: letters of a test word.
+        size: number of test words.
+        seed: seed of the words and of the wrong labels.
+    """
+
+    algorithm: Algorithm
+    task: TaskSpec
+    watched: str
+    length: int
+    size: int
+    seed: int = 0
+    num_threads: int | None = 1
+
+    def asked(self) -> dict[str, Any]:
+        return {
+            "learned": {
+                "algorithm": self.algorithm,
+                "task": self.task.asked(),
+                "property": self.watched,
+                "tests": [self.size, self.length],
+                "seed": self.seed,
+            }
+        }
+
+    def with_seed(self, seed: int) -> "LearnedAutomaton":
+        """Return the same run with another seed."""
+        return replace(self, seed=seed)
+
+    def train(
+        self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float
+    ) -> None:
+        del on_event, checkpoint_every_s
+        if (folder / _RESULT).exists():
+            return
+        task = cast(AutomatonTask, self.task.build(seed=self.seed))
+        began = time.process_time()
+        machine = (_by_rpni if self.algorithm == "RPNI" else _by_queries)(task)
+        cpu_s = time.process_time() - began
+        names = task.language.letters, task.language.classes
+        found = {
+            "num_states": machine.num_states,
+            "cpu_s": cpu_s,
+            "certificate": _plain(check_safety(machine, specification(task))),
+            "property": _plain(check_safety(machine, parse_property(self.watched, *names))),
+            "test": {
+                str(length): _scores(task, machine, self.size, length)
+                for length in (task.length, self.length)
+            },
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write_file(folder / _RESULT, json.dumps(found, allow_nan=False).encode())
+
+    def seconds(self) -> float | None:
+        return None
+
+    def described(self) -> dict[str, Any]:
+        return {"layers": [], "task": {"name": self.task.name, **self.task.options}}
+
+    def results(self, folder: Path) -> dict[str, Any]:
+        found = json.loads((folder / _RESULT).read_text())
+        heads = next(iter(found["test"].values()))
+        best = dict.fromkeys(("best_test", "test_at_best_validation", "best_validation"), heads)
+        return {**found, **best, "time_s": found["cpu_s"]}
+
+    def ending(self, folder: Path) -> str:
+        found = json.loads((folder / _RESULT).read_text())
+        return f"{found['certificate']['verdict']}, {found['num_states']} states"
+
+
+def specification(task: AutomatonTask) -> SafetyProperty:
+    """Return the property that all answers are those of the task's automaton."""
+    automaton = task.automaton()
+    # Behind the states: one for words that cannot occur, and one for wrong answers.
+    beyond, wrong = automaton.num_states, automaton.num_states + 1
+    after = np.where(automaton.transitions == NEVER, beyond, automaton.transitions)
+    shape = (automaton.num_states + 2, automaton.num_tokens, task.num_classes)
+    transitions = np.empty(shape, dtype=np.int64)
+    answers = np.arange(task.num_classes)
+    outputs = automaton.outputs[:, :, None]
+    never = automaton.transitions[:, :, None] == NEVER
+    right = (outputs == answers) | (outputs == IGNORED) | never
+    transitions[:beyond] = np.where(right, after[:, :, None], wrong)
+    transitions[beyond], transitions[wrong] = beyond, wrong
+    states = (*map(str, range(automaton.num_states)), "beyond", "wrong")
+    return SafetyProperty(automaton.start, transitions, np.arange(wrong + 1) == wrong, states)
+
+
+def _plain(result: SafetyResult) -> dict[str, Any]:
+    return {"verdict": result.verdict, "pairs": result.pairs, "word": list(result.word)}
+
+
+def _scores(task: AutomatonTask, machine: StateMachine, size: int, length: int) -> PlainHeads:
+    tokens, targets, _ = task.examples("test", 0, size, length)
+    answers, _ = machine.run(tokens)
+    right = answers == targets[task.head]
+    return {
+        task.head: {
+            "num_sequences": size,
+            "token_accuracy": float(right.mean()),
+            "mad_accuracy": float(right.mean(1).mean()),
+            "sequence_accuracy": float(right.all(1).mean()),
+            "loss": None,
+        }
+    }
+
+
+def _aalpy(module: str) -> Any:
+    try:
+        return import_module(f"aalpy.{module}")
+    except ImportError as error:
+        raise RequestError("RPNI and L* need AALpy: pip install 'statemix[automata]'") from error
+
+
+def _by_rpni(task: AutomatonTask) -> StateMachine:
+    assert task.train_size is not None
+    tokens, targets, lengths = task.examples("train", 0, task.train_size)
+    ends = np.full(len(tokens), tokens.shape[1]) if lengths is None else lengths
+    votes: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    for word, labels, end in zip(
+        tokens.tolist(), targets[task.head].tolist(), ends.tolist(), strict=True
+    ):
+        for place in range(end):
+            if labels[place] != IGNORED:
+                votes[tuple(word[: place + 1])][labels[place]] += 1
+    data = [(word, labels.most_common(1)[0][0]) for word, labels in votes.items()]
+    learned = _aalpy("learning_algs").run_RPNI(
+        data, "mealy", input_completeness="self_loop", print_info=False
+    )
+    return _machine(learned, task)
+
+
+def _by_queries(task: AutomatonTask) -> StateMachine:
+    letters = list(range(task.vocab_size))
+    automaton = task.automaton()
+    oracles: Any = _aalpy("oracles")
+
+    class Teacher(_aalpy("base").SUL):  # type: ignore[misc]
+        """Answers of the automaton, some of which are wrong."""
+
+        asked = 0
+
+        def pre(self) -> None:
+            self.asked += 1
+            if self.asked > _WORDS:
+                raise _TooManyWordsError
+            self.word: list[int] = []
+            self.state = automaton.start
+
+        def post(self) -> None:
+            pass
+
+        def step(self, letter: int) -> int:
+            self.word.append(letter)
+            answer = int(automaton.outputs[self.state, letter])
+            self.state = int(automaton.transitions[self.state, letter])
+            chance = np.random.default_rng([task.seed, *self.word])
+            if chance.random() < task.flipped:
+                answer += 1 + int(chance.integers(task.num_classes - 1))
+            return answer % task.num_classes
+
+    class Examiner(oracles.RandomWordEqOracle):  # type: ignore[misc]
+        """Compares an automaton with random words, and keeps it."""
+
+        def find_cex(self, hypothesis: Any) -> Any:
+            self.examined = hypothesis
+            return super().find_cex(hypothesis)
+
+    teacher = Teacher()
+    examiner = Examiner(
+        letters, teacher, num_walks=_WALKS, min_walk_len=1, max_walk_len=task.length
+    )
+    with contextlib.suppress(_TooManyWordsError):
+        _aalpy("learning_algs").run_Lstar(letters, teacher, examiner, "mealy", print_level=0)
+    return _machine(examiner.examined, task)
+
+
+class _TooManyWordsError(Exception):
+    """L* has asked for more words than it may."""
+
+
+def _machine(learned: Any, task: AutomatonTask) -> StateMachine:
+    """Return the tables of an automaton of AALpy."""
+    states = [learned.initial_state, *learned.states]
+    numbers = {state: number for number, state in enumerate(dict.fromkeys(states))}
+    shape = (len(numbers), task.vocab_size)
+    transitions, answers = (np.zeros(shape, dtype=np.int32) for _ in range(2))
+    for state, number in numbers.items():
+        for letter in range(task.vocab_size):
+            transitions[number, letter] = numbers[state.transitions[letter]]
+            answer = state.output_fun[letter]
+            # Where no word of the training set went, the automaton answers nothing.
+            answers[number, letter] = answer if isinstance(answer, int) else -1
+    return StateMachine(transitions, answers)

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 from measurement_tables import RESULTS, markdown
 
-from statemix.studies.exactness.exact_table import interval, tallies
+from statemix.studies.exactness.exact_table import interval, monitor_table, tallies
 from statemix.studies.fixed_points.fixed_point_studies import overview as fixed_points
 from statemix.studies.higher_order.cell_table import overview
 from statemix.studies.higher_order.claims import decide, decision_text
@@ -35,6 +35,7 @@ def tables() -> dict[str, str]:
         "tracking": _tracking(rows, "exact-groups"),
         "automata": _tracking(rows, "exact-automata"),
         "larger_groups": _tracking(rows, "larger-groups"),
+        "monitors": _monitors(rows),
         "factorial": _factorial(rows),
         **{name: _paper_table(cells, name) for name in ("table3", "table4", "table6")},
         "tuned": _tuned(cells),
@@ -65,6 +66,11 @@ def _totals(rows: Mapping[str, StoredRow], cells: Mapping[str, Any]) -> str:
         ("networks of the recipe `exact` proven at every length", f"{proven} of {len(runs)}"),
     ]
     return markdown(("what", "number"), lines)
+
+
+def _monitors(rows: Mapping[str, StoredRow]) -> str:
+    table = monitor_table(_runs(rows, "monitors"))
+    return markdown(table.head, [line.cells for line in table.lines])
 
 
 def _runs(rows: Mapping[str, StoredRow], study: str) -> pl.DataFrame:

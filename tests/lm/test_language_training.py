@@ -169,7 +169,7 @@ def test_bits_per_byte_are_those_of_each_token_from_all_before(tmp_path, monkeyp
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 6, 20])
 def test_attention_predicts_each_token_in_the_first_window_that_has_it(tmp_path, window):
-    model = build_model("bd_lru", eos_token_id=0, max_position_embeddings=window)
+    model = build_model("bd_lru", eos_token_id=0, training_length=window)
     documents = [(list(range(1, 12)), 30), ([8], 3), ([], 0)]
     tokens = read_tokens(write_documents(tmp_path / "held", 50, documents, {}))
     total = 0.0
@@ -183,18 +183,28 @@ def test_attention_predicts_each_token_in_the_first_window_that_has_it(tmp_path,
     assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / 33, rel=1e-5)
 
 
-def test_training_tells_a_model_with_attention_its_longest_sequence(prepared, tmp_path):
+@pytest.mark.parametrize(
+    ("mixers", "kind", "longest"),
+    [
+        ({}, "full_attention", 6),
+        ({"name": "attention", "num_heads": 2}, "linear_attention", 6),
+        ({}, "linear_attention", None),
+    ],
+)
+def test_training_tells_a_model_with_attention_its_length(
+    prepared, tmp_path, mixers, kind, longest
+):
     tokens, held_out, _ = read_prepared(prepared)
     settings = LanguageSettings(6, 2, steps=1, learning_rate=1e-3, evaluate_every=1)
-    for kinds, longest in ((["full_attention"], 6), (["linear_attention"], None)):
-        config = StatemixConfig(
-            vocab_size=300, hidden_size=8, num_hidden_layers=1, layer_types=kinds, eos_token_id=0
-        )
-        model, _ = train_language_model(config, tokens, held_out, tmp_path / kinds[0], settings)
-        stored = AutoModelForCausalLM.from_pretrained(tmp_path / kinds[0] / "model").config
-        for told in (model.config, stored):
-            assert getattr(told, "max_position_embeddings", None) == longest
-        assert not hasattr(config, "max_position_embeddings")
+    sizes = {"vocab_size": 300, "hidden_size": 8, "num_hidden_layers": 1, "eos_token_id": 0}
+    config = StatemixConfig(**sizes, mixers=mixers, layer_types=[kind])
+    model, _ = train_language_model(config, tokens, held_out, tmp_path, settings)
+    stored = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.config.training_length == stored.config.training_length == longest
+    assert config.training_length is None
+    # It may generate more.
+    prompt = torch.ones(1, 9, dtype=torch.long)
+    assert stored.generate(prompt, max_new_tokens=3, eos_token_id=299).shape == (1, 12)
 
 
 def weights(folder):

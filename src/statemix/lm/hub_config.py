@@ -35,9 +35,9 @@ class StatemixConfig(PreTrainedConfig):
         initializer_range: standard deviation of the first weights of embedding and MLP. Layers of
             Statemix draw their own.
         use_cache: return the states of the layers by default.
-        max_position_embeddings: tokens of the longest sequences that the model was trained on, as
-            in other models with attention; training sets it there. None means that there is no
-            limit, and that the configuration has no such attribute.
+        training_length: tokens of the sequences that a model with attention was trained on, which
+            training sets. Attention with rotary positions predicts badly beyond it. None means that
+            it is not known, or does not matter.
         tie_word_embeddings: whether the output projection is the embedding.
         pad_token_id: token of padding.
         bos_token_id: first token of a document.
@@ -69,7 +69,7 @@ class StatemixConfig(PreTrainedConfig):
         norm_eps: float = 1e-5,
         initializer_range: float = 0.02,
         use_cache: bool = True,
-        max_position_embeddings: int | None = None,
+        training_length: int | None = None,
         tie_word_embeddings: bool = True,
         pad_token_id: int | None = None,
         bos_token_id: int | None = None,
@@ -91,9 +91,7 @@ class StatemixConfig(PreTrainedConfig):
         self.norm_eps = norm_eps
         self.initializer_range = initializer_range
         self.use_cache = use_cache
-        if max_position_embeddings is not None:
-            # Other libraries take the attribute, where it exists, for a number.
-            self.max_position_embeddings = max_position_embeddings
+        self.training_length = training_length
         if len(self.layer_types) != num_hidden_layers:
             raise OptionError(
                 f"layer_types must have num_hidden_layers={num_hidden_layers} entries, "

@@ -51,9 +51,9 @@ def bits_per_byte(
     token is predicted from all tokens before it. The first one is predicted from the end of the
     document before, token ``config.eos_token_id``.
 
-    A model with ``config.max_position_embeddings`` reads windows of that length instead, each of
-    which begins half a window after the last: a token is predicted from all tokens before it in the
-    first window that has it.
+    A model with ``config.training_length`` reads windows of that length instead, each of which
+    begins half a window after the last: a token is predicted from all tokens before it in the first
+    window that has it.
 
     Args:
         model: the model, in evaluation mode.
@@ -71,7 +71,7 @@ def bits_per_byte(
     if counts is None:
         raise RequestError(f"{tokens.path} must have a .json with the bytes of each document")
     end = model.config.eos_token_id
-    window = getattr(model.config, "max_position_embeddings", None)
+    window = model.config.training_length
     for number, count in enumerate(counts):
         ids = torch.from_numpy(tokens.document(number).astype(np.int64)).to(model.device)
         targets = ids if end is not None else ids[1:]
@@ -97,7 +97,10 @@ def bits_per_byte(
 def _windows(inputs: Tensor, targets: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches of windows of a document, and their targets, each of which counts once."""
     stride = max(1, length // 2)
-    number = 1 + max(0, -(-(len(inputs) - length) // stride))
+    if len(inputs) <= length:
+        yield inputs[None], targets[None]
+        return
+    number = 1 - -(len(inputs) - length) // stride
     # What follows a token does not change its prediction.
     missing = (number - 1) * stride + length - len(inputs)
     rows = functional.pad(inputs, (0, missing)).unfold(0, length, stride)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from statemix.errors import RequestError
 from statemix.layers import LAYERS
 from statemix.lm.curve_logs import CurveLog
-from statemix.lm.hub_config import ATTENTION, StatemixConfig
+from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import StatemixForCausalLM
 from statemix.lm.language_optimizers import CosineRate, optimizer_of
 from statemix.lm.language_scores import bits_per_byte, summed_loss
@@ -222,10 +222,10 @@ def train_language_model(
             raise RequestError(
                 f"{given.path} must have at most {config.vocab_size} tokens, got {size}"
             )
-    if ATTENTION in config.layer_types and not hasattr(config, "max_position_embeddings"):
+    names = {table["name"] for table in config.mixers.values()}
+    if "attention" in names and config.training_length is None:
         config = copy.deepcopy(config)
-        # Attention knows no positions beyond those it was trained on.
-        config.max_position_embeddings = settings.length
+        config.training_length = settings.length
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
     ranks = ranks_here()
@@ -246,7 +246,7 @@ def train_language_model(
         "training": asdict(settings),
         "tokens": tokens.info.get("sha256", str(tokens.path)),
     }
-    for name in ("transformers_version", "max_position_embeddings"):
+    for name in ("transformers_version", "training_length"):
         identity["model"].pop(name, None)
     # A run may be extended.
     del identity["training"]["steps"], identity["training"]["evaluate_every"]

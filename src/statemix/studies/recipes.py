@@ -11,6 +11,7 @@ from statemix.layers.bd_lru import COLUMN_TRACKING, TRACKING
 from statemix.place_rules import HasPlaces
 from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.tasks.automata.automaton_words import AutomatonTask
+from statemix.tasks.automata.traces import Traces
 from statemix.tasks.permutation import Permutation
 from statemix.training import (
     AttributeSchedule,
@@ -90,7 +91,7 @@ def exact(task: TaskSpec) -> RunConfig:
     Why this works is in ``docs/state_tracking.md``.
 
     Args:
-        task: a task with a finite automaton or with places.
+        task: a task with a finite automaton or with places, or of labelled traces.
 
     Raises:
         RequestError: if the task has neither, or an automaton of more than 16 states, or an option
@@ -101,10 +102,10 @@ def exact(task: TaskSpec) -> RunConfig:
         return _for_places(task, built.places().num_places)
     num_entries = _num_entries(task.name, built)
     search, attributes, last_only = _search(built), [_SHARPENING], False
-    if isinstance(built, AutomatonTask):
+    if isinstance(built, AutomatonTask | Traces):
         # Tests miss rare transitions: networks that answered them all were refuted.
         search = search.replace(confirm="proof")
-        last_only = built.labels == "last"
+        last_only = isinstance(built, AutomatonTask) and built.labels == "last"
         noise = _LAST_ONLY_NOISE if last_only else _NOISE
         # Several blocks would share the states, and follow them only together.
         columns = {"gate": "column_softmax", **COLUMN_TRACKING}
@@ -112,8 +113,10 @@ def exact(task: TaskSpec) -> RunConfig:
         attributes.append(AttributeSchedule(attribute="gate_noise", end=noise, finish=0.0))
         if last_only:
             search = search.replace(**_LAST_ONLY, length=built.length)
-        if built.flipped:
-            search = _with_wrong_labels(search, built)
+        if isinstance(built, Traces):
+            search = search.replace(length=built.length)
+        if isinstance(built, Traces) or built.flipped:
+            search = _by_labels(search, built)
     else:
         layer = LayerSpec("bd_lru", num_blocks=6, block_size=num_entries, **TRACKING)
         attributes.append(_HIDING)
@@ -162,10 +165,13 @@ def _search(built: Task) -> SearchConfig:
     )
 
 
-def _with_wrong_labels(search: SearchConfig, built: AutomatonTask) -> SearchConfig:
+def _by_labels(search: SearchConfig, built: AutomatonTask | Traces) -> SearchConfig:
     """Return tests that a right network passes, and that know nothing but labels."""
     size, wrong = max(search.size, _NOISY_SIZE), built.flipped
-    num_labels = size * (1 if built.labels == "last" else search.length or built.length)
+    if isinstance(built, Traces):
+        num_labels = built.num_labels("validation")
+    else:
+        num_labels = size * (1 if built.labels == "last" else search.length or built.length)
     return search.replace(
         size=size,
         accept=search.accept * (1 - wrong),
@@ -195,12 +201,16 @@ def _num_entries(name: str, task: Task) -> int:
     """Return the entries that a block needs to hold the state of an automaton."""
     if isinstance(task, Permutation):
         return task.group.degree
-    if not isinstance(task, HasAutomaton):
-        having = [known for known in TASKS if issubclass(TASKS[known], HasAutomaton | HasPlaces)]
+    if isinstance(task, Traces):
+        num_states = task.num_states
+    elif isinstance(task, HasAutomaton):
+        num_states = _num_told_apart(task.automaton())
+    else:
+        kinds = HasAutomaton | HasPlaces | Traces
+        having = ", ".join(known for known in TASKS if issubclass(TASKS[known], kinds))
         raise RequestError(
-            f"task must have a finite automaton or places ({', '.join(having)}), got {name}"
+            f"task must have a finite automaton, places or traces ({having}), got {name}"
         )
-    num_states = _num_told_apart(task.automaton())
     if num_states > _MOST_STATES:
         raise RequestError(
             f"task must need at most {_MOST_STATES} states, as blocks have an entry for each, got "

@@ -3,6 +3,7 @@
 from statemix.registry import Registry
 from statemix.tasks.arrangement import Arrangement
 from statemix.tasks.automata.language_tasks import RandomAutomaton, Regex, TableAutomaton
+from statemix.tasks.automata.traces import Traces
 from statemix.tasks.babi.catbabi import CatBabi
 from statemix.tasks.chess_games import Chess
 from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
@@ -34,6 +35,7 @@ TASKS: Registry[type[Task]] = Registry(
         TableAutomaton,
         Regex,
         RandomAutomaton,
+        Traces,
         Arrangement,
         Chess,
         Cube,

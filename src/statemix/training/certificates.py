@@ -65,7 +65,10 @@ def certify_run(
     config = load_outcome(folder).config
     task = config.build_task()
     if not isinstance(task, HasAutomaton | HasPlaces):
-        raise RequestError(f"task must have a finite automaton or places, got {config.task.name}")
+        raise RequestError(
+            f"task must have a finite automaton or places, got {config.task.name}; give a property "
+            "to prove by --property"
+        )
     if config.model.backbone != "causal":
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
     path, _ = certificate_paths(output or folder, weights, soft=soft)

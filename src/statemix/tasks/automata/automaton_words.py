@@ -228,15 +228,7 @@ class AutomatonTask(DrawnTask):
                 )
         self.lengths, self.labels, self.words = lengths, labels, words
         self.language = language
-        if (
-            isinstance(flipped, bool)
-            or not isinstance(flipped, int | float)
-            or not 0 <= flipped < 1
-        ):
-            raise OptionError(f"flipped must be a number >= 0 and < 1, got {flipped!r}")
-        if flipped and self.num_classes < 2:
-            raise OptionError(f"flipped must be 0 with a single answer, got {flipped!r}")
-        self.flipped = float(flipped)
+        self.flipped = check_flipped(flipped, self.num_classes)
         super().__init__(length=length, train_size=train_size, seed=seed)
         self.min_length = min_length
         if min_length is not None:
@@ -323,6 +315,19 @@ class AutomatonTask(DrawnTask):
             balanced = _balanced(self.language.automaton, tokens.shape[1])
             tokens[chosen] = balanced.words(raw[chosen, 1:], lengths[chosen])
         return tokens
+
+
+def check_flipped(flipped: object, num_classes: int) -> float:
+    """Return a checked share of wrong labels.
+
+    Raises:
+        OptionError: if it is no number, or out of range.
+    """
+    if isinstance(flipped, bool) or not isinstance(flipped, int | float) or not 0 <= flipped < 1:
+        raise OptionError(f"flipped must be a number >= 0 and < 1, got {flipped!r}")
+    if flipped and num_classes < 2:
+        raise OptionError(f"flipped must be 0 with a single answer, got {flipped!r}")
+    return float(flipped)
 
 
 def _fractions(raw: Raw) -> NDArray[np.float64]:

@@ -78,13 +78,37 @@ def test_wrong_labels_are_tested_by_labels_alone():
         exact(task).search,
         exact(TaskSpec("automaton", preset="login", flipped=0.1)).search,
     )
-    assert (search.accept, search.accept_last) == (0.9 * right.accept, 0.9 * right.accept_last)
+    # Wrong answers, too, meet wrong labels.
+    for name in ("accept", "accept_last"):
+        share = getattr(right, name)
+        assert getattr(search, name) == pytest.approx(0.9 * share + 0.1 * (1 - share))
     # 512 words of 64 labels, three standard deviations.
     assert search.size * search.length == 32_768
     assert search.confirm == pytest.approx(0.9 - 3 * (0.09 / 32_768) ** 0.5)
     last = exact(TaskSpec("automaton", preset="login", flipped=0.1, labels="last")).search
     assert last.size == 2048
     assert last.confirm == pytest.approx(0.9 - 3 * (0.09 / 2048) ** 0.5)
+
+
+def test_labels_that_tell_nothing_are_refused():
+    assert exact(TaskSpec("automaton", preset="modular-sum", flipped=0.7))
+    message = (
+        r"flipped must be below 0\.8 with 5 answers, where labels begin to tell nothing, got 0\.8"
+    )
+    with pytest.raises(RequestError, match=message):
+        exact(TaskSpec("automaton", preset="modular-sum", flipped=0.8))
+
+
+def test_traces_get_room_for_their_states_and_are_tested_by_their_labels(tmp_path):
+    file = tmp_path / "traces.txt"
+    file.write_text("open/ok read/ok close\n" * 30)
+    task = TaskSpec("traces", file=str(file), num_states=3, flipped=0.0)
+    config = exact(task)
+    assert config.model.layers[0].options["block_size"] == 6
+    assert config.search.length == 3
+    assert config.search.confirm == 1
+    with pytest.raises(RequestError, match=r"must need at most 16 states.* needs 17"):
+        exact(TaskSpec("traces", file=str(file), num_states=17))
 
 
 def test_places_get_one_block_of_value_channels_and_words_in_which_they_all_move():
@@ -164,9 +188,7 @@ def test_attempts_are_tested_on_words_four_times_as_long():
 
 
 def test_tasks_without_an_automaton_are_refused():
-    message = (
-        r"task must have a finite automaton or places \(permutation, parity, .*\), got compression"
-    )
+    message = r"must have a finite automaton, places or traces \(.*parity, .*\), got compression"
     with pytest.raises(RequestError, match=message):
         exact(TaskSpec("compression"))
 

@@ -116,7 +116,7 @@ def exact(task: TaskSpec) -> RunConfig:
         if isinstance(built, Traces):
             search = search.replace(length=built.length)
         if isinstance(built, Traces) or built.flipped:
-            search = _by_labels(search, built)
+            search = _tested_by_labels(search, built)
     else:
         layer = LayerSpec("bd_lru", num_blocks=6, block_size=num_entries, **TRACKING)
         attributes.append(_HIDING)
@@ -165,19 +165,44 @@ def _search(built: Task) -> SearchConfig:
     )
 
 
-def _by_labels(search: SearchConfig, built: AutomatonTask | Traces) -> SearchConfig:
-    """Return tests that a right network passes, and that know nothing but labels."""
-    size, wrong = max(search.size, _NOISY_SIZE), built.flipped
+def by_labels(
+    search: SearchConfig, wrong: float, num_answers: int, *, num_labels: int
+) -> SearchConfig:
+    """Return tests that a right network passes, and that know nothing but labels.
+
+    Args:
+        search: tests where all labels are right.
+        wrong: share of wrong labels, each another answer, drawn uniformly.
+        num_answers: number of answers.
+        num_labels: labels of a test.
+    """
+
+    def seen(right: float) -> float:
+        """Return the share of labels that answers have, of which a share is right."""
+        return right * (1 - wrong) + (1 - right) * wrong / max(num_answers - 1, 1)
+
+    deviation = math.sqrt(wrong * (1 - wrong) / num_labels)
+    return search.replace(
+        accept=seen(search.accept),
+        accept_last=seen(search.accept_last),
+        confirm=1 - wrong - _DEVIATIONS * deviation,
+    )
+
+
+def _tested_by_labels(search: SearchConfig, built: AutomatonTask | Traces) -> SearchConfig:
+    num_answers, wrong = built.num_classes, built.flipped
+    if wrong and wrong >= 1 - 1 / num_answers:
+        raise RequestError(
+            f"flipped must be below {1 - 1 / num_answers:g} with {num_answers} answers, where "
+            f"labels begin to tell nothing, got {wrong:g}"
+        )
+    search = search.replace(size=max(search.size, _NOISY_SIZE))
     if isinstance(built, Traces):
         num_labels = built.num_labels("validation")
     else:
-        num_labels = size * (1 if built.labels == "last" else search.length or built.length)
-    return search.replace(
-        size=size,
-        accept=search.accept * (1 - wrong),
-        accept_last=search.accept_last * (1 - wrong),
-        confirm=1 - wrong - _DEVIATIONS * math.sqrt(wrong * (1 - wrong) / num_labels),
-    )
+        per_word = 1 if built.labels == "last" else search.length or built.length
+        num_labels = search.size * per_word
+    return by_labels(search, wrong, num_answers, num_labels=num_labels)
 
 
 def _durations(

@@ -28,11 +28,12 @@ word: the accuracy of the network as trained, the mean over seeds, with the rang
 Published accuracies stand below ours. They are not compared: training and tests differ."""
 
 MONITORS_LEGEND = """\
-wrong: share of the labels of training and validation that are wrong. exact: seeds whose learner
-answers every word as the protocol does. property: seeds that are proven to keep the protocol's
-safety property on every word. states: fewest and most states of automata that RPNI and L* have
-learned. accuracy: share of right answers, the mean over seeds at words of 16 and of 1,024 letters.
-cost: mean and most, on one core."""
+wrong: share of the labels of training and validation that are wrong. exact: seeds whose learner is
+proven to answer every word as the protocol does; "open" means that the search for a proof did not
+end. Of the BD-LRU, the network with gates of 0 and 1 is meant. property: seeds that are proven to
+keep the protocol's safety property on every word. states: fewest and most states of a learned
+automaton. accuracy: share of right answers, the mean over seeds at words of 16 and of 1,024
+letters, of networks as trained. cost: mean and most, in processor time."""
 
 # Quantile of the normal distribution that leaves 2.5% above it.
 _Z = 1.959964
@@ -97,7 +98,7 @@ def monitor_table(runs: pl.DataFrame) -> Table:
                     column,
                     f"{wrong:.0%}",
                     model,
-                    _proven(one),
+                    _verdicts(one),
                     f"{kept.count('proven')} of {len(kept)}",
                     "–".join(map(str, dict.fromkeys([states[0], states[-1]]))) if states else "–",
                     _accuracy(one),

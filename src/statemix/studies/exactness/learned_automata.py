@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -20,10 +21,11 @@ from statemix.proofs.safety import check_safety
 from statemix.studies.store import PlainHeads
 from statemix.studies.study_runs import StudyRun
 from statemix.tasks import TaskSpec
+from statemix.tasks.addressing import Split
 from statemix.tasks.automata.automaton_words import AutomatonTask
 from statemix.training import Event
 
-Algorithm = Literal["RPNI", "L*"]
+Algorithm = Literal["RPNI", "Alergia", "L*"]
 
 _RESULT = "learned.json"
 # Random words that L* compares with each of its automata, and all words that it asks for at most.
@@ -34,18 +36,27 @@ _WALKS, _WORDS = 1000, 20_000
 class LearnedAutomaton(StudyRun):
     """An automaton that AALpy learns, and what is known about it.
 
-    RPNI reads the training words of the task. Of several labels of a word, the most frequent one
-    counts. L* asks for the labels of words of its choice. Of its words, too, a share ``flipped`` of
-    the task has wrong labels, and a word always has the same one. There, some word always differs
-    from the automaton, so the last automaton counts before L* has asked for 20,000 words.
+    RPNI and Alergia read the words of training and validation. RPNI merges states that no label
+    tells apart; of several labels of a word, the most frequent one counts. Alergia merges states
+    whose labels are about equally frequent, by the bound of Hoeffding with AALpy's eps of 0.05, and
+    here answers with the most frequent label.
+
+    L* asks for the label of every letter of words of its choice. Of its labels, too, a share
+    ``flipped`` of the task is wrong, and a word always has the same one. With wrong labels, L* does
+    not end: its last automaton within 20,000 words counts.
+
+    Where the words of the learner do not lead, its automaton stays in the state, and answers with
+    the most frequent label of all.
 
     Sources: Oncina and Garcia (1992), "Inferring regular languages in polynomial updated time";
-    Angluin (1987), "Learning regular sets from queries and counterexamples".
+    Carrasco and Oncina (1994), "Learning stochastic regular grammars by means of a state merging
+    method"; Angluin (1987), "Learning regular sets from queries and counterexamples".
 
     Attributes:
         algorithm: the algorithm.
         task: a task of class :class:`AutomatonTask` with a training set.
         watched: text of a safety property.
+        num_validation: words of validation.
         length: letters of a test word.
         size: number of test words.
         seed: seed of the words and of the wrong labels.
@@ -54,6 +65,7 @@ class LearnedAutomaton(StudyRun):
     algorithm: Algorithm
     task: TaskSpec
     watched: str
+    num_validation: int
     length: int
     size: int
     seed: int = 0
@@ -65,6 +77,7 @@ class LearnedAutomaton(StudyRun):
                 "algorithm": self.algorithm,
                 "task": self.task.asked(),
                 "property": self.watched,
+                "num_validation": self.num_validation,
                 "tests": [self.size, self.length],
                 "seed": self.seed,
             }
@@ -82,7 +95,11 @@ class LearnedAutomaton(StudyRun):
             return
         task = cast(AutomatonTask, self.task.build(seed=self.seed))
         began = time.process_time()
-        machine = (_by_rpni if self.algorithm == "RPNI" else _by_queries)(task)
+        if self.algorithm == "L*":
+            machine = _by_queries(task)
+        else:
+            words = _labelled(task, self.num_validation)
+            machine = (_by_rpni if self.algorithm == "RPNI" else _by_alergia)(words, task)
         cpu_s = time.process_time() - began
         names = task.language.letters, task.language.classes
         found = {
@@ -159,22 +176,55 @@ def _aalpy(module: str) -> Any:
         raise RequestError("RPNI and L* need AALpy: pip install 'statemix[automata]'") from error
 
 
-def _by_rpni(task: AutomatonTask) -> StateMachine:
+# Letters of a word with their labels.
+_Word = list[tuple[int, int]]
+
+
+def _labelled(task: AutomatonTask, num_validation: int) -> list[_Word]:
+    """Return the words of training and validation; every letter must have a label."""
     assert task.train_size is not None
-    tokens, targets, lengths = task.examples("train", 0, task.train_size)
-    ends = np.full(len(tokens), tokens.shape[1]) if lengths is None else lengths
+    found = []
+    for split, count in (("train", task.train_size), ("validation", num_validation)):
+        tokens, targets, lengths = task.examples(cast(Split, split), 0, count)
+        assert lengths is None
+        pairs = np.stack([tokens, targets[task.head]], -1)
+        found += [list(map(tuple, word)) for word in pairs.tolist()]
+    return found
+
+
+def _by_rpni(words: list[_Word], task: AutomatonTask) -> StateMachine:
     votes: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-    for word, labels, end in zip(
-        tokens.tolist(), targets[task.head].tolist(), ends.tolist(), strict=True
-    ):
-        for place in range(end):
-            if labels[place] != IGNORED:
-                votes[tuple(word[: place + 1])][labels[place]] += 1
-    data = [(word, labels.most_common(1)[0][0]) for word, labels in votes.items()]
-    learned = _aalpy("learning_algs").run_RPNI(
-        data, "mealy", input_completeness="self_loop", print_info=False
-    )
-    return _machine(learned, task)
+    for word in words:
+        letters = tuple(letter for letter, _ in word)
+        for place, (_, label) in enumerate(word, 1):
+            votes[letters[:place]][label] += 1
+    data = [(letters, labels.most_common(1)[0][0]) for letters, labels in votes.items()]
+    learned = _aalpy("learning_algs").run_RPNI(data, "mealy", print_info=False)
+    arrows = {
+        state: {
+            letter: (state.transitions[letter], state.output_fun[letter])
+            for letter in state.transitions
+        }
+        for state in learned.states
+    }
+    return _machine(learned.initial_state, arrows, task, _most_frequent(words))
+
+
+def _by_alergia(words: list[_Word], task: AutomatonTask) -> StateMachine:
+    learned = _aalpy("learning_algs").run_Alergia(words, "smm")
+    arrows = {
+        state: {
+            letter: max(ways, key=lambda way: way[2])[:2]
+            for letter, ways in state.transitions.items()
+            if ways
+        }
+        for state in learned.states
+    }
+    return _machine(learned.initial_state, arrows, task, _most_frequent(words))
+
+
+def _most_frequent(words: list[_Word]) -> int:
+    return Counter(label for word in words for _, label in word).most_common(1)[0][0]
 
 
 def _by_queries(task: AutomatonTask) -> StateMachine:
@@ -201,7 +251,8 @@ def _by_queries(task: AutomatonTask) -> StateMachine:
             self.word.append(letter)
             answer = int(automaton.outputs[self.state, letter])
             self.state = int(automaton.transitions[self.state, letter])
-            chance = np.random.default_rng([task.seed, *self.word])
+            # A word of its length, as a seed that ends with zeros is that without them.
+            chance = np.random.default_rng([task.seed, len(self.word), *self.word])
             if chance.random() < task.flipped:
                 answer += 1 + int(chance.integers(task.num_classes - 1))
             return answer % task.num_classes
@@ -213,29 +264,39 @@ def _by_queries(task: AutomatonTask) -> StateMachine:
             self.examined = hypothesis
             return super().find_cex(hypothesis)
 
-    teacher = Teacher()
-    examiner = Examiner(
-        letters, teacher, num_walks=_WALKS, min_walk_len=1, max_walk_len=task.length
-    )
-    with contextlib.suppress(_TooManyWordsError):
-        _aalpy("learning_algs").run_Lstar(letters, teacher, examiner, "mealy", print_level=0)
-    return _machine(examiner.examined, task)
+    # AALpy draws its random words from Python's own generator.
+    before = random.getstate()
+    random.seed(task.seed)
+    try:
+        teacher = Teacher()
+        examiner = Examiner(
+            letters, teacher, num_walks=_WALKS, min_walk_len=1, max_walk_len=task.length
+        )
+        with contextlib.suppress(_TooManyWordsError):
+            _aalpy("learning_algs").run_Lstar(letters, teacher, examiner, "mealy", print_level=0)
+    finally:
+        random.setstate(before)
+    learned = examiner.examined
+    arrows = {
+        state: {letter: (state.transitions[letter], state.output_fun[letter]) for letter in letters}
+        for state in learned.states
+    }
+    return _machine(learned.initial_state, arrows, task, 0)
 
 
 class _TooManyWordsError(Exception):
     """L* has asked for more words than it may."""
 
 
-def _machine(learned: Any, task: AutomatonTask) -> StateMachine:
-    """Return the tables of an automaton of AALpy."""
-    states = [learned.initial_state, *learned.states]
-    numbers = {state: number for number, state in enumerate(dict.fromkeys(states))}
-    shape = (len(numbers), task.vocab_size)
-    transitions, answers = (np.zeros(shape, dtype=np.int32) for _ in range(2))
+def _machine(
+    start: Any, arrows: dict[Any, dict[int, tuple[Any, int]]], task: AutomatonTask, guess: int
+) -> StateMachine:
+    """Return tables: state -> letter -> next state and answer, and what is answered elsewhere."""
+    numbers = {state: number for number, state in enumerate(dict.fromkeys([start, *arrows]))}
+    transitions = np.empty((len(numbers), task.vocab_size), dtype=np.int32)
+    answers = np.empty_like(transitions)
     for state, number in numbers.items():
         for letter in range(task.vocab_size):
-            transitions[number, letter] = numbers[state.transitions[letter]]
-            answer = state.output_fun[letter]
-            # Where no word of the training set went, the automaton answers nothing.
-            answers[number, letter] = answer if isinstance(answer, int) else -1
+            after, answer = arrows[state].get(letter, (state, guess))
+            transitions[number, letter], answers[number, letter] = numbers[after], answer
     return StateMachine(transitions, answers)

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import get_args
 
 from statemix.layers import LayerSpec
+from statemix.studies.exactness.exact_suites import with_layer
 from statemix.studies.exactness.learned_automata import Algorithm, LearnedAutomaton
-from statemix.studies.recipes import exact
+from statemix.studies.recipes import by_labels, exact
 from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
 from statemix.studies.study_runs import Runnable
 from statemix.tasks import TaskSpec
@@ -28,38 +29,47 @@ closed write ok wrong
 closed open-read * opened
 closed open-write * opened
 opened close * closed""",
-    # No data before the handshake is complete.
+    # No data before the handshake of a connection is complete, or after its end.
     "tcp-handshake": """\
 start: silent
 bad: wrong
 silent data ok wrong
 half data ok wrong
+closing data ok wrong
 silent syn * half
 half ack * open
 half rst * silent
-open rst * silent""",
-    # After three wrong passwords, nobody gets in without an unlock.
+open rst * silent
+open fin * closing
+closing ack * silent
+closing rst * silent""",
+    # After three wrong passwords, nobody logs in or uses the account without an unlock.
     "login": """\
 start: none
 bad: wrong
-none wrong ok one
-one wrong ok two
-two wrong ok locked
-one right * none
-two right * none
+locked right ok wrong
+locked use ok wrong
+none wrong * one
+one wrong * two
+two wrong * locked
+none right * in
+one right * in
+two right * in
+in logout * none
 one unlock * none
 two unlock * none
-locked unlock * none
-locked right ok wrong
-locked use ok wrong""",
+locked unlock * none""",
 }
 """Safety property of each protocol."""
 
 _SHARES = (0.0, 0.02, 0.1)
 _SEEDS = (0, 1, 2)
-_TRACES, _TESTS, _LENGTH = 1000, 256, 1024
-# About the steps of the recipe, in steps of 128 traces.
-_EPOCHS = 125
+# Traces of training, and as many of validation.
+_TRACES, _CALLS = 1000, 16
+_TESTS, _LENGTH = 256, 1024
+# Entries of a block, for all protocols alike: no learner knows how many states there are.
+_ENTRIES = 16
+_LSTM_EPOCHS = 60
 
 
 def monitor_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
@@ -79,21 +89,30 @@ def monitor_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry,
 
 
 def _runs(column: str, share: float) -> Iterator[tuple[str, tuple[Runnable, ...]]]:
-    task = TaskSpec("automaton", preset=column, train_size=_TRACES, flipped=share)
+    task = TaskSpec("automaton", preset=column, length=_CALLS, train_size=_TRACES, flipped=share)
     lstm = RunConfig(
         task=task,
         model=ModelConfig(layers=(LayerSpec("lstm"),)),
-        schedules=ScheduleConfig(epochs=_EPOCHS),
+        schedules=ScheduleConfig(epochs=_LSTM_EPOCHS),
     )
-    for learner, config in {"BD-LRU, recipe exact": exact(task), "LSTM": lstm}.items():
-        measured = config.replace(
-            evaluation=EvaluationConfig(every=25, lengths=(_LENGTH,), validation_size=_TESTS),
-            runtime=RuntimeConfig(device="cpu", num_threads=1),
+    for learner, config in {"BD-LRU, recipe exact": _blind(task, share), "LSTM": lstm}.items():
+        evaluation = EvaluationConfig(
+            every=20, lengths=(_LENGTH,), validation_size=_TRACES, test_size=_TESTS
         )
+        runtime = RuntimeConfig(device="cpu", num_threads=1)
+        measured = config.replace(evaluation=evaluation, runtime=runtime)
         yield learner, tuple(measured.replace(seed=seed) for seed in _SEEDS)
     for algorithm in get_args(Algorithm):
-        run = LearnedAutomaton(algorithm, task, PROPERTIES[column], _LENGTH, _TESTS)
+        run = LearnedAutomaton(algorithm, task, PROPERTIES[column], _TRACES, _LENGTH, _TESTS)
         yield algorithm, tuple(run.with_seed(seed) for seed in _SEEDS)
+
+
+def _blind(task: TaskSpec, share: float) -> RunConfig:
+    """Return the recipe without what it takes from the automaton."""
+    config = with_layer(exact(task), block_size=_ENTRIES)
+    right = exact(TaskSpec(task.name, **{**task.options, "flipped": 0.0})).search
+    search = right.replace(size=_TRACES, length=_CALLS)
+    return config.replace(search=by_labels(search, share, 2, num_labels=_TRACES * _CALLS))
 
 
 def property_of(task: TaskSpec) -> str:

@@ -1,0 +1,141 @@
+"""Labelled traces from a file."""
+
+import numpy as np
+import pytest
+
+from statemix import tasks
+from statemix.automaton import IGNORED
+from statemix.cli.main import main
+from statemix.errors import OptionError, SettingError
+from statemix.tasks import TaskSpec
+
+LINES = [
+    f"open/ok read/ok {'close ' * (n % 3)}read/{'ok' if n % 3 == 0 else 'no'} end{n}"
+    for n in range(20)
+]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text("# calls\n\n" + "\n".join(LINES) + "\n")
+    return path
+
+
+def words(task, split, count=300):
+    """Return the lines of the examples of a split."""
+    tokens, targets, lengths = task.examples(split, 0, count)
+    found = []
+    for row, labels, length in zip(tokens, targets["answer"], lengths, strict=True):
+        assert (labels[length:] == IGNORED).all()
+        pairs = zip(row[:length].tolist(), labels[:length].tolist(), strict=True)
+        found.append(
+            " ".join(
+                task.word(token) + ("" if label == IGNORED else f"/{task.label(label)}")
+                for token, label in pairs
+            )
+        )
+    return found
+
+
+def test_examples_are_the_traces_of_their_split(file):
+    task = tasks.build("traces", file=str(file))
+    assert (task.letters[:4], task.classes) == (("open", "read", "end0", "close"), ("ok", "no"))
+    assert (task.length, task.train_size) == (6, None)
+    held_out = {"validation": LINES[9::10], "test": LINES[8::10]}
+    kept = [line for line in LINES if line not in held_out["validation"] + held_out["test"]]
+    for split, lines in {"train": kept, **held_out}.items():
+        assert set(words(task, split)) == {" ".join(line.split()) for line in lines}
+    # Label counts of the split, not of the draws.
+    assert task.num_labels("validation") == 6
+
+
+def test_draws_depend_on_seed_and_index_alone(file):
+    one, other = (tasks.build("traces", file=str(file), seed=seed) for seed in (0, 1))
+    assert (
+        words(one, "train")[40:60] == words(tasks.build("traces", file=str(file)), "train", 60)[40:]
+    )
+    assert words(one, "train") != words(other, "train")
+
+
+def test_shorter_examples_are_the_beginnings_of_traces(file):
+    task = tasks.build("traces", file=str(file))
+    short, long = (task.examples("train", 0, 30, length) for length in (2, 6))
+    assert np.array_equal(short.tokens, long.tokens[:, :2])
+    assert (short.lengths == 2).all()
+    with pytest.raises(OptionError, match="length must be at most 6, the longest trace, got 7"):
+        task.examples("test", 0, 1, 7)
+
+
+def test_guessing_is_the_most_frequent_answer(file):
+    task = tasks.build("traces", file=str(file))
+    # Five of the sixteen training lines end with "ok".
+    assert task.guessing == (2 * 16 + 5) / (3 * 16)
+    assert task.chance == {"answer": task.guessing}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a/x b/y\n" * 9, "file must have at least 10 traces, got 9 in"),
+        ("a/x\n" * 9 + "a/\n", r"log.txt:10 must have words LETTER/ANSWER, .*, got 'a/'"),
+        ("a/x\n" * 9 + "/x\n", r"log.txt:10 must have words LETTER/ANSWER, .*, got '/x'"),
+        ("a/x\n" * 9 + "a\n", "must have traces with labels for the split validation, got none"),
+        ("a/x\n" * 8 + "a\na/x\n", "must have traces with labels for the split test, got none"),
+        (b"\xff\xfe\n", "file must be a text file"),
+    ],
+)
+def test_files_without_what_is_needed_are_refused(tmp_path, text, message):
+    path = tmp_path / "log.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(OptionError, match=message):
+        tasks.build("traces", file=str(path))
+
+
+@pytest.mark.parametrize("name", ["nowhere.txt", 3])
+def test_a_file_that_cannot_be_read_is_named(name):
+    with pytest.raises(SettingError, match="file must be a text file"):
+        TaskSpec("traces", file=name)
+    with pytest.raises(OptionError, match="file must be a"):
+        tasks.build("traces", file=name)
+
+
+def test_a_run_keeps_to_its_file(file):
+    spec = TaskSpec("traces", file=str(file))
+    assert spec.build().length == 6
+    file.write_text("a/x b/y c/x\n" * 10)
+    with pytest.raises(OptionError, match="file must be the one with sha256="):
+        spec.build()
+    assert TaskSpec("traces", file=str(file)).build().length == 3
+
+
+def test_slashes_within_a_letter_belong_to_it(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text("GET/index/ok\n" * 10)
+    assert tasks.build("traces", file=str(path)).letters == ("GET/index",)
+
+
+def test_a_monitor_is_trained_on_traces_and_its_property_is_decided(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    lines = []
+    for _ in range(400):
+        state, line = "closed", []
+        for call in rng.choice(["open", "read", "close"], 8):
+            fits = (call == "open") == (state == "closed")
+            line.append(f"{call}/{'ok' if fits else 'no'}")
+            if fits:
+                state = {"open": "opened", "close": "closed"}.get(call, state)
+        lines.append(" ".join(line))
+    path, folder = tmp_path / "log.txt", tmp_path / "run"
+    path.write_text("\n".join(lines))
+    rule = tmp_path / "rule.txt"
+    rule.write_text(
+        "start: shut\nbad: wrong\nshut read ok wrong\nshut open * free\nfree close * shut"
+    )
+    task = ["--task", "traces", f"file={path}", "num_states=3"]
+    options = ["--model.hidden-size", "32", "--evaluation.test-size", "64"]
+    assert main(["train", "--folder", str(folder), "--recipe", "exact", *task, *options]) == 0
+    assert main(["certify", str(folder), "--property", str(rule)]) == 0
+    assert "proven" in capsys.readouterr().out
+    assert main(["certify", str(folder)]) != 0
+    assert "give a property to prove by --property" in capsys.readouterr().err

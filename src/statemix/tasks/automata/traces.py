@@ -31,7 +31,7 @@ class Traces(DrawnTask):
 
     Args:
         file: path of the file. A configuration stores the path as it is given.
-        sha256: hash of the file, which it must still have; a request stores that of the file. Empty
+        sha256: hash of the file, which it must still have; a request stores that of the file. None
             means that any file will do.
         num_states: states that an automaton with these answers may need, at most; the recipe
             ``exact`` makes room for them.
@@ -55,7 +55,7 @@ class Traces(DrawnTask):
         self,
         *,
         file: str,
-        sha256: str = "",
+        sha256: str | None = None,
         num_states: int = 8,
         flipped: float = 0.0,
         seed: int = 0,

@@ -7,6 +7,7 @@ from statemix import tasks
 from statemix.automaton import IGNORED
 from statemix.cli.main import main
 from statemix.errors import OptionError, SettingError
+from statemix.proofs import StateMachine
 from statemix.tasks import TaskSpec
 
 LINES = [
@@ -139,3 +140,24 @@ def test_a_monitor_is_trained_on_traces_and_its_property_is_decided(tmp_path, ca
     assert "proven" in capsys.readouterr().out
     assert main(["certify", str(folder)]) != 0
     assert "give a property to prove by --property" in capsys.readouterr().err
+    assert main(["compile", str(folder), "--name", "log"]) == 0
+    named = capsys.readouterr().out.splitlines()
+    task = tasks.build("traces", file=str(path))
+    assert named[0] == "letters: " + ", ".join(f"{n} {one}" for n, one in enumerate(task.letters))
+    assert named[1] == "answers: " + ", ".join(f"{n} {one}" for n, one in enumerate(task.classes))
+    tables = np.load(folder / "log.npz")
+    machine = StateMachine(tables["transitions"], tables["answers"])
+    tokens, targets, lengths = task.examples("test", 0, 40)
+    assert (lengths == 8).all()
+    assert np.array_equal(machine.run(tokens)[0], targets["answer"])
+    assert "log_step" in (folder / "log.c").read_text()
+
+
+def test_only_networks_with_finitely_many_states_are_compiled(tmp_path, capsys):
+    path, folder = tmp_path / "log.txt", tmp_path / "run"
+    path.write_text("a/x b/y\n" * 20)
+    train = ["train", "--folder", str(folder), "--task", "traces", f"file={path}"]
+    options = ["--model.layers", "lstm", "--schedules.num-steps", "1", "--evaluation.test-size", "8"]
+    assert main([*train, *options]) == 0
+    assert main(["compile", str(folder)]) == 2
+    assert "must hold a network with softmax gates, got another" in capsys.readouterr().err

@@ -1,14 +1,18 @@
 """``statemix compile``: write a proven network as a state machine for C and NumPy."""
 
+import contextlib
 import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 from statemix.training.outcome import Weights
+
+if TYPE_CHECKING:
+    from statemix.proofs.state_machine import StateMachine
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,8 @@ class Compile:
     """Write a proven network as a state machine, which needs one table look-up for each token.
 
     The state machine gives the same answers as the proven network of "statemix certify", at every
-    length. Two files are written to the run's folder, or to --output:
+    length. For a run on traces, which have no automaton to compare with, it is the trained network
+    with gates of 0 and 1. Two files are written to the run's folder, or to --output:
 
     NAME.c: C99 without dependencies, with the functions NAME_step and NAME_run;
     NAME.npz: the tables "transitions" and "answers" for NumPy.
@@ -25,7 +30,7 @@ class Compile:
     """
 
     folder: Annotated[Path, Argument("RUN", positional=True)]
-    """Folder of a run that statemix certify has proven."""
+    """Folder of a run that statemix certify has proven, or of a run on traces."""
 
     name: str = "machine"
     """Name of the files, and prefix of the C functions."""
@@ -47,6 +52,43 @@ class Compile:
         import numpy as np
 
         from statemix.files import write_file
+        from statemix.training.certificates import explore_run
+
+        if self._has_no_automaton():
+            machine, letters, answers = explore_run(self.folder, self.weights)
+            for kind, names in (("letters", letters), ("answers", answers)):
+                print(f"{kind}: {', '.join(f'{n} {name}' for n, name in enumerate(names))}")
+        else:
+            machine = self._proven()
+        try:
+            source = machine.to_c(self.name)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        arrays = io.BytesIO()
+        np.savez(arrays, transitions=machine.transitions, answers=machine.answers)
+        target = self.output or self.folder
+        written = target / f"{self.name}.c", target / f"{self.name}.npz"
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            for file, content in zip(written, (source.encode(), arrays.getvalue()), strict=True):
+                write_file(file, content)
+        except OSError as error:
+            name = "folder" if self.output is None else "output"
+            raise RequestError(
+                f"{name} must be writable, got {target}: {error.strerror}"
+            ) from error
+        print(f"{machine.num_states:,} states, {machine.num_letters:,} letters")
+        print(f"written: {', '.join(map(str, written))}")
+
+    def _has_no_automaton(self) -> bool:
+        from statemix.training.outcome import load_outcome
+
+        # A certificate is enough without its run.
+        with contextlib.suppress(RequestError):
+            return load_outcome(self.folder).config.task.name == "traces"
+        return False
+
+    def _proven(self) -> "StateMachine":
         from statemix.proofs.check_certificate import Invalid
         from statemix.proofs.state_machine import StateMachine
         from statemix.training.certificates import certificate_paths
@@ -67,25 +109,6 @@ class Compile:
                 f"{path} must hold the tables of a proof, got none: {reason or advice}"
             )
         try:
-            machine = StateMachine.from_tables(certificate["tables"])
+            return StateMachine.from_tables(certificate["tables"])
         except (Invalid, ValueError) as error:
             raise RequestError(f"{path} must hold the tables of a proof, got: {error}") from error
-        try:
-            source = machine.to_c(self.name)
-        except ValueError as error:
-            raise RequestError(str(error)) from error
-        arrays = io.BytesIO()
-        np.savez(arrays, transitions=machine.transitions, answers=machine.answers)
-        target = self.output or self.folder
-        written = target / f"{self.name}.c", target / f"{self.name}.npz"
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            for file, content in zip(written, (source.encode(), arrays.getvalue()), strict=True):
-                write_file(file, content)
-        except OSError as error:
-            name = "folder" if self.output is None else "output"
-            raise RequestError(
-                f"{name} must be writable, got {target}: {error.strerror}"
-            ) from error
-        print(f"{machine.num_states:,} states, {machine.num_letters:,} letters")
-        print(f"written: {', '.join(map(str, written))}")

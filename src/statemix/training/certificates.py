@@ -13,12 +13,14 @@ from statemix.models import ReadoutModel, TokenClassifier
 from statemix.place_rules import HasPlaces
 from statemix.proofs import (
     Certificate,
+    StateMachine,
     can_harden,
     harden,
     parse_property,
     prove_safety,
     prove_task,
 )
+from statemix.proofs.safety import explore
 from statemix.tasks import Task
 from statemix.tasks.drawn import DrawnTask
 from statemix.training import folder as runs
@@ -161,6 +163,38 @@ def check_property(
     }
     files.write_file(path, (json.dumps(row, indent=1) + "\n").encode())
     return row, path
+
+
+def explore_run(
+    folder: Path, weights: Weights = "last", *, max_states: int = 100_000
+) -> tuple[StateMachine, list[str], list[str]]:
+    """Visit all states of a finished run's network with gates of 0 and 1.
+
+    Args:
+        folder: folder of the run.
+        weights: weights of the network.
+        max_states: states after which the search gives up.
+
+    Returns:
+        The network as a state machine, and the names of its letters and answers.
+
+    Raises:
+        RequestError: if the folder holds no finished run, the network cannot be hardened, or not
+            all its states were visited.
+    """
+    config = load_outcome(folder).config
+    task, model = config.build_task(), load_model(folder, weights)
+    if not isinstance(model, TokenClassifier) or not can_harden(model):
+        raise RequestError(f"{folder} must hold a network with softmax gates, got another")
+    with attributes_set(model, config.evaluation.attributes):
+        network = harden(model)
+        assert isinstance(network, TokenClassifier)
+        machine = explore(network, model.main_head, max_states)
+    if isinstance(machine, str):
+        raise RequestError(
+            f"{folder} must hold a network with finitely many states, got: {machine}"
+        )
+    return machine, *_names(task, model.main_head)
 
 
 def _chosen(

@@ -101,6 +101,19 @@ def automata():
     return [text for _, text in texts if text.startswith("start:")]
 
 
+def traces():
+    """The traces on the page about automata."""
+    texts = BLOCK.findall((ROOT / "docs" / "automata.md").read_text())
+    (found,) = [text for _, text in texts if text.startswith("open/")]
+    return found
+
+
+def test_traces_on_the_page_can_be_read(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text(5 * traces())
+    assert TASKS.build("traces", file=str(path)).letters == ("open", "read", "close")
+
+
 def test_the_automaton_and_the_property_are_right():
     lamp, off = automata()
     language = parse_automaton(lamp)
@@ -118,6 +131,7 @@ def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name, text in zip(("lamp.txt", "off.txt"), automata(), strict=True):
         Path(name).write_text(text)
+    Path("log.txt").write_text(5 * traces())
     Path("runs/s3").mkdir(parents=True)
     stored = {"schema": SCHEMA, "asked": RunConfig(seed=3).asked(), "resolved": {}}
     Path("runs/s3/config.json").write_text(json.dumps(stored))

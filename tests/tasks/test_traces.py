@@ -157,7 +157,14 @@ def test_only_networks_with_finitely_many_states_are_compiled(tmp_path, capsys):
     path, folder = tmp_path / "log.txt", tmp_path / "run"
     path.write_text("a/x b/y\n" * 20)
     train = ["train", "--folder", str(folder), "--task", "traces", f"file={path}"]
-    options = ["--model.layers", "lstm", "--schedules.num-steps", "1", "--evaluation.test-size", "8"]
+    options = [
+        "--model.layers",
+        "lstm",
+        "--schedules.num-steps",
+        "1",
+        "--evaluation.test-size",
+        "8",
+    ]
     assert main([*train, *options]) == 0
     assert main(["compile", str(folder)]) == 2
     assert "must hold a network with softmax gates, got another" in capsys.readouterr().err

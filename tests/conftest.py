@@ -158,8 +158,14 @@ def required_options(tmp_path_factory):
                 question = f"Where is {names[asked]}? \t{places[asked]}\t{2 * asked + 1}"
                 lines.append(f"{2 * number + 2} {question}")
         (folder / f"qa1_{split}.txt").write_text("\n".join(lines) + "\n")
+    traces = folder / "traces.txt"
+    calls = ["open", "read/ok", "read/no", "close/ok", "close/no"]
+    traces.write_text(
+        "\n".join(" ".join([*draw.choices(calls, k=6), "end/ok"]) for _ in range(400))
+    )
     return {
         "catbabi": {"folder": str(folder)},
+        "traces": {"file": str(traces)},
         "automaton": {"rules": "start: even\neven 0 even\neven 1 odd\nodd 0 odd\nodd 1 even\n"},
         "regex": {"pattern": "(ab)*"},
     }

@@ -162,6 +162,7 @@ KEPT = {
     "automaton": "01f538c6505bd787",
     "regex": "6916cede7483ef45",
     "random_automaton": "2b118ac68a85b21b",
+    "traces": "5094c2d97c6b5972",
     "arrangement": "9d2da3b4b9c101a0",
     "chess": "66445799c6f93468",
     "cube": "deb7747d93d15c64",

@@ -27,7 +27,7 @@ class Traces(DrawnTask):
     A line of the file is a trace: ``LETTER/ANSWER`` after each other, with blanks between; a letter
     without an answer is not scored. Lines that begin with ``#``, and empty lines, are skipped. Of
     ten traces in a row, the ninth is for tests and the tenth for validation. An example is a trace
-    of its split, drawn uniformly, so the stream of examples has no end.
+    of its split, drawn uniformly.
 
     Args:
         file: path of the file. A configuration stores the path as it is given.
@@ -36,6 +36,7 @@ class Traces(DrawnTask):
         num_states: states that an automaton with these answers may need, at most; the recipe
             ``exact`` makes room for them.
         flipped: share of labels that may be wrong, which the recipe ``exact`` accepts.
+        train_size: number of training examples, which are draws; None means an endless stream.
         seed: seed of the draws, 0 <= seed < 2^64.
 
     Attributes:
@@ -58,6 +59,7 @@ class Traces(DrawnTask):
         sha256: str | None = None,
         num_states: int = 8,
         flipped: float = 0.0,
+        train_size: int | None = None,
         seed: int = 0,
     ) -> None:
         self.num_states = addressing.check_integer("num_states", num_states, minimum=1)
@@ -75,7 +77,7 @@ class Traces(DrawnTask):
                 raise OptionError(
                     f"file must have traces with labels for the split {split}, got none in {file}"
                 )
-        super().__init__(length=max(map(len, rows)), train_size=None, seed=seed)
+        super().__init__(length=max(map(len, rows)), train_size=train_size, seed=seed)
 
     def _padded(self, rows: list[list[tuple[str, str]]]) -> tuple[Tokens, Tokens, Tokens]:
         """Return tokens and targets, (N, T), and lengths, (N,)."""

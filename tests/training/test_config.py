@@ -338,6 +338,7 @@ STORED = [
     for path in [*ROOT.glob("results/**/*.jsonl"), *ROOT.glob("tests/data/runs/*/config.json")]
     if '"asked"' in path.read_text() and path.name != "language.jsonl"
 ]
+STUDY_RUNS = {"language", "learned"}
 
 
 @pytest.mark.parametrize("path", STORED)
@@ -345,6 +346,8 @@ def test_every_stored_request_reads_back_as_it_is(path):
     text = (ROOT / path).read_text()
     lines = text.splitlines() if path.endswith(".jsonl") else [text]
     found = {json.dumps(asked) for line in lines for asked in asked_in(json.loads(line))}
+    # Studies have runs that are no runs of "statemix train".
+    found = {stored for stored in found if not STUDY_RUNS.intersection(json.loads(stored))}
     assert found
     for stored in found:
         assert json.dumps(config_from_plain(json.loads(stored)).asked()) == stored

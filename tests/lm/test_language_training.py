@@ -202,6 +202,9 @@ def test_training_tells_a_model_with_attention_its_length(
     stored = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config.training_length == stored.config.training_length == longest
     assert config.training_length is None
+    # Runs of older versions, whose requests have no such entry, resume.
+    request = json.loads((tmp_path / "config.json").read_text())
+    assert "training_length" not in request["asked"]["fit"]["settings"]["model"]
     # It may generate more.
     prompt = torch.ones(1, 9, dtype=torch.long)
     assert stored.generate(prompt, max_new_tokens=3, eos_token_id=299).shape == (1, 12)

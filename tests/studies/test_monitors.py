@@ -119,6 +119,16 @@ def test_protocols_are_learned_from_right_labels(algorithm, protocol, num_states
     assert len(store.rows()) == 1
 
 
+def test_the_property_that_is_given_is_decided(tmp_path):
+    watched = "start: a\nbad: wrong\na use ok wrong"
+    run = LearnedAutomaton("L*", monitor("login"), watched, 1500, 50, 20)
+    (ended,) = run_all([Job("one", run, tmp_path / "run")])
+    row = MONITORS.row_of(ended)
+    assert row["certificate"]["verdict"] == "proven"
+    assert row["property"]["verdict"] == "refuted"
+    assert monitor("login").build().automaton().answers(row["property"]["word"])[-1] == 0
+
+
 @pytest.mark.parametrize("algorithm", ["RPNI", "Alergia", "L*"])
 def test_wrong_labels_are_learned_too(algorithm, tmp_path, monkeypatch):
     monkeypatch.setattr(learned_automata, "_WORDS", 3000)
@@ -145,30 +155,42 @@ def test_words_of_validation_are_read_and_the_most_frequent_label_counts(algorit
     words = [[(0, 1), (1, 0)], [(0, 1), (1, 0)], [(0, 0), (1, 0)], [(1, 0)]] * 20
     machine = algorithm(words, task)
     assert machine.run([0, 1])[0].tolist() == [1, 0]
-    # No word has the letter twice: the automaton stays, with the most frequent label of all.
-    assert machine.run([0, 0, 0])[0].tolist()[1:] in ([0, 0], [1, 1])
+    assert learned_automata._most_frequent(words) == 0
     labelled = learned_automata._labelled(monitor("login").build(), 50)
     assert len(labelled) == 350
     assert {len(word) for word in labelled} == {16}
 
 
-def test_wrong_labels_of_queries_are_drawn_for_each_word(monkeypatch):
-    task = monitor("login", flipped=0.3, length=40).build()
-    found = {}
+def asked(seed, words, monkeypatch):
+    """Return whether the labels of words are wrong, each word asked for twice."""
+    task = monitor("login", flipped=0.3, length=40, seed=seed).build()
+    found = []
 
     def ask(letters, teacher, examiner, *_, **__):
-        for count in range(1, 200):
-            word = (0,) * count
-            found[word] = teacher.query(word)[-1], teacher.query(word)[-1]
+        found.extend((teacher.query(word)[-1], teacher.query(word)[-1]) for word in words)
         raise learned_automata._TooManyWordsError
 
     monkeypatch.setattr(learned_automata._aalpy("learning_algs"), "run_Lstar", ask)
     with pytest.raises(AttributeError):
         learned_automata._by_queries(task)
-    assert all(first == again for first, again in found.values())
-    right = task.automaton().answers([0] * 199)
-    wrong = [found[(0,) * count][0] != right[count - 1] for count in range(1, 200)]
-    assert 0.2 < np.mean(wrong) < 0.4
+    assert all(first == again for first, again in found)
+    right = [task.automaton().answers(word)[-1] for word in words]
+    return [label != answer for (label, _), answer in zip(found, right, strict=True)]
+
+
+def test_wrong_labels_of_queries_are_drawn_for_each_word(monkeypatch):
+    words = [(0,) * count for count in range(1, 200)]
+    assert 0.2 < np.mean(asked(0, words, monkeypatch)) < 0.4
+    # Words that differ in letters 0 at their end, too.
+    short = [asked(seed, words[:3], monkeypatch) for seed in range(20)]
+    assert any(len(set(wrong)) == 2 for wrong in short)
+
+
+def test_an_unknown_letter_stays_and_gets_the_guess():
+    task = monitor("file-handle").build()
+    for guess in (0, 1):
+        machine = learned_automata._machine("s", {"s": {0: ("s", 1)}}, task, guess)
+        assert machine.run([0, 1, 0])[0].tolist() == [1, guess, 1]
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):

@@ -101,12 +101,15 @@ def test_labels_that_tell_nothing_are_refused():
 
 def test_traces_get_room_for_their_states_and_are_tested_by_their_labels(tmp_path):
     file = tmp_path / "traces.txt"
-    file.write_text("open/ok read/ok close\n" * 30)
+    file.write_text("open/ok read/no close\n" * 30)
     task = TaskSpec("traces", file=str(file), num_states=3, flipped=0.0)
     config = exact(task)
     assert config.model.layers[0].options["block_size"] == 6
     assert config.search.length == 3
     assert config.search.confirm == 1
+    # Three of the thirty traces validate, with two labels each.
+    noisy = exact(TaskSpec("traces", file=str(file), flipped=0.1)).search
+    assert noisy.confirm == pytest.approx(0.9 - 3 * (0.09 / 6) ** 0.5)
     with pytest.raises(RequestError, match=r"must need at most 16 states.* needs 17"):
         exact(TaskSpec("traces", file=str(file), num_states=17))
 

@@ -142,8 +142,7 @@ def specification(task: AutomatonTask) -> SafetyProperty:
     transitions = np.empty(shape, dtype=np.int64)
     answers = np.arange(task.num_classes)
     outputs = automaton.outputs[:, :, None]
-    never = automaton.transitions[:, :, None] == NEVER
-    right = (outputs == answers) | (outputs == IGNORED) | never
+    right = (outputs == answers) | (outputs == IGNORED)
     transitions[:beyond] = np.where(right, after[:, :, None], wrong)
     transitions[beyond], transitions[wrong] = beyond, wrong
     states = (*map(str, range(automaton.num_states)), "beyond", "wrong")

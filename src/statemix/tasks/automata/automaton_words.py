@@ -294,10 +294,9 @@ class AutomatonTask(DrawnTask):
             state = self.language.automaton.transitions[state, tokens[:, t]]
         if self.flipped and split != "test":
             wrong = _fractions(raw[:, length + 3 :]) < self.flipped
-            scored = targets != IGNORED
             lower = raw[:, length + 3 :] << np.uint64(32)
             others = targets + 1 + addressing.below(lower, self.num_classes - 1)
-            targets = np.where(wrong & scored, others % self.num_classes, targets)
+            targets = np.where(wrong, others % self.num_classes, targets)
         places = np.arange(length)
         targets[places >= lengths[:, None]] = IGNORED
         if self.labels == "last":

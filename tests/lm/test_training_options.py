@@ -10,7 +10,9 @@ import torch
 from tests.lm.conftest import build_model
 from torch.nn import functional
 
+from statemix.errors import RequestError
 from statemix.lm import StatemixConfig, language_training
+from statemix.lm.language_optimizers import CosineRate
 from statemix.lm.language_scores import summed_loss
 from statemix.lm.language_training import TokenBatches, train_language_model
 from statemix.lm.presets import LanguageSettings
@@ -76,6 +78,81 @@ def test_gradients_are_clipped(train, monkeypatch):
     seen(monkeypatch, "optimizer_of", note)
     train(replace(SETTINGS, clip_norm=1e-3))
     assert norms == pytest.approx([1e-3] * 3, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_all_groups_have_the_rate_of_the_step_and_the_betas(train, monkeypatch, name):
+    noted = []
+
+    def note(model, settings, optimizer):
+        optimizer.register_step_pre_hook(
+            lambda *_: noted.append([(g["lr"], g.get("betas")) for g in optimizer.param_groups])
+        )
+
+    seen(monkeypatch, "optimizer_of", note)
+    settings = replace(SETTINGS, steps=20, optimizer=name)
+    train(settings)
+    rates = [CosineRate(settings).rate(step) for step in range(20)]
+    assert len(set(rates)) == 19
+    for rate, groups in zip(rates, noted, strict=True):
+        assert {one for one, _ in groups} == {rate}
+        assert {betas for _, betas in groups} - {None} == {(0.9, 0.95)}
+
+
+def test_the_seed_decides_the_first_weights_and_the_order(train):
+    first = [train(replace(SETTINGS, seed=seed, learning_rate=1e-5)) for seed in (5, 5, 6)]
+    assert torch.equal(first[0], first[1])
+    assert (first[0] - first[2]).abs().max() > 1e-2
+
+
+def test_evaluations_read_the_bytes_that_they_may(train, monkeypatch):
+    asked = []
+
+    def score(model, tokens, *, most_bytes):
+        asked.append((tokens.path.name, most_bytes))
+        return {"bits_per_byte": 1.0}
+
+    monkeypatch.setattr(language_training, "bits_per_byte", score)
+    train(most_bytes=7)
+    train()
+    assert asked == [("held_out.bin", 7)] * 2 + [("held_out.bin", None)] * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": replace(SETTINGS, learning_rate=2e-2)},
+        {"settings": replace(SETTINGS, batch_size=5)},
+        {"settings": replace(SETTINGS, seed=6)},
+        {"config": StatemixConfig(**{**CONFIG.to_dict(), "norm_eps": 1e-3})},
+        {"tokens": "held_out"},
+    ],
+)
+def test_another_request_does_not_resume_a_run(tmp_path, change):
+    draw = np.random.default_rng(0)
+    files = {}
+    for name in ("train", "held_out"):
+        documents = [(draw.integers(0, 50, 400), 100)]
+        files[name] = read_tokens(write_documents(tmp_path / name, 50, documents, {}))
+
+    def run(tokens="train", config=CONFIG, settings=SETTINGS):
+        train_language_model(
+            *(config, files[tokens], files["held_out"], tmp_path / "run", settings), device="cpu"
+        )
+
+    run()
+    run(settings=replace(SETTINGS, evaluate_every=1))
+    with pytest.raises(RequestError, match="another"):
+        run(**change)
+
+
+def test_a_window_of_the_user_is_kept(train, tmp_path):
+    options = {"mixers": {"name": "attention", "num_heads": 2}, "training_length": 5}
+    config = StatemixConfig(**{**CONFIG.to_dict(), **options})
+    tokens = read_tokens(write_documents(tmp_path / "some", 50, [(np.arange(1, 50), 100)] * 2, {}))
+    settings = replace(SETTINGS, steps=1)
+    model, _ = train_language_model(config, tokens, tokens, tmp_path / "run", settings)
+    assert model.config.training_length == 5
 
 
 def test_gradient_checkpointing_computes_blocks_again(train, monkeypatch):

@@ -34,6 +34,7 @@ def tables() -> dict[str, str]:
         "checks": _checks(),
         "generation": _generation(),
         "chess": _tracked("chess", 2000, "games", "plies", "positions"),
+        "chess_original": _original_chess(),
         "cube": _tracked("cube", 18, "scrambles", "turns", "cubes"),
     }
 
@@ -74,6 +75,32 @@ def _tracked(name: str, num_tokens: int, words: str, tokens: str, contents: str)
         f"{contents} exact, as trained",
         f"{words} exact, as trained",
         f"{contents} exact, long {words}",
+        "training",
+    ]
+    return markdown(header, lines)
+
+
+def _original_chess() -> str:
+    """Return the table of `results/demo/chess-original.jsonl`: one run of the demo a line."""
+    lines = []
+    for row in json_lines("demo", "chess-original.jsonl"):
+        proofs = [row["certificates"][part]["verdict"] for part in ("first", "second")]
+        counts = [
+            f"{row[when][f'exact_{what}']:,} of {row[when][what]:,}"
+            for when in ("as_trained", "hardened")
+            for what in ("plies", "games")
+        ]
+        wrong = str(row["wrong_kinds"])
+        lines.append([str(row["seed"]), *proofs, wrong, *counts, f"{row['training_s']:.0f} s"])
+    header = [
+        "seed",
+        "first tracker",
+        "second tracker",
+        "wrong kinds",
+        "positions exact, as trained",
+        "games exact, as trained",
+        "positions exact, gates of 0 and 1",
+        "games exact, gates of 0 and 1",
         "training",
     ]
     return markdown(header, lines)

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.studies.chess_networks import exact_tracker
 
 from statemix.cli import tracker_demo
 from statemix.cli.main import main
@@ -21,12 +22,7 @@ from statemix.studies.place_tracker import (
 )
 from statemix.tasks import cube
 from statemix.tasks.chess_games import Chess
-from statemix.tasks.chess_moves import (
-    HEADS,
-    all_moves,
-    chess_rules,
-    move_features,
-)
+from statemix.tasks.chess_moves import all_moves, chess_rules, move_features
 from statemix.training import Fitted
 
 # A move from place 0 to 1, one from 1 to 0, and an exchange of two places, of which one is hidden.
@@ -54,42 +50,6 @@ def tracker_of(rules, heads, sources=None):
         for entry, source in enumerate(row):
             if source != entry:
                 gates[entry, source if source >= 0 else size, token] += 5
-    return model
-
-
-def exact_tracker():
-    """Gates that are sums over squares and flags, in units of which keeping an entry gets 2."""
-    model = place_tracker(chess_rules(), HEADS, move_features(), seed=0)
-    projection = model.backbone.blocks[0].mixer.gate_proj
-    rules, moves, features = chess_rules(), all_moves(), move_features()
-    size = rules.num_places
-    with torch.no_grad():
-        gates = projection.weight.zero_().view(size, size + 1, -1)
-        bias = projection.bias.zero_().view(size, size + 1)
-        bias.diagonal().fill_(2)
-        side, waiting = 64, len(HEADS)
-        bias[side, waiting] = bias[waiting, side] = 4
-        for square in range(64):
-            gates[:, square, square] += 1
-            gates[square, -1, square] += 4
-            gates[square, square, 64 + square] -= 3
-            for right in range(65, len(HEADS)):
-                # Does every move that begins here, or ends here, end the right?
-                for part in (square, 64 + square):
-                    tokens = np.flatnonzero(features[:, part])
-                    if (rules.sources[tokens, right] < 0).all():
-                        gates[right, -1, part] += 4
-        for token, move in enumerate(moves):
-            (*_, special) = np.flatnonzero(features[token])
-            if move.promotion:
-                gates[:, rules.sources[token, move.end], special] = 1.5
-            if move.kind != "plain":
-                # The flag does all that happens beside the two squares.
-                for place in set(range(64)) - {move.start, move.end}:
-                    source = rules.sources[token, place]
-                    if source != place:
-                        gates[place, source, special] = 4
-        projection.weight /= 10
     return model
 
 

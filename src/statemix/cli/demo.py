@@ -46,6 +46,14 @@ class Demo:
     """For chess: a game of your own, such as "e4 e5 Nf3" or "e2e4 e7e5 g1f3", whose last position
     is shown, too. For a cube: turns such as "R U R' U2"."""
 
+    form: Literal["flagged", "original"] = "flagged"
+    """For chess: form of the tokens. In the original form, tokens do not tell castling and captures
+    en passant. A second tracker tells them by the pieces, and the games are those of the benchmark
+    Chess-World-Model."""
+
+    games: int = 100
+    """For chess in the original form: games of Chess-World-Model to follow, of its 10,000."""
+
     seed: int = 0
     """For chess and a cube: seed of games and weights."""
 
@@ -74,8 +82,15 @@ class Demo:
         if self.subject != "groups":
             from statemix.cli.tracker_demo import demo_tracker
 
-            folder = self.output or Path("demo", self.subject)
+            original = self.form == "original"
+            name = f"{self.subject}-original" if original else self.subject
+            folder = self.output or Path("demo", name)
             files.make_folder("output", folder)
+            if original:
+                from statemix.cli.original_chess_demo import demo_original_chess
+
+                demo_original_chess(folder, self.seed, self.moves, self.games, fresh=self.fresh)
+                return
             demo_tracker(self.subject, folder, self.seed, self.moves, fresh=self.fresh)
             return
         # Slow imports wait until the options have been checked.
@@ -132,12 +147,16 @@ class Demo:
         Raises:
             RequestError: otherwise.
         """
-        others = ("moves", "seed") if self.subject == "groups" else ("group", "retry")
+        others = ["moves", "seed"] if self.subject == "groups" else ["group", "retry"]
+        others += [] if self.subject == "chess" else ["form"]
+        others += [] if self.form == "original" else ["games"]
         for name in others:
             given, default = getattr(self, name), type(self).__dataclass_fields__[name].default
             if given != default:
                 raise RequestError(
                     f"{name} must be absent for the subject {self.subject}, got {given}"
                 )
+        if self.games < 1:
+            raise RequestError(f"games must be at least 1, got {self.games}")
         if not 0 <= self.seed < 2**63:
             raise RequestError(f"seed must be in 0..2^63 - 1, got {self.seed}")

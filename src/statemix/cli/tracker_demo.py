@@ -166,7 +166,8 @@ def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh
     short = subject.draw("test", first, first + SHORT_WORDS, SHORT_TOKENS)
     soft = follow(model, subject.rules, short)
     numbers["as_trained"] = _counts(subject, soft)
-    console.print(f"as trained, on test {words} of {SHORT_TOKENS} {tokens}: {_text(subject, soft)}")
+    text = counts_text(subject, numbers["as_trained"])
+    console.print(f"as trained, on test {words} of {SHORT_TOKENS} {tokens}: {text}")
     network = found.model
     assert isinstance(network, TokenClassifier)
     most = subject.shown[-1]
@@ -174,11 +175,12 @@ def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh
     long = follow(network, subject.rules, subject.draw("test", 0, first, most))
     numbers["hardened"] = _counts(subject, long)
     for count in subject.shown:
-        _show(console, f"after {count:,} {tokens} of a test {word}", subject, long, count)
-    console.print(f"with gates of 0 and 1, on long test {words}: {_text(subject, long)}")
+        show_contents(console, f"after {count:,} {tokens} of a test {word}", subject, long, count)
+    text = counts_text(subject, numbers["hardened"])
+    console.print(f"with gates of 0 and 1, on long test {words}: {text}")
     if own is not None:
         followed = follow(network, subject.rules, own[None])
-        _show(console, f"after your {word}", subject, followed, len(own))
+        show_contents(console, f"after your {word}", subject, followed, len(own))
     path, summary = folder / "certified.safetensors", folder / "summary.json"
     numbers["sha256"] = save_weights(folder, path.name, network.state_dict())
     files.write_file(summary, (json.dumps(numbers, indent=1) + "\n").encode())
@@ -214,18 +216,19 @@ def _counts(subject: Subject, followed: FollowedWords) -> dict[str, int]:
     }
 
 
-def _text(subject: Subject, followed: FollowedWords) -> str:
-    exact, (_, words, _, contents) = followed.exact, subject.names
+def counts_text(subject: Subject, counts: dict[str, int]) -> str:
+    """Return how many contents and words are exact, as text."""
+    _, words, tokens, contents = subject.names
     return (
-        f"{exact.sum():,} of {exact.size:,} {contents} exact, "
-        f"{exact.all(1).sum()} of {len(exact)} {words}"
+        f"{counts[f'exact_{tokens}']:,} of {counts[tokens]:,} {contents} exact, "
+        f"{counts[f'exact_{words}']:,} of {counts[words]:,} {words}"
     )
 
 
-def _show(
+def show_contents(
     console: Console, title: str, subject: Subject, followed: FollowedWords, count: int
 ) -> None:
-    """Print the right contents and the answer side by side."""
+    """Print the right contents and the answer side by side, after some tokens of the first word."""
     texts = [
         subject.text(contents[0, count - 1].astype(np.int64)).splitlines()
         for contents in (followed.right, followed.answers)

@@ -1,5 +1,6 @@
 """Chess: follow the position of a game from its moves."""
 
+import random
 from collections.abc import Iterator, Sequence
 from functools import cache
 from types import ModuleType
@@ -13,11 +14,11 @@ from statemix.place_rules import PlaceRules
 from statemix.tasks import addressing
 from statemix.tasks.chess_moves import (
     HEADS,
-    ChessMove,
     MoveKind,
     all_moves,
     board_text,
     chess_rules,
+    tokens_without_kinds,
 )
 from statemix.tasks.drawn import Raw
 from statemix.tasks.places_task import PlacesTask
@@ -33,6 +34,9 @@ MoveChoice = Literal["covering", "uniform"]
 _CHUNK = 256
 # Weights of moves in training games: 200,000 plies then have every token (three seeds checked).
 _PAWN, _SPECIAL, _STRAIGHT_PROMOTION, _CAPTURING_PROMOTION = 4, 20, 10, 120
+
+# The least plies of a game of Chess-World-Model.
+_FEWEST_PLIES = 20
 
 
 class Chess(PlacesTask):
@@ -87,7 +91,7 @@ class Chess(PlacesTask):
                     f"{option} must be one of {', '.join(get_args(kind))}, got {value!r}"
                 )
         self.form, self.moves = form, moves
-        self._tokens = _tokens(form)
+        self._tokens = np.arange(len(all_moves())) if form == "flagged" else tokens_without_kinds()
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]  # the form decides
@@ -157,6 +161,36 @@ class Chess(PlacesTask):
         return self._labelled(self._tokens[games], chess_rules().contents(games))
 
 
+def world_model_games(seed: int = 0) -> Iterator[list[int]]:
+    """Yield games as the random split of Chess-World-Model draws them.
+
+    All legal moves are equally likely, in the order of python-chess. A game ends when its result is
+    known or a player may claim a draw, and is left out if it has fewer than 20 plies. The published
+    split has the first 10,000 games of seed 0.
+
+    Source: Walker and Lyons, 2605.30100.
+
+    Args:
+        seed: seed of Python's generator ``random.Random``.
+
+    Yields:
+        Games as numbers of moves in ``all_moves()``.
+
+    Raises:
+        RequestError: if python-chess is not installed.
+    """
+    library, draw = _library(), random.Random(seed)
+    while True:
+        board, game = library.Board(), list[int]()
+        while not board.is_game_over(claim_draw=True):
+            legal = list(board.legal_moves)
+            move = legal[draw.randrange(len(legal))]
+            game.append(_number(board, move))
+            board.push(move)
+        if len(game) >= _FEWEST_PLIES:
+            yield game
+
+
 def _library() -> ModuleType:
     """Return python-chess, which only games need.
 
@@ -170,14 +204,6 @@ def _library() -> ModuleType:
             "chess games need python-chess: pip install 'statemix[chess]'"
         ) from error
     return chess
-
-
-@cache
-def _tokens(form: MoveForm) -> NDArray[np.int64]:
-    """Return the token of each of ``all_moves()``."""
-    seen: dict[ChessMove, int] = {}
-    named = [move if form == "flagged" else move._replace(kind="plain") for move in all_moves()]
-    return np.array([seen.setdefault(move, len(seen)) for move in named])
 
 
 @cache

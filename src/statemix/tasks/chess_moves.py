@@ -1,7 +1,7 @@
 """Chess moves as tokens, and what each token does to the squares, the side to move and rights."""
 
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from statemix.place_rules import PlaceRules
 
 MoveKind = Literal["plain", "castling", "en passant"]
+
+KINDS: tuple[MoveKind, ...] = get_args(MoveKind)
+"""Names of the kinds of moves."""
 
 SQUARES = tuple(f"{file}{rank}" for rank in "12345678" for file in "abcdefgh")
 """Names of the squares in the order of their numbers: a1, b1, ..., h8."""
@@ -24,6 +27,9 @@ SIDE = "side"
 
 HEADS = {**dict.fromkeys(SQUARES, len(PIECES)), SIDE: 2, **dict.fromkeys(RIGHTS, 2)}
 """What a position consists of -> number of contents."""
+
+MOVED, TAKEN = "moved", "taken"
+"""Names of what stood on the two squares of the last move before it."""
 
 _EMPTY = _LOST = 0
 _PROMOTIONS = "NBRQ"
@@ -150,6 +156,134 @@ def move_features() -> NDArray[np.float32]:
         row = [start, 64 + end]
         if promotion or kind != "plain":
             special = (promotion, end > start) if promotion else (kind, end)
+            row.append(128 + kinds.setdefault(special, len(kinds)))
+        rows.append(row)
+    found = np.zeros((len(rows), 128 + len(kinds)), dtype=np.float32)
+    for number, row in enumerate(rows):
+        found[number, row] = 1
+    return found
+
+
+@cache
+def tokens_without_kinds() -> NDArray[np.int64]:
+    """Return the token in the original form of each of :func:`all_moves`, shape (moves,)."""
+    seen: dict[ChessMove, int] = {}
+    plain = [move._replace(kind="plain") for move in all_moves()]
+    return np.array([seen.setdefault(move, len(seen)) for move in plain])
+
+
+@cache
+def moves_without_kinds() -> tuple[ChessMove, ...]:
+    """Return the moves that tokens in the original form name."""
+    return tuple(dict.fromkeys(move._replace(kind="plain") for move in all_moves()))
+
+
+@cache
+def rules_without_kinds() -> PlaceRules:
+    """Return what each of :func:`moves_without_kinds` tells about the pieces on the squares.
+
+    The first two places hold what stood on the two squares of the last move before it. Then come
+    the 64 squares, and the pieces that a pawn may become. A pawn that is captured en passant stays
+    where it is. A move from e1 to g1, and each other move of two squares with which a king castles,
+    copies the rook's square even if another piece moves. In legal games, a square with a piece
+    nevertheless has the right piece, and a square that a pawn may come to en passant is empty if it
+    is empty in the position.
+    """
+    moves, whole = moves_without_kinds(), chess_rules()
+    kept = [*range(64), *_STOCKS.values()]
+    numbers = {place: 2 + number for number, place in enumerate(kept)}
+    start = np.concatenate([[_EMPTY, _EMPTY], whole.start[kept]])
+    sources = np.tile(np.arange(len(start)), (len(moves), 1))
+    for move, places in zip(moves, sources, strict=True):
+        places[:2] = numbers[move.start], numbers[move.end]
+        stock = move.promotion if move.end > move.start else move.promotion.lower()
+        places[numbers[move.end]] = numbers[_STOCKS[stock] if stock else move.start]
+        places[numbers[move.start]] = -1 - _EMPTY
+        if is_jump_of_king(move):
+            before, after = (SQUARES.index(square) for square in _ROOKS[SQUARES[move.end]])
+            places[numbers[after]] = numbers[before]
+    return PlaceRules(start, sources, len(PIECES), num_hidden=len(start) - 2)
+
+
+def is_jump_of_king(move: ChessMove) -> bool:
+    """Return whether a king that moves so castles."""
+    king = SQUARES[move.end]
+    return king in _ROOKS and SQUARES[move.start] == f"e{king[1]}"
+
+
+@cache
+def kinds_by_pieces() -> NDArray[np.int64]:
+    """Return the kind of a move by the pieces on its squares.
+
+    Returns:
+        Shape (moves without kinds, contents of the first square, contents of the second square):
+        the number of the kind in ``KINDS``, or -1 if the piece never moves so. The second content
+        is free, except that a pawn changes its file only to capture, no pawn captures a king, and a
+        king castles to an empty square.
+    """
+    found = np.full((len(moves_without_kinds()), len(PIECES), len(PIECES)), -1)
+    for move, kinds in zip(moves_without_kinds(), found, strict=True):
+        files, ranks = (abs(steps) for steps in _differences(move.start, move.end))
+        moved = {"B": files == ranks, "R": 0 in (files, ranks), "N": {files, ranks} == {1, 2}}
+        moved["Q"] = moved["B"] or moved["R"]
+        moved["K"] = max(files, ranks) == 1
+        for piece in PIECES[1:]:
+            own = kinds[PIECES.index(piece)]
+            if piece in "Pp":
+                _of_pawn(move, piece, own)
+            elif not move.promotion:
+                if moved[piece.upper()]:
+                    own[:] = KINDS.index("plain")
+                if piece == "Kk"[move.start > 31] and is_jump_of_king(move):
+                    own[_EMPTY] = KINDS.index("castling")
+    return found
+
+
+def _of_pawn(move: ChessMove, pawn: str, kinds: NDArray[np.int64]) -> None:
+    """Set the kinds of a move of a pawn, by what stands on the second square."""
+    files, ranks = _differences(move.start, move.end)
+    # The ranks from the pawn's side of the board.
+    begin = move.start // 8 if pawn == "P" else 7 - move.start // 8
+    steps = ranks if pawn == "P" else -ranks
+    if begin == 0 or bool(move.promotion) != (begin + steps == 7):
+        return
+    if (not files and steps == 1) or (not files and steps == 2 and begin == 1):
+        kinds[:] = KINDS.index("plain")
+    if abs(files) == 1 and steps == 1:
+        captured = [content for content, piece in enumerate(PIECES) if piece not in ".Kk"]
+        kinds[captured] = KINDS.index("plain")
+        kinds[_EMPTY] = KINDS.index("en passant") if begin == 4 else -1
+
+
+@cache
+def numbers_by_kind() -> NDArray[np.int64]:
+    """Return the number in :func:`all_moves` of each move without a kind and each kind.
+
+    Returns:
+        Shape (moves without kinds, kinds). A kind that the move never has gives the plain move.
+    """
+    numbers = {move: number for number, move in enumerate(all_moves())}
+    return np.array(
+        [
+            [numbers.get(move._replace(kind=kind), numbers[move]) for kind in KINDS]
+            for move in moves_without_kinds()
+        ]
+    )
+
+
+@cache
+def features_without_kinds() -> NDArray[np.float32]:
+    """Return what each of :func:`moves_without_kinds` consists of, shape (moves, 140).
+
+    As in :func:`move_features`, a one stands for each square and for each piece that a pawn
+    becomes; a further one stands for each move of two squares with which a king castles.
+    """
+    kinds: dict[tuple[str, int], int] = {}
+    rows = []
+    for move in moves_without_kinds():
+        row = [move.start, 64 + move.end]
+        if move.promotion or is_jump_of_king(move):
+            special = (move.promotion, move.end > move.start if move.promotion else move.end)
             row.append(128 + kinds.setdefault(special, len(kinds)))
         rows.append(row)
     found = np.zeros((len(rows), 128 + len(kinds)), dtype=np.float32)

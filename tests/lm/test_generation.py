@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from tests.lm.conftest import build_model
-from transformers import CompileConfig
+from transformers import CompileConfig, DynamicCache
 
 from statemix.lm import StateCache, StatemixConfig, StatemixForCausalLM
 from statemix.lm.hub_model import CACHE
@@ -332,3 +332,10 @@ def test_states_are_of_32_bits_whatever_the_weights(kind):
 
     states = [tensor for layer in cache.layers for tensor in tensors(layer.state)]
     assert {state.dtype for state in states if state.is_floating_point()} == {torch.float32}
+
+
+def test_a_cache_of_another_model_is_named():
+    model = build_model("bd_lru")
+    for cache in (DynamicCache(), StateCache(3)):
+        with pytest.raises(ValueError, match=r"the cache must be a StateCache of 2 layers, got"):
+            model(torch.tensor([[1, 2]]), past_key_values=cache)

@@ -7,14 +7,16 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from tests.lm.conftest import TINY, build_model
+from tokenizers import Tokenizer, models
 
 from statemix.cli.lm import prepare_tokens, score_text, train_text
 from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.lm.language_scores import bits_per_byte
 from statemix.lm.prepared import load_language_model, prepare, read_prepared
-from statemix.lm.text_tokenizers import bytes_tokenizer
+from statemix.lm.text_tokenizers import bytes_tokenizer, save_tokenizer
 
 
 class StopError(RequestError):
@@ -63,6 +65,7 @@ def test_all_options_of_training_are_used(monkeypatch, prepared, tmp_path, words
     # Where there is no GPU.
     monkeypatch.setattr(train_text, "matmul_speed", lambda *_: 1e9)
     monkeypatch.setattr(train_text, "join_ranks", lambda _: Alone())
+    monkeypatch.setattr(train_text, "check_device", lambda *_: None)
     command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(prepared), *TINY]
     without_device = [word for word in command if word not in {"--device", "cpu"}]
     assert main([*without_device, *words.split()]) == 2
@@ -237,3 +240,77 @@ def test_scoring_reads_the_held_out_tokens(model_folder, bytes_tokens, monkeypat
     )
     assert main(["lm", "evaluate", str(model_folder), "--tokens", str(bytes_tokens)]) == 0
     assert seen == [bytes_tokens / "held_out.bin"]
+
+
+def test_a_stored_tokenizer_has_an_end_and_padding(model_folder):
+    """Pipelines in batches and lm-evaluation-harness ask for both."""
+    bytes_tokenizer().save(str(model_folder / "tokenizer.json"))
+    tokens = (model_folder / "tokenizer.json").read_bytes()
+    save_tokenizer(bytes_tokenizer(), model_folder)
+    assert (model_folder / "tokenizer.json").read_bytes() == tokens
+    loaded = transformers.AutoTokenizer.from_pretrained(model_folder)
+    assert loaded.eos_token_id == loaded.bos_token_id == loaded.pad_token_id == 256
+    assert loaded("ab", add_special_tokens=False).input_ids == bytes_tokenizer().encode("ab").ids
+    generate = transformers.pipeline("text-generation", model=str(model_folder))
+    found = generate(["a", "bcd"], batch_size=2, max_new_tokens=2, do_sample=False)
+    assert [one[0]["generated_text"][:1] for one in found] == ["a", "b"]
+    without = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    save_tokenizer(without, model_folder)
+    assert transformers.AutoTokenizer.from_pretrained(model_folder).pad_token is None
+
+
+def test_a_trained_model_has_its_tokenizer(train_tiny, tmp_path):
+    assert train_tiny("--steps", "2") == 0
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    assert loaded.convert_ids_to_tokens(loaded.eos_token_id) == "<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--seed -1", "seed must be greater than or equal to 0, got -1"),
+        ("--seed 99999999999999999999", "seed must be less than"),
+        ("--conv-size -1", "conv_size must be greater than or equal to 0, got -1"),
+        (
+            "--accumulate 5",
+            "batch_size must be at least 5 with accumulate=5 and 1 processes, got 4",
+        ),
+        ("--device cuda", "device must be available"),
+    ],
+)
+def test_numbers_that_cannot_be_are_named(prepared, tmp_path, capsys, words, message):
+    if "cuda" in words and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(prepared)]
+    assert main([*command, *TINY[: TINY.index("--device")], *words.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_held_out_text_without_bytes_is_refused_before_training(prepared, tmp_path, capsys):
+    folder = shutil.copytree(prepared, tmp_path / "tokens")
+    path = folder / "held_out.json"
+    info = json.loads(path.read_text())
+    command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(folder), *TINY]
+    path.write_text(json.dumps({**info, "document_bytes": 5}))
+    assert main(command) == 2
+    assert "must have the bytes of" in capsys.readouterr().err
+    del info["document_bytes"]
+    path.write_text(json.dumps(info))
+    assert main(command) == 2
+    assert "held_out.bin must have a .json with the bytes of" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_existing_output_is_named_before_the_texts_are_read(prepared, monkeypatch, capsys):
+    monkeypatch.setattr("statemix.lm.prepared.read_corpus", noting([]))
+    assert main(["lm", "prepare", "stdlib", "--output", str(prepared)]) == 2
+    assert "train.bin must not exist yet" in capsys.readouterr().err
+
+
+def test_a_byte_pair_encoding_needs_a_size(tmp_path, capsys):
+    for name in ("bpe", "bpe:many", "bpe:99999999999999999999"):
+        command = ["lm", "prepare", "stdlib", "--output", str(tmp_path / "x"), "--tokenizer", name]
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert "tokenizer must be bpe:SIZE" in error or "vocab_size must be in 257.." in error

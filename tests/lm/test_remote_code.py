@@ -48,6 +48,27 @@ def test_the_model_travels_alone(kind, tmp_path):
     assert done.stdout == "equal\n", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("mixers", "reason"),
+    [
+        ({"name": "bd_lru", "num_blocks": 4, "block_size": 4, "gate": "householder"}, "gate"),
+        ({"name": "bd_lru", "num_blocks": 4, "block_size": 4, "selective": False}, "selective"),
+        ({"name": "h_lru", "num_channels": 8, "order": 2, "realization": "observer"}, "observer"),
+    ],
+)
+def test_options_that_cannot_travel_are_refused_at_once(mixers, reason, tmp_path):
+    build_model("bd_lru", mixers=mixers).save_pretrained(tmp_path)
+    with pytest.raises(
+        RequestError, match=f"{mixers['name']} with .*{reason}.* cannot travel alone"
+    ):
+        export_remote_code(tmp_path)
+
+
+def test_a_dense_convolution_travels_alone(tmp_path):
+    build_model("bd_lru", mixers={"name": "conv", "kernel_size": 3}).save_pretrained(tmp_path)
+    assert export_remote_code(str(tmp_path)).exists()
+
+
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid", "relu", "signed", "tanh", "none"])
 @pytest.mark.parametrize(
     "spec",

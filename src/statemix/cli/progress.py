@@ -14,6 +14,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from statemix.training import Event
 
@@ -39,10 +40,11 @@ def shown() -> Iterator[Show]:
         return
     columns = (
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[scores]}", markup=False),
+        # In a narrow terminal, the text takes several lines.
+        TextColumn("{task.fields[scores]}", markup=False, table_column=Column(overflow="fold")),
     )
     with Progress(*columns, console=console) as progress:
         bars: dict[str, TaskID] = {}

@@ -68,8 +68,10 @@ def read_corpus(
         suffixes: suffixes of files in folders; none means .py, .txt, .md and .rst.
 
     Raises:
-        RequestError: if a source does not exist or cannot be read.
+        RequestError: if a source does not exist or cannot be read, or a suffix has no dot.
     """
+    if without := [suffix for suffix in suffixes if not suffix.startswith(".")]:
+        raise RequestError(f"suffixes must begin with a dot, got {', '.join(without)}")
     seen: set[bytes] = set()
     for source in sources:
         for document in _documents(source, field, tuple(suffixes)):
@@ -195,7 +197,10 @@ def _of_hub(name: str, field: str) -> Iterator[Document]:
 def _of_row(row: Any, field: str, name: str) -> Document:
     text = row.get(field) if isinstance(row, dict) else None
     if not isinstance(text, str):
-        raise RequestError(f"{name} must have a text in the field {field!r}, got {text!r}")
+        got = (
+            f"the fields {list(row)}" if isinstance(row, dict) and field not in row else repr(text)
+        )
+        raise RequestError(f"{name} must have a text in the field {field!r}, got {got}")
     return Document(name, name, text)
 
 

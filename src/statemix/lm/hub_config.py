@@ -26,7 +26,7 @@ class StatemixConfig(PreTrainedConfig):
             ``{"linear_attention": {"name": "bd_lru", "num_blocks": 64, "block_size": 4}}``. Kinds
             that are missing have a default: "linear_attention" is a BD-LRU of blocks of 4 with
             ``hidden_size`` entries, and "full_attention" is attention with rotary positions and
-            heads of at most 64 channels. A mapping without kinds describes "linear_attention".
+            heads of at least 64 channels. A mapping without kinds describes "linear_attention".
         layer_types: kind of each layer, in order. None means "linear_attention" everywhere.
         conv_size: taps of a depthwise causal convolution before each recurrent layer; 0 means none.
         output_gate: multiply the output of each recurrent layer by a gate, SiLU of a projection of
@@ -99,7 +99,7 @@ class StatemixConfig(PreTrainedConfig):
             )
         # Common checks of transformers ask for it.
         attention = self.mixers.get(ATTENTION, {})
-        self.num_attention_heads = attention.get("num_heads", max(1, hidden_size // 64))
+        self.num_attention_heads = attention.get("num_heads", _num_heads(hidden_size))
         super().__init__(
             tie_word_embeddings=tie_word_embeddings,
             pad_token_id=pad_token_id,
@@ -109,15 +109,25 @@ class StatemixConfig(PreTrainedConfig):
         )
 
 
+def _num_heads(hidden_size: int) -> int:
+    """Return the number of heads with 64 channels each, or the next number above that fits."""
+    heads = max(1, hidden_size // 64)
+    while hidden_size % (2 * heads) and heads > 1:
+        heads -= 1
+    return heads
+
+
 def _mixers(
     given: Mapping[str, Any], kinds: Sequence[str], hidden_size: int
 ) -> dict[str, dict[str, Any]]:
     """Return the layer of each kind, with the defaults."""
+    if not isinstance(given, Mapping):
+        raise OptionError(f"mixers must map kinds to layers, got {given!r}")
     if isinstance(given.get("name"), str):
         given = {RECURRENT: given}
     defaults = {
         RECURRENT: {"name": "bd_lru", "num_blocks": max(1, hidden_size // 4), "block_size": 4},
-        ATTENTION: {"name": "attention", "num_heads": max(1, hidden_size // 64), "rope": True},
+        ATTENTION: {"name": "attention", "num_heads": _num_heads(hidden_size), "rope": True},
     }
     if unknown := set(given) - {*kinds, *defaults}:
         raise OptionError(f"mixers must be of kinds in layer_types, got {sorted(unknown)}")

@@ -119,14 +119,21 @@ class StatemixModel(StatemixPreTrainedModel):
             **kwargs: arguments for other models, which are ignored.
 
         Raises:
-            ValueError: if not exactly one of ``input_ids`` and ``inputs_embeds`` is given, bounds
-                disagree, packed sequences come with a cache or a mask with padding, or
-                ``sequence_group`` comes with one of the three.
+            ValueError: if not exactly one of ``input_ids`` and ``inputs_embeds`` is given, the
+                cache is not one of this model, bounds disagree, packed sequences come with a cache
+                or a mask with padding, or ``sequence_group`` comes with one of the three.
             TypeError: if a layer cannot share a sequence.
         """
         cache = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        if cache is not None and (
+            not isinstance(cache, StateCache) or len(cache.layers) != len(self.layers)
+        ):
+            raise ValueError(
+                f"the cache must be a StateCache of {len(self.layers)} layers, got "
+                f"{type(cache).__name__}"
+            )
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         bounds = _bounds(x, attention_mask, position_ids, cache, cu_seqlens, cu_seq_lens_q, seq_idx)
         if use_cache is None:

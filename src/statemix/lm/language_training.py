@@ -67,10 +67,10 @@ class TokenBatches:
         # Processes that share each sequence all get every sequence.
         self._ranks = ALONE if sequence_parallel else ranks
         shares = self._ranks.size * settings.accumulate
-        if self._ranks.size > 1 and settings.batch_size < shares:
+        if settings.batch_size < shares:
             raise RequestError(
-                f"batch_size must be at least {shares} for {self._ranks.size} processes with "
-                f"accumulate={settings.accumulate}, got {settings.batch_size}"
+                f"batch_size must be at least {shares} with accumulate={settings.accumulate} and "
+                f"{self._ranks.size} processes, got {settings.batch_size}"
             )
         self._slice = slice(0, settings.length + 1)
         if sequence_parallel:
@@ -222,6 +222,8 @@ def train_language_model(
             raise RequestError(
                 f"{given.path} must have at most {config.vocab_size} tokens, got {size}"
             )
+    if held_out.num_bytes is None:
+        raise RequestError(f"{held_out.path} must have a .json with the bytes of each document")
     names = {table["name"] for table in config.mixers.values()}
     if "attention" in names and config.training_length is None:
         config = copy.deepcopy(config)

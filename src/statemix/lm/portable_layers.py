@@ -229,9 +229,9 @@ class HLRU(GatedLayer):
 
 
 class CausalConv(Layer):
-    """A depthwise convolution over the last tokens."""
+    """A convolution over the last tokens."""
 
-    def __init__(self, hidden_size: int, *, kernel_size: int, depthwise: bool = True) -> None:
+    def __init__(self, hidden_size: int, *, kernel_size: int, depthwise: bool = False) -> None:
         super().__init__()
         groups = hidden_size if depthwise else 1
         self.conv = nn.Conv1d(hidden_size, hidden_size, kernel_size, groups=groups)

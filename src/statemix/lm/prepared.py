@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from statemix.errors import RequestError
 from statemix.lm.corpora import HELD_OUT_SHARE, Document, read_corpus
-from statemix.lm.shards import TokenFile, TokenWriter, read_tokens, with_suffix
+from statemix.lm.shards import TokenFile, TokenWriter, check_new, read_tokens, with_suffix
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
     digest_of,
@@ -61,6 +61,8 @@ def prepare(
         every = read_corpus(sources, field=field, suffixes=suffixes)
         return itertools.islice(every, most_documents)
 
+    for name in (TRAIN, HELD_OUT):
+        check_new(folder / name)
     chosen = _tokenizer(tokenizer, (one.text for one in documents() if not one.is_held_out))
     writers: dict[str, TokenWriter] = {}
     _forget_half(folder)
@@ -77,7 +79,8 @@ def prepare(
         if empty:
             raise RequestError(
                 f"sources must have groups on both sides of the split, got none for {empty[0]}; "
-                "a group is a top-level folder, package or document"
+                "a group is a top-level folder, package or document, and the hash of its name "
+                "decides; about one of eight is held out, so add groups"
             )
         info = {
             "source": list(sources),
@@ -103,8 +106,8 @@ def _forget_half(folder: Path) -> None:
 def _tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
     if name == "bytes":
         return bytes_tokenizer()
-    kind, colon, size = name.partition(":")
-    if kind == "bpe" and colon:
+    kind, _, size = name.partition(":")
+    if kind == "bpe":
         if not size.isdecimal():
             raise RequestError(f"tokenizer must be bpe:SIZE with a number, got {name!r}")
         return train_bpe(itertools.islice(texts, _MOST_FOR_BPE), int(size))

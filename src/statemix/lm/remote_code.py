@@ -2,10 +2,15 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from statemix.errors import RequestError
 from statemix.files import write_file
+from statemix.layers import LAYERS
 from statemix.lm import hub_blocks, hub_config, hub_model, portable_layers, state_cache
 
 FILE = "modeling_statemix.py"
@@ -25,7 +30,7 @@ def self_contained_source() -> str:
     return "\n\n".join(_OWN_IMPORT.sub("", source) for source in sources)
 
 
-def export_remote_code(folder: Path) -> Path:
+def export_remote_code(folder: Path | str) -> Path:
     """Put the model's code into a folder that ``save_pretrained`` has made, and name it there.
 
     ``AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)`` then works without
@@ -41,6 +46,7 @@ def export_remote_code(folder: Path) -> Path:
         RequestError: if there is no configuration of a Statemix model, or a layer of it cannot
             travel alone.
     """
+    folder = Path(folder)
     path = folder / "config.json"
     if not path.is_file():
         raise RequestError(f"{path} must exist; save the model first")
@@ -51,8 +57,30 @@ def export_remote_code(folder: Path) -> Path:
     if names - set(portable_layers.LAYERS):
         known = ", ".join(portable_layers.LAYERS)
         raise RequestError(f"layers must be among {known} to travel alone, got {sorted(names)}")
+    for table in config["mixers"].values():
+        _check_alike(table, config["hidden_size"])
     write_file(folder / FILE, self_contained_source().encode())
     module = FILE.removesuffix(".py")
     config["auto_map"] = {auto: f"{module}.{name}" for auto, name in _CLASSES.items()}
     write_file(path, (json.dumps(config, indent=2) + "\n").encode())
     return folder / FILE
+
+
+@torch.no_grad()
+def _check_alike(table: Mapping[str, Any], hidden_size: int) -> None:
+    """Check that the layer that travels alone does what the layer of the library does.
+
+    Raises:
+        RequestError: if it lacks an option, or its weights or its output are others.
+    """
+    options = dict(table)
+    name = options.pop("name")
+    layer = LAYERS[name](hidden_size, **options)
+    x = torch.randn(1, 4, hidden_size, generator=torch.Generator().manual_seed(0))
+    try:
+        alone = portable_layers.LAYERS[name](hidden_size, **options)
+        alone.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(alone(x)[0], layer(x)[0], rtol=1e-3, atol=1e-4)
+    # It raises many kinds of errors for options that it does not know.
+    except Exception as error:
+        raise RequestError(f"{name} with {options} cannot travel alone: {error}") from error

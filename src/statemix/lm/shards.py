@@ -71,6 +71,22 @@ def dtype_of(vocab_size: int) -> type[np.generic]:
     return np.uint16 if vocab_size <= 2**16 else np.int32
 
 
+def check_new(stem: Path) -> None:
+    """Check that no file would be replaced but those of a killed process.
+
+    Args:
+        stem: path of the files without their suffixes.
+
+    Raises:
+        RequestError: otherwise.
+    """
+    killed = with_suffix(stem, ".bin.partial").exists()
+    # Without a .bin.partial, an index or a description is the user's.
+    for suffix in (".bin",) if killed else (".bin", ".idx", ".json"):
+        if with_suffix(stem, suffix).exists():
+            raise RequestError(f"{with_suffix(stem, suffix)} must not exist yet")
+
+
 class TokenWriter:
     """Writes documents into ``.bin``, ``.idx`` and ``.json``; the ``.bin`` appears last.
 
@@ -89,10 +105,7 @@ class TokenWriter:
         self.stem, self._vocab_size = stem, vocab_size
         self._dtype = dtype_of(vocab_size)
         self._partial = with_suffix(stem, ".bin.partial")
-        # Without a .bin.partial, an index or a description is the user's.
-        for suffix in (".bin",) if self._partial.exists() else (".bin", ".idx", ".json"):
-            if with_suffix(stem, suffix).exists():
-                raise RequestError(f"{with_suffix(stem, suffix)} must not exist yet")
+        check_new(stem)
         stem.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._partial.open("wb")
         self._digest = hashlib.sha256()
@@ -210,10 +223,11 @@ def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
         )
     if verify:
         counts = info.get("document_bytes")
-        if counts is not None and len(counts) != len(lengths):
+        if counts is not None and (not isinstance(counts, list) or len(counts) != len(lengths)):
+            found = len(counts) if isinstance(counts, list) else repr(counts)
             raise RequestError(
                 f"{path.with_suffix('.json')} must have the bytes of {len(lengths)} documents, got "
-                f"{len(counts)}"
+                f"{found}"
             )
         _verify(path, info.get("sha256", {}))
     ids = np.memmap(path, dtype, "r") if wanted else np.empty(0, dtype)

@@ -1,15 +1,20 @@
 """Tokenizers by name: bytes, a byte-level BPE trained on a corpus, a file, or the hub's."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from statemix.errors import RequestError
+from statemix.files import write_file
 
 END = "<|endoftext|>"
 """The token after every document."""
+
+_LARGEST = 2**31
 
 
 def bytes_tokenizer() -> Tokenizer:
@@ -28,10 +33,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         vocab_size: number of tokens, with the 256 bytes and the end of a document.
 
     Raises:
-        RequestError: if ``vocab_size`` is below 257.
+        RequestError: if ``vocab_size`` is out of range.
     """
-    if vocab_size < 257:
-        raise RequestError(f"vocab_size must be at least 257, got {vocab_size}")
+    if not 257 <= vocab_size <= _LARGEST:
+        raise RequestError(f"vocab_size must be in 257..{_LARGEST}, got {vocab_size}")
     tokenizer = _byte_level(Tokenizer(models.BPE()))
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -59,6 +64,17 @@ def load_tokenizer(name: str) -> Tokenizer:
         raise RequestError(
             f"tokenizer must be bytes, bpe:SIZE, a file or a model, got {name!r} ({error})"
         ) from error
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Store a tokenizer as ``AutoTokenizer`` loads it, with the end of a document in all roles."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    end = end_of(tokenizer)
+    if end is not None:
+        token = tokenizer.id_to_token(end)
+        config |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), token)
+    write_file(folder / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
 
 
 def digest_of(tokenizer: Tokenizer) -> str:

@@ -15,6 +15,7 @@ from statemix.training.plain import import_modules
 from statemix.training.settings import SPEC, Assignments, Settings, built
 
 Count = Annotated[int, Ge(1), Lt(2**31)]
+Seed = Annotated[int, Ge(0), Lt(2**63)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
@@ -254,7 +255,7 @@ class RunConfig(Settings):
     search: SearchConfig = SearchConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     runtime: RuntimeConfig = RuntimeConfig()
-    seed: Annotated[int, Ge(0), Lt(2**63)] = 0
+    seed: Seed = 0
     """Seed of the initial weights, the order of batches and, by default, the task."""
     imports: tuple[str, ...] = ()
     """Python modules to import first, which register your own layers or tasks."""

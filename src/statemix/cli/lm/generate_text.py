@@ -11,7 +11,7 @@ from annotated_types import Ge
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 from statemix.lm.prepared import load_language_model
-from statemix.training.config import Count, NotNegative
+from statemix.training.config import Count, NotNegative, Seed
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Generate:
     top_k: Annotated[int, Ge(0)] = 50
     """Sample only from this number of most likely tokens; 0 means from all tokens."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of sampling."""
 
     def run(self) -> None:

@@ -3,8 +3,9 @@
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from annotated_types import Ge
 from tokenizers import Tokenizer
 
 from statemix.cli.progress import shown
@@ -16,7 +17,7 @@ from statemix.lm.model_costs import MATMUL_DTYPES, count_sizes, matmul_speed, tr
 from statemix.lm.prepared import prepare, read_prepared
 from statemix.lm.presets import LanguageSettings, OptimizerName, preset_of
 from statemix.lm.step_line import duration
-from statemix.lm.text_tokenizers import end_of
+from statemix.lm.text_tokenizers import end_of, save_tokenizer
 from statemix.training.config import (
     Count,
     Device,
@@ -24,8 +25,10 @@ from statemix.training.config import (
     NotNegative,
     Positive,
     Precision,
+    Seed,
     chosen_device,
 )
+from statemix.training.devices import check_device
 from statemix.training.parallel import Strategy
 from statemix.training.ranks import join_ranks
 from statemix.training.run import CHECKPOINT_EVERY_S
@@ -72,7 +75,7 @@ class TrainText:
     """Distance between attention blocks: 4 makes every fourth block attention with rotary
     positions. (No attention if not given.)"""
 
-    conv_size: int = 0
+    conv_size: Annotated[int, Ge(0)] = 0
     """Tokens that a short convolution before each recurrent layer combines; 0 means no
     convolution."""
 
@@ -146,7 +149,7 @@ class TrainText:
     sequences: for sequences that are too long for the memory of one process. The layers must be
     bd_lru, h_lru or conv."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the weights and of the order of the data."""
 
     checkpoint_every_s: NotNegative = CHECKPOINT_EVERY_S
@@ -167,6 +170,7 @@ class TrainText:
             FloatingPointError: if the loss is not finite.
             KeyboardInterrupt: after Ctrl-C, with a checkpoint saved.
         """
+        check_device("device", self.device)
         ranks = join_ranks(self.device)
         data = ranks.on_first(self._prepared)
         tokens, held_out, tokenizer = read_prepared(data)
@@ -195,7 +199,7 @@ class TrainText:
                 strategy=self.strategy,
             )
         if ranks.is_first:
-            tokenizer.save(str(self.folder / "model" / "tokenizer.json"))
+            save_tokenizer(tokenizer, self.folder / "model")
         scores = fitted.last["scores"]
         report(
             f"{scores['bits_per_byte']:.4f} bits per byte, perplexity {scores['perplexity']:.2f}, "

@@ -263,7 +263,8 @@ def _prepare(corpus: StudyCorpus, folder: Path) -> dict[str, float]:
     # Several processes may fill one store.
     with FileLock(f"{folder}.lock"):
         if not (folder / _XZ).exists():
-            if not (folder / "train.json").exists():
+            # The last file that is made.
+            if not (folder / "held_out.bin").exists():
                 prepare(
                     corpus.sources,
                     folder,

@@ -1,0 +1,86 @@
+"""The language model is what its formulas say: embedding, blocks, last norm, projection."""
+
+import pytest
+import torch
+from tests.lm.conftest import build_model
+from torch.nn.functional import silu
+from transformers import AutoModelForSequenceClassification
+
+from statemix.lm import StatemixConfig
+from statemix.lm.hub_model import CACHE
+
+IDS = torch.randint(1, 50, (2, 9), generator=torch.Generator().manual_seed(2))
+
+
+def normed(x, norm, eps):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * norm.weight
+
+
+def convolved(x, conv):
+    """Each channel alone: tap k of K sees the token K - 1 - k before."""
+    weight, bias = conv.conv.weight[:, 0], conv.conv.bias
+    size = weight.shape[-1]
+    padded = torch.cat([x.new_zeros(len(x), size - 1, x.shape[-1]), x], dim=1)
+    return bias + sum(weight[:, k] * padded[:, k : k + x.shape[1]] for k in range(size))
+
+
+def hidden_states(model, ids):
+    """The inputs of all blocks, and the output of the last norm."""
+    eps, x = model.config.norm_eps, model.model.embed_tokens.weight[ids]
+    found = []
+    for block in model.model.layers:
+        found.append(x)
+        mixer, inputs = block.mixer, normed(x, block.mixer_norm, eps)
+        values = inputs if mixer.conv is None else silu(convolved(inputs, mixer.conv))
+        y = mixer.layer(values)[0]
+        if mixer.output_gate is not None:
+            y = y * silu(inputs @ mixer.output_gate.weight.T)
+        x = x + y
+        inputs, mlp = normed(x, block.mlp_norm, eps), block.mlp
+        inner = silu(inputs @ mlp.gate_proj.weight.T) * (inputs @ mlp.up_proj.weight.T)
+        x = x + inner @ mlp.down_proj.weight.T
+    return [*found, normed(x, model.model.norm, eps)]
+
+
+@torch.no_grad()
+def test_the_logits_are_those_of_the_formulas(kind):
+    model = build_model(kind, norm_eps=0.1).double()
+    for block in model.model.layers:
+        for norm in (block.mixer_norm, block.mlp_norm, model.model.norm):
+            norm.weight.uniform_(0.5, 2)
+    wanted = hidden_states(model, IDS)
+    found = model(IDS, output_hidden_states=True, use_cache=False)
+    assert len(found.hidden_states) == len(wanted)
+    for one, other in zip(found.hidden_states, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    logits = wanted[-1] @ model.lm_head.weight.T
+    torch.testing.assert_close(found.logits, logits, rtol=1e-6, atol=1e-7)
+    assert found.get(CACHE) is None
+
+
+def test_the_cache_is_returned_as_the_configuration_says():
+    for use_cache in (True, False):
+        output = build_model("bd_lru", use_cache=use_cache)(IDS)
+        assert (output.get(CACHE) is not None) == use_cache
+
+
+def test_first_weights_have_the_size_of_the_configuration():
+    config = StatemixConfig(
+        vocab_size=400, hidden_size=64, num_hidden_layers=1, pad_token_id=3, initializer_range=0.3
+    )
+    model = AutoModelForSequenceClassification.from_config(config).model
+    weight = model.embed_tokens.weight.detach()
+    assert not weight[3].any()
+    assert weight[4:].std().item() == pytest.approx(0.3, rel=0.05)
+    assert model.layers[0].mlp.up_proj.weight.std().item() == pytest.approx(0.3, rel=0.05)
+    # Layers draw their own.
+    assert model.layers[0].mixer.layer.value_proj.weight.std() < 0.2
+
+
+def test_attention_has_heads_of_64_channels_and_rotary_positions_by_default():
+    def attention(width):
+        kinds = {"layer_types": ["full_attention"], "num_hidden_layers": 1}
+        return StatemixConfig(vocab_size=9, hidden_size=width, **kinds).mixers["full_attention"]
+
+    assert attention(256) == {"name": "attention", "num_heads": 4, "rope": True}
+    assert [attention(width)["num_heads"] for width in (16, 160, 200, 320)] == [1, 2, 2, 5]

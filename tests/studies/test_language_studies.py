@@ -12,10 +12,16 @@ import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+from transformers import AutoModelForCausalLM
+
 from statemix.errors import RequestError
+from statemix.layers import LayerSpec
+from statemix.lm import language_training
+from statemix.lm.language_scores import bits_per_byte
 from statemix.lm.model_costs import count_sizes
-from statemix.lm.prepared import read_prepared
+from statemix.lm.prepared import compressed_bits_per_byte, read_prepared
 from statemix.lm.presets import PRESETS
+from statemix.studies.language import language_runs
 from statemix.studies.language.language_runs import LanguageRun, StudyCorpus, split
 from statemix.studies.language.language_studies import STUDIES
 from statemix.studies.language.language_suites import (
@@ -26,6 +32,7 @@ from statemix.studies.language.language_suites import (
     laptop_models,
 )
 from statemix.studies.language.language_tables import at_rate, duel_panels, is_at_chosen_rate
+from statemix.studies.language.language_tables import language_runs as language_runs_table
 from statemix.studies.language.language_verdicts import (
     figure_speeds,
     training_speeds,
@@ -91,6 +98,59 @@ def test_run_ends_in_a_row_with_its_curve(tiny, tmp_path):
         "train.bin", "train.idx", "held_out.bin", "held_out.idx",
     }  # fmt: skip
     assert found["corpus"]["xz"] > 0
+
+
+def test_scores_are_those_of_the_stored_model_on_each_part_of_the_text(tiny, tmp_path):
+    folder = tmp_path / "runs" / "one"
+    found = finished(tiny, folder)["language"]
+    tokens, held_out, tokenizer = read_prepared(tmp_path / "runs" / tiny.corpus.name)
+    validation, test = split(held_out)
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    parts = {"validation": validation, "test": test, "held_out": held_out}
+    for name, part in parts.items():
+        assert found["scores"][name] == pytest.approx(bits_per_byte(model.eval(), part))
+        assert found["corpus"]["bytes"][name] == part.num_bytes
+    assert len({one["bits_per_byte"] for one in found["scores"].values()}) == 3
+    compressed = compressed_bits_per_byte(tokens, test, tokenizer)
+    assert {name: found["corpus"][name] for name in compressed} == compressed
+    assert model.config.eos_token_id == model.config.bos_token_id == 256
+
+
+def test_all_of_a_run_reaches_the_training(tiny, tmp_path, monkeypatch):
+    calls = []
+
+    def note(config, tokens, held_out, folder, settings, **options):
+        calls.append((config, tokens, held_out, settings, options))
+        raise RequestError("noted")
+
+    monkeypatch.setattr(language_training, "train_language_model", note)
+    run = replace(tiny, seed=7, precision="bf16-mixed", num_threads=2)
+    run = replace(run, corpus=replace(run.corpus, most_documents=20))
+    folder = tmp_path / "runs" / "one"
+    with pytest.raises(RequestError, match="noted"):
+        run.train(folder, print, 5.0)
+    ((config, tokens, held_out, settings, options),) = calls
+    assert (config.hidden_size, settings.seed, settings.steps) == (8, 7, 4)
+    # Its evaluations read what chooses, and not what scores.
+    assert held_out.num_bytes == split(read_prepared(tokens.path.parent)[1])[0].num_bytes
+    wanted = {"precision": "bf16-mixed", "num_threads": 2, "checkpoint_every_s": 5.0}
+    assert {name: options[name] for name in wanted} == wanted
+    parts = read_prepared(tmp_path / "runs" / run.corpus.name)[:2]
+    assert sum(len(part.bounds) - 1 for part in parts) == 20
+
+
+def test_predicted_seconds_grow_with_the_steps(tiny, monkeypatch):
+    monkeypatch.setattr(language_runs, "_step_seconds", lambda *_: 0.5)
+    assert tiny.seconds() == 2.0
+    assert replace(tiny, num_threads=None).seconds() is None
+
+
+def test_a_preparation_that_was_killed_between_its_files_is_repeated(tiny, tmp_path):
+    finished(tiny, tmp_path / "runs" / "one")
+    tokens = tmp_path / "runs" / tiny.corpus.name
+    (tokens / "held_out.bin").rename(tokens / "held_out.bin.partial")
+    (tokens / "xz.json").unlink()
+    assert finished(replace(tiny, seed=1), tmp_path / "runs" / "two")["status"] == "done"
 
 
 def test_finished_run_is_left_alone_and_a_row_that_another_process_stored_is_not_repeated(
@@ -270,6 +330,39 @@ def test_claim_is_decided_beyond_seed_noise(changed, expected):
         return None if value is None else value + 0.005 * seed
 
     assert outcomes(bits_of)[0] == expected
+
+
+def test_rows_are_told_apart_by_the_text_that_scores(tiny):
+    """The best rate in validation is the worst on the text that scores."""
+    texts = {"validation": 1.0, "test": 2.0, "held_out": 3.0}
+    rows = {}
+    for rate, bits in zip(RATES, (0.1, 0.2, 0.3), strict=True):
+        row = language_row(at_rate(tiny, rate), 0.0)
+        row["language"]["scores"] = {
+            text: {"bits_per_byte": base + (bits if text == "validation" else -bits),
+                   "perplexity": 10 * base}
+            for text, base in texts.items()
+        }  # fmt: skip
+        rows[row["key"]] = row
+    trials = [Trial(f"lr={rate:g}", (at_rate(tiny, rate),)) for rate in RATES]
+    layers = (LayerSpec("bd_lru", num_blocks=4, block_size=2),)
+    entry = StudyEntry("duel", "tiny", Trials(lambda: trials), layers=layers)
+    runs = language_runs_table([entry], rows)
+    assert runs["chosen"].to_list() == [True, False, False]
+    assert runs["bits"].to_list() == pytest.approx([1.9, 1.8, 1.7])
+    assert runs["held_out_bits"].to_list() == pytest.approx([2.9, 2.8, 2.7])
+    assert runs["perplexity"].to_list() == [20.0] * 3
+
+
+def test_fixed_points_are_better_if_they_have_fewer_bits():
+    entries = [one for one in figure_entries("paper", "laptop") if one.column == "fixed points"]
+    found = {}
+    for bits in (1.4, 1.8):
+        rows = rows_of(entries, lambda entry, _, b=bits: 1.6 if entry.model == "Mamba" else b)
+        *_, (_, found[bits]) = verdict_lines(FIGURE.runs(entries, rows), {})
+    assert len(found[1.4]) == 2
+    assert all("fewer" in text for text in found[1.4])
+    assert all("more" in text for text in found[1.8])
 
 
 def test_two_seeds_leave_a_claim_open():

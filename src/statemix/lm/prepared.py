@@ -61,11 +61,11 @@ def prepare(
         every = read_corpus(sources, field=field, suffixes=suffixes)
         return itertools.islice(every, most_documents)
 
+    _forget_half(folder)
     for name in (TRAIN, HELD_OUT):
         check_new(folder / name)
     chosen = _tokenizer(tokenizer, (one.text for one in documents() if not one.is_held_out))
     writers: dict[str, TokenWriter] = {}
-    _forget_half(folder)
     try:
         for name in (TRAIN, HELD_OUT):
             writers[name] = TokenWriter(folder / name, chosen.get_vocab_size())

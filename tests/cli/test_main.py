@@ -42,7 +42,7 @@ FLAGS = {
     "compile": "--name --weights --output",
     "tasks": "--split --start --count --imports",
     "doctor": "--check --json",
-    "demo": "--group --moves --seed --output --fresh --retry",
+    "demo": "--group --moves --form --games --seed --output --fresh --retry",
     "reproduce": """
         --size --protocol --minutes --columns --models --dry-run --retry --workers --ray
         --output --store --imports

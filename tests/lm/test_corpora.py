@@ -97,6 +97,8 @@ def test_every_row_is_a_group(tmp_path):
     documents = list(read_corpus([str(path)]))
     assert len({one.group for one in documents}) == 40
     assert {one.is_held_out for one in documents} == {True, False}
+    # The split does not depend on where the file is.
+    assert [one.group for one in documents] == [f"rows.jsonl:{n}" for n in range(1, 41)]
 
 
 def test_rows_are_read_by_the_name_of_the_text(tmp_path):

@@ -6,6 +6,7 @@ from tests.lm.conftest import build_model
 from torch.nn.functional import silu
 from transformers import AutoModelForSequenceClassification
 
+from statemix.errors import OptionError
 from statemix.lm import StatemixConfig
 from statemix.lm.hub_model import CACHE
 
@@ -56,6 +57,12 @@ def test_the_logits_are_those_of_the_formulas(kind):
     logits = wanted[-1] @ model.lm_head.weight.T
     torch.testing.assert_close(found.logits, logits, rtol=1e-6, atol=1e-7)
     assert found.get(CACHE) is None
+
+
+def test_unknown_options_of_layers_are_named():
+    mixer = {"name": "bd_lru", "num_blocks": 4, "blocksize": 2}
+    with pytest.raises(OptionError, match="got 'blocksize'; did you mean 'block_size'"):
+        StatemixConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, mixers=mixer)
 
 
 def test_the_cache_is_returned_as_the_configuration_says():

@@ -183,7 +183,7 @@ def test_shares_of_the_processes_are_those_of_a_step():
 
 
 def test_every_process_needs_a_sequence():
-    message = "batch_size must be at least 6 for 3 processes with accumulate=2, got 5"
+    message = "batch_size must be at least 6 with accumulate=2 and 3 processes, got 5"
     with pytest.raises(RequestError, match=message):
         TokenBatches(np.zeros(100, np.uint16), SETTINGS, torch.device("cpu"), Ranks(0, 3))
 

@@ -13,6 +13,11 @@ from statemix.layers.padded import PaddedLayer
 from statemix.layers.state import loadable
 from statemix.ops import flops
 
+# On processors without AVX-512, autocast calls an LSTM of oneDNN that does not exist there.
+_LACKS_BFLOAT16 = torch.backends.mkldnn.is_available() and not (
+    torch.ops.mkldnn._is_mkldnn_bf16_supported()
+)
+
 
 @loadable
 class LSTMState(NamedTuple):
@@ -88,6 +93,11 @@ class LSTM(PaddedLayer):
     def _run(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
         if x.shape[0] == 0:  # torch.nn.LSTM refuses no sequences
             return x.clone(), state
+        if _LACKS_BFLOAT16 and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            wanted = torch.get_autocast_dtype("cpu")
+            with torch.autocast("cpu", enabled=False):
+                y, after = self._run(x.to(next(self.lstm.parameters()).dtype), state, lengths)
+            return y.to(wanted), after
         h_c = tuple(part.to(x.dtype).unsqueeze(0).contiguous() for part in state)
         if lengths is not None:
             packed = rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True)

@@ -161,7 +161,7 @@ def _of_json_lines(path: Path, field: str) -> Iterator[Document]:
                 row = json.loads(line)
             except ValueError as error:
                 raise RequestError(f"{path}:{number} must be JSON: {error}") from error
-            yield _of_row(row, field, f"{path}:{number}")
+            yield _of_row(row, field, f"{path}:{number}", f"{path.name}:{number}")
 
 
 def _of_parquet(path: Path, field: str) -> Iterator[Document]:
@@ -180,7 +180,7 @@ def _of_parquet(path: Path, field: str) -> Iterator[Document]:
     for batch in file.iter_batches(columns=[field]):
         for text in batch.column(0).to_pylist():
             number += 1
-            yield _of_row({field: text}, field, f"{path}:{number}")
+            yield _of_row({field: text}, field, f"{path}:{number}", f"{path.name}:{number}")
 
 
 def _of_hub(name: str, field: str) -> Iterator[Document]:
@@ -191,17 +191,17 @@ def _of_hub(name: str, field: str) -> Iterator[Document]:
     name, _, config = name.partition(":")
     stream = datasets.load_dataset(name, config or None, split="train", streaming=True)
     for number, row in enumerate(stream):
-        yield _of_row(row, field, f"{name}:{number}")
+        yield _of_row(row, field, f"{name}:{number}", f"{name}:{number}")
 
 
-def _of_row(row: Any, field: str, name: str) -> Document:
+def _of_row(row: Any, field: str, name: str, group: str) -> Document:
     text = row.get(field) if isinstance(row, dict) else None
     if not isinstance(text, str):
         got = (
             f"the fields {list(row)}" if isinstance(row, dict) and field not in row else repr(text)
         )
         raise RequestError(f"{name} must have a text in the field {field!r}, got {got}")
-    return Document(name, name, text)
+    return Document(name, group, text)
 
 
 def _text_of(path: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from statemix.errors import OptionError
-from statemix.layers import LAYERS
+from statemix.layers import LAYERS, LayerSpec
 
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
 """The names by which transformers knows layers with a state of fixed size, and with a cache."""
@@ -140,5 +140,7 @@ def _mixers(
             raise OptionError(
                 f"mixers[{kind!r}] must have the name of a layer ({known}), got {name!r}"
             )
+        # It checks the names of the options.
+        LayerSpec(**table)
         mixers[kind] = table
     return mixers

@@ -14,9 +14,8 @@ from statemix.layers.state import loadable
 from statemix.ops import flops
 
 # On processors without AVX-512, autocast calls an LSTM of oneDNN that does not exist there.
-_LACKS_BFLOAT16 = torch.backends.mkldnn.is_available() and not (
-    torch.ops.mkldnn._is_mkldnn_bf16_supported()
-)
+_HAS_ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+_LACKS_BFLOAT16 = _HAS_ONEDNN and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @loadable

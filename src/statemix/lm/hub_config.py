@@ -141,6 +141,6 @@ def _mixers(
                 f"mixers[{kind!r}] must have the name of a layer ({known}), got {name!r}"
             )
         # It checks the names of the options.
-        LayerSpec(**table)
+        LayerSpec(str(name), **{key: value for key, value in table.items() if key != "name"})
         mixers[kind] = table
     return mixers

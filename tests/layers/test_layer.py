@@ -232,6 +232,18 @@ def test_autocast_computes_in_bfloat16_and_keeps_a_float32_state(build, x_dtype)
     assert all(parameter.grad.dtype == torch.float32 for parameter in layer.parameters())
 
 
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
+def test_an_lstm_without_bfloat16_in_hardware_computes_in_float32(monkeypatch, x_dtype):
+    monkeypatch.setattr("statemix.layers.lstm._LACKS_BFLOAT16", True)
+    x = tokens(2, 7, dtype=torch.bfloat16)
+    layer = layers.LSTM(x.shape[-1])
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = layer(x.to(x_dtype))
+    assert (y.dtype, dtypes(state)) == (torch.bfloat16, {torch.float32})
+    wanted, _ = layer(x.float())
+    assert torch.equal(y, wanted.bfloat16())
+
+
 def test_float64_stays_float64(build):
     layer = build()
     y, state = layer(tokens(1, 3))

@@ -183,11 +183,13 @@ def test_a_phantom_rook_does_not_change_kinds():
     tokens = tokens_without_kinds()[[_numbers("e4 e5 Nf3 d6 Be2 c6 O-O b6 Re1 g6 Kh1 a6 Rg1")]]
     contents = rules_without_kinds().contents(tokens)[0, -1]
     assert PIECES[contents[2 + SQUARES.index("f1")]] != "."
+    moved, taken = contents[:2]
+    assert KINDS[kinds_by_pieces()[tokens[0, -1], moved, taken]] == "plain"
 
 
 def test_the_reader_learns_kinds_from_games(tmp_path):
     games = Chess(seed=2).examples("train", 0, 300, 64).tokens
-    reader = original_chess.train_reader(games, tmp_path / "reader", seed=0, num_threads=1)[0]
+    reader = original_chess.train_reader(games, tmp_path / "reader", seed=0)[0]
     tokens = tokens_without_kinds()[games]
     moved, taken, *_ = np.moveaxis(rules_without_kinds().contents(tokens), -1, 0)
     assert (reader.table()[tokens, moved, taken] == KIND_OF[games]).all()

@@ -47,9 +47,9 @@ class Demo:
     is shown, too. For a cube: turns such as "R U R' U2"."""
 
     form: Literal["flagged", "original"] = "flagged"
-    """For chess: form of the tokens. In the original form, tokens do not tell castling and captures
-    en passant. A second tracker tells them by the pieces, and the games are those of the benchmark
-    Chess-World-Model."""
+    """For chess: form of the tokens. The original form leaves castling and en passant out of the
+    tokens. A further tracker finds both by the pieces. It follows games of Chess-World-Model, a
+    benchmark."""
 
     games: int = 100
     """For chess in the original form: games of Chess-World-Model to follow, of its 10,000."""

@@ -2,7 +2,8 @@
 
 import json
 import time
-from itertools import islice
+from collections.abc import Iterable
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,10 +72,12 @@ def demo_original_chess(
     }
     console.print(found.reason or "proven: right after every legal game, of any length")
     console.print(f"following {num_games:,} games of Chess-World-Model")
-    soft = _follow(network, min(num_games, _AT_ONCE), console)
+    tests = islice(world_model_games(), num_games)
+    some = list(islice(tests, _AT_ONCE))
+    soft = _follow(network, some, console)
     numbers["as_trained"] = soft.counts
     console.print(f"as trained: {counts_text(subject, soft.counts)}")
-    hard = _follow(found.network, num_games, console)
+    hard = _follow(found.network, chain(some, tests), console)
     numbers["hardened"] = hard.counts
     for count in _SHOWN:
         title = f"after {count:,} plies of the first game"
@@ -101,13 +104,12 @@ class _Followed(NamedTuple):
     first: FollowedWords
 
 
-def _follow(network: OriginalChess, num_games: int, console: Console) -> _Followed:
-    """Follow the first games of the random split of Chess-World-Model."""
-    games = world_model_games()
+def _follow(network: OriginalChess, games: Iterable[list[int]], console: Console) -> _Followed:
+    """Follow games, and say from time to time how many are exact."""
+    left = iter(games)
     counts = dict.fromkeys(("games", "plies", "exact_plies", "exact_games"), 0)
     first = None
-    while counts["games"] < num_games:
-        some = list(islice(games, min(_AT_ONCE, num_games - counts["games"])))
+    while some := list(islice(left, _AT_ONCE)):
         lengths = np.array([len(game) for game in some])
         # After its last ply, a game repeats its first move, which is not counted.
         padded = np.array([game + game[:1] * (lengths.max() - len(game)) for game in some])
@@ -119,7 +121,7 @@ def _follow(network: OriginalChess, num_games: int, console: Console) -> _Follow
         counts["exact_plies"] += int((exact & ~beyond).sum())
         counts["exact_games"] += int(exact.all(1).sum())
         first = first or followed
-        if not counts["games"] % _SAID and counts["games"] < num_games:
+        if not counts["games"] % _SAID:
             console.print(f"{counts['games']:,} games: {counts['exact_games']:,} exact")
     assert first is not None
     return _Followed(counts, first)

@@ -14,8 +14,9 @@ from statemix.layers.state import loadable
 from statemix.ops import flops
 
 # On processors without AVX-512, autocast calls an LSTM of oneDNN that does not exist there.
-_HAS_ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-_LACKS_BFLOAT16 = _HAS_ONEDNN and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+# A build without oneDNN has no such operator.
+_has_bfloat16 = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+_LACKS_BFLOAT16 = not _has_bfloat16()
 
 
 @loadable

@@ -110,7 +110,7 @@ class StatemixConfig(PreTrainedConfig):
 
 
 def _num_heads(hidden_size: int) -> int:
-    """Return the number of heads with 64 channels each, or the next number above that fits."""
+    """Return the largest number of heads that have the same even number of channels, 64 or more."""
     heads = max(1, hidden_size // 64)
     while hidden_size % (2 * heads) and heads > 1:
         heads -= 1

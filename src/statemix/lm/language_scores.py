@@ -67,9 +67,7 @@ def bits_per_byte(
         RequestError: if the bytes of the documents are not known.
     """
     total, num_tokens, num_bytes = 0.0, 0, 0
-    counts = tokens.info.get("document_bytes")
-    if counts is None:
-        raise RequestError(f"{tokens.path} must have a .json with the bytes of each document")
+    counts = document_bytes(tokens)
     end = model.config.eos_token_id
     window = model.config.training_length
     for number, count in enumerate(counts):
@@ -92,6 +90,18 @@ def bits_per_byte(
             break
     nats = total / max(num_tokens, 1)
     return {"bits_per_byte": total / math.log(2) / num_bytes, "perplexity": math.exp(nats)}
+
+
+def document_bytes(tokens: TokenFile) -> list[int]:
+    """Return the bytes of the text of each document.
+
+    Raises:
+        RequestError: if they are not known.
+    """
+    counts: list[int] | None = tokens.info.get("document_bytes")
+    if counts is None:
+        raise RequestError(f"{tokens.path} must have a .json with the bytes of each document")
+    return counts
 
 
 def _windows(inputs: Tensor, targets: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:

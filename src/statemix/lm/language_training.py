@@ -19,7 +19,7 @@ from statemix.lm.curve_logs import CurveLog
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import StatemixForCausalLM
 from statemix.lm.language_optimizers import CosineRate, optimizer_of
-from statemix.lm.language_scores import bits_per_byte, summed_loss
+from statemix.lm.language_scores import bits_per_byte, document_bytes, summed_loss
 from statemix.lm.model_costs import MATMUL_DTYPES, matmul_speed, training_flops
 from statemix.lm.prepared import without_progress_bars
 from statemix.lm.presets import LanguageSettings
@@ -222,8 +222,7 @@ def train_language_model(
             raise RequestError(
                 f"{given.path} must have at most {config.vocab_size} tokens, got {size}"
             )
-    if held_out.num_bytes is None:
-        raise RequestError(f"{held_out.path} must have a .json with the bytes of each document")
+    document_bytes(held_out)
     names = {table["name"] for table in config.mixers.values()}
     if "attention" in names and config.training_length is None:
         config = copy.deepcopy(config)

@@ -72,7 +72,7 @@ def dtype_of(vocab_size: int) -> type[np.generic]:
 
 
 def check_new(stem: Path) -> None:
-    """Check that no file would be replaced but those of a killed process.
+    """Check that no file exists, except what a killed process has left.
 
     Args:
         stem: path of the files without their suffixes.

@@ -122,6 +122,7 @@ class OriginalChess(NamedTuple):
     reader: KindReader
     second: TokenClassifier
 
+    @torch.no_grad()
     def follow(self, games: NDArray[np.int64]) -> FollowedWords:
         """Return the answers to games beside the right ones.
 
@@ -131,7 +132,8 @@ class OriginalChess(NamedTuple):
         """
         tokens = tokens_without_kinds()[games]
         pieces = follow(self.first, rules_without_kinds(), tokens).answers
-        kinds = self.reader.table()[tokens, pieces[..., 0], pieces[..., 1]]
+        seen = torch.from_numpy(np.stack([tokens, pieces[..., 0], pieces[..., 1]]))
+        kinds = self.reader(*seen).argmax(-1).numpy()
         answers = follow(self.second, chess_rules(), numbers_by_kind()[tokens, kinds]).answers
         right = chess_rules().contents(games)[..., : len(HEADS)].astype(np.int8)
         return FollowedWords(right, answers)
@@ -194,7 +196,6 @@ def train_original(
     *,
     num_steps: int,
     seed: int,
-    num_threads: int | None = None,
     on_event: Callable[[str, Event], None] | None = None,
 ) -> tuple[OriginalChess, float]:
     """Train the three parts one after the other, or resume an interrupted call.
@@ -204,7 +205,6 @@ def train_original(
         folder: folder of the runs "first", "reader" and "second".
         num_steps: optimiser steps of each tracker.
         seed: seed of segments, plies and weights.
-        num_threads: as in :func:`statemix.training.fit`.
         on_event: function of the name of a part and an event of its training.
 
     Returns:
@@ -228,7 +228,6 @@ def train_original(
             folder / name,
             num_steps=num_steps,
             seed=seed,
-            num_threads=num_threads,
             on_event=on_event and partial(on_event, name),
         )
         for name, arguments in parts.items()
@@ -237,7 +236,6 @@ def train_original(
         games,
         folder / "reader",
         seed=seed,
-        num_threads=num_threads,
         on_event=on_event and partial(on_event, "reader"),
     )
     (first, one), (second, other) = trackers["first"], trackers["second"]
@@ -249,7 +247,6 @@ def train_reader(
     folder: Path,
     *,
     seed: int,
-    num_threads: int | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> tuple[KindReader, Fitted]:
     """Train a reader on the right pieces of games, or resume an interrupted call.
@@ -258,7 +255,6 @@ def train_reader(
         games: as in :func:`train_original`.
         folder: as in :func:`statemix.training.fit`.
         seed: seed of the plies and the weights.
-        num_threads: as in :func:`statemix.training.fit`.
         on_event: as in :func:`statemix.training.fit`.
 
     Raises:
@@ -274,7 +270,6 @@ def train_reader(
         optimizer=torch.optim.AdamW(reader.parameters(), lr=_LEARNING_RATE),
         evaluate_every=_STEPS,
         device="cpu",
-        num_threads=num_threads,
         seed=seed,
         settings={"games": list(games.shape)},
         on_event=on_event,

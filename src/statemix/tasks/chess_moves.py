@@ -1,5 +1,6 @@
 """Chess moves as tokens, and what each token does to the squares, the side to move and rights."""
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Literal, NamedTuple, get_args
 
@@ -150,15 +151,28 @@ def move_features() -> NDArray[np.float32]:
     special: each castling, each piece that a pawn of White or Black becomes, and each square of a
     capture en passant.
     """
-    kinds: dict[tuple[str, int], int] = {}
+    return _features(all_moves(), lambda move: move.kind if move.kind != "plain" else None)
+
+
+def _features(
+    moves: Sequence[ChessMove], special: Callable[[ChessMove], str | None]
+) -> NDArray[np.float32]:
+    """Return a one for each square of a move, and one for what is special.
+
+    Args:
+        moves: the moves.
+        special: function of a move without a promotion that returns a name, which stands for
+            something else with each second square, or None.
+    """
+    numbers: dict[tuple[str, int], int] = {}
     rows = []
-    for start, end, promotion, kind in all_moves():
-        row = [start, 64 + end]
-        if promotion or kind != "plain":
-            special = (promotion, end > start) if promotion else (kind, end)
-            row.append(128 + kinds.setdefault(special, len(kinds)))
+    for move in moves:
+        row, name = [move.start, 64 + move.end], move.promotion or special(move)
+        if name:
+            part = (name, move.end > move.start if move.promotion else move.end)
+            row.append(128 + numbers.setdefault(part, len(numbers)))
         rows.append(row)
-    found = np.zeros((len(rows), 128 + len(kinds)), dtype=np.float32)
+    found = np.zeros((len(rows), 128 + len(numbers)), dtype=np.float32)
     for number, row in enumerate(rows):
         found[number, row] = 1
     return found
@@ -167,9 +181,8 @@ def move_features() -> NDArray[np.float32]:
 @cache
 def tokens_without_kinds() -> NDArray[np.int64]:
     """Return the token in the original form of each of :func:`all_moves`, shape (moves,)."""
-    seen: dict[ChessMove, int] = {}
-    plain = [move._replace(kind="plain") for move in all_moves()]
-    return np.array([seen.setdefault(move, len(seen)) for move in plain])
+    tokens = {move: token for token, move in enumerate(moves_without_kinds())}
+    return np.array([tokens[move._replace(kind="plain")] for move in all_moves()])
 
 
 @cache
@@ -278,18 +291,9 @@ def features_without_kinds() -> NDArray[np.float32]:
     As in :func:`move_features`, a one stands for each square and for each piece that a pawn
     becomes; a further one stands for each move of two squares with which a king castles.
     """
-    kinds: dict[tuple[str, int], int] = {}
-    rows = []
-    for move in moves_without_kinds():
-        row = [move.start, 64 + move.end]
-        if move.promotion or is_jump_of_king(move):
-            special = (move.promotion, move.end > move.start if move.promotion else move.end)
-            row.append(128 + kinds.setdefault(special, len(kinds)))
-        rows.append(row)
-    found = np.zeros((len(rows), 128 + len(kinds)), dtype=np.float32)
-    for number, row in enumerate(rows):
-        found[number, row] = 1
-    return found
+    return _features(
+        moves_without_kinds(), lambda move: "castling" if is_jump_of_king(move) else None
+    )
 
 
 def board_text(contents: NDArray[np.int64]) -> str:

@@ -93,7 +93,7 @@ class LSTM(PaddedLayer):
     def _run(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
         if x.shape[0] == 0:  # torch.nn.LSTM refuses no sequences
             return x.clone(), state
-        if _LACKS_BFLOAT16 and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        if _LACKS_BFLOAT16 and x.is_cpu and torch.is_autocast_enabled("cpu"):
             wanted = torch.get_autocast_dtype("cpu")
             with torch.autocast("cpu", enabled=False):
                 y, after = self._run(x.to(next(self.lstm.parameters()).dtype), state, lengths)

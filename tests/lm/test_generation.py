@@ -136,6 +136,17 @@ def test_packed_documents_do_not_leak(model, contract):
 
 
 @torch.no_grad()
+def test_documents_are_packed_in_several_rows(model):
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 3, 4, 0, 1]])
+    found = model(IDS, position_ids=positions).logits
+    for row, cut in enumerate((3, 5)):
+        parts = [
+            model(part).logits[0] for part in (IDS[row : row + 1, :cut], IDS[row : row + 1, cut:])
+        ]
+        torch.testing.assert_close(found[row], torch.cat(parts))
+
+
+@torch.no_grad()
 def test_explicit_bounds_count_instead_of_positions(model):
     bounds, positions = torch.tensor([0, 3, 7]), torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
     found = model(IDS[:1], cu_seqlens=bounds, position_ids=positions).logits
@@ -198,6 +209,46 @@ def test_a_removal_may_cross_calls_and_be_followed_by_another(model):
     cache.crop(-4)
     output = model(IDS[:, 3:], use_cache=True, **{CACHE: cache})
     torch.testing.assert_close(output.logits, model(IDS, use_cache=False).logits[:, 3:])
+
+
+@pytest.mark.parametrize("removed", range(6))
+@torch.no_grad()
+def test_any_number_of_recorded_tokens_may_be_removed_from_changed_sequences(model, removed):
+    """The record holds three calls, and knows sequences that were repeated and selected."""
+    cache = model(IDS[:, :1], use_cache=True)[CACHE]
+    cache.activate_past_recording()
+    for part in (IDS[:, 1:3], IDS[:, 3:4], IDS[:, 4:6]):
+        model(part, use_cache=True, **{CACHE: cache})
+    rows = torch.tensor([1, 0, 1])
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([2, 0, 3]))
+    if removed:
+        cache.crop(-removed)
+    # What is kept and not yet read is changed, too.
+    cache.batch_select_indices(torch.tensor([0, 1, 2, 0]))
+    rows, length = rows[[0, 1, 2, 0]], 6 - removed
+    output = model(IDS[rows, length:], use_cache=True, **{CACHE: cache})
+    wanted = model(IDS[rows], use_cache=False).logits[:, length:]
+    torch.testing.assert_close(output.logits, wanted)
+
+
+@torch.no_grad()
+def test_rows_of_unequal_lengths_are_not_recorded(model):
+    cache = StateCache(2)
+    cache.activate_past_recording()
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    model(IDS[:, :3], attention_mask=mask, use_cache=True, **{CACHE: cache})
+    with pytest.raises(ValueError, match=r"at least -0, the number of recorded tokens, got -1"):
+        cache.crop(-1)
+
+
+@torch.no_grad()
+def test_a_reset_cache_is_a_new_cache(model):
+    cache = model(IDS[:, :4], use_cache=True)[CACHE]
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    output = model(IDS, use_cache=True, **{CACHE: cache})
+    torch.testing.assert_close(output.logits, model(IDS, use_cache=False).logits)
 
 
 @torch.no_grad()

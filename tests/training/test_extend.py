@@ -87,6 +87,15 @@ def test_what_is_no_extension_is_refused(tiny, tmp_path, changes, message):
     assert load_outcome(tmp_path).last.step == 12
 
 
+def test_a_longer_request_names_extension(tiny, tmp_path):
+    train(tiny(), tmp_path)
+    message = r"schedules\.epochs=4, not 7; extend the run or choose another folder$"
+    with pytest.raises(RequestError, match=message):
+        train(tiny({"schedules.epochs": 7}), tmp_path)
+    with pytest.raises(RequestError, match=r"not 4; choose another folder$"):
+        train(tiny({"batches.size": 4}), tmp_path)
+
+
 def test_a_search_is_not_extended(fresh, tmp_path):
     message = r"^search\.attempts must be absent to extend a run, got 2"
     with pytest.raises(SettingError, match=message):

@@ -32,6 +32,7 @@ STATE = "state.json"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
+_LENGTHS = ("schedules.epochs", "schedules.num_steps")
 # Seconds to wait for readers of the status, which hold the lock for an instant.
 _PATIENCE_S = 0.3
 # Files that a run may leave if it is killed before its configuration is whole.
@@ -130,7 +131,7 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
         raise RequestError(
             f"folder must hold a run of the same configuration, got {folder} with "
             f"{name}={_shown(theirs, name, stored)}, not {_shown(ours, name, config)}; "
-            "choose another folder"
+            f"{'extend the run or ' if name in _LENGTHS else ''}choose another folder"
         )
     return stored
 
@@ -138,12 +139,13 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
 def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
     """Return a stored configuration with the length of a longer one."""
     changed = [stored.asked, stored.resolved]
-    for name in ("epochs", "num_steps"):
+    for setting in _LENGTHS:
+        name = setting.removeprefix("schedules.")
         before, after = (one.resolved.get("schedules", {}).get(name) for one in (stored, longer))
         if before == after:
             continue
         if before is None or after is None or after < before:
-            raise SettingError(f"schedules.{name}", f"must be at least {before} to extend", after)
+            raise SettingError(setting, f"must be at least {before} to extend", after)
         changed = [
             {**part, "schedules": {**part.get("schedules", {}), name: after}} for part in changed
         ]

@@ -311,9 +311,10 @@ def test_each_seed_of_the_automata_has_an_automaton_of_its_own():
     ]
     random = [config.task.options["table_seed"] for config in runs_of(recipe["random, 12 states"])]
     assert random == list(range(20))
-    patterns = [config.task.options["pattern"] for config in runs_of(recipe["pattern of 12"])]
+    patterns = [config.task.options["pattern"] for config in runs_of(recipe["pattern of 8"])]
     assert len(patterns) == len(set(patterns)) == 20
-    assert all(re.fullmatch(r"\(0\|1\)\*[01]{12}\(0\|1\)\*", one) for one in patterns)
+    assert all(re.fullmatch(r"\(0\|1\)\*[01]{8}\(0\|1\)\*", one) for one in patterns)
+    assert len(runs_of(recipe["pattern of 12"])) == 3
     for config in runs_of(recipe["pattern of 12"]):
         assert config.build_task().automaton().num_states == 13
         assert config.evaluation.lengths == (64, 1024, 4096)

@@ -1,11 +1,18 @@
 """Memory that this process may use, and errors that report a shortage of memory."""
 
+import ctypes
 import errno
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+
+# Parameter numbers of mallopt in glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
 
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -57,6 +64,54 @@ def available_bytes() -> int:
     if limit != resource.RLIM_INFINITY:
         free = min(free, max(0, limit - _kilobytes("/proc/self/status", "VmSize") * 1024))
     return min([free, *(max(0, limit - used) for limit, used in _group_limits())])
+
+
+def reuse_freed_memory() -> bool:
+    """Keep freed memory in this process, so that each call reuses the outputs of the last.
+
+    By default glibc maps every block above 32 MB anew and returns it to the system when freed. The
+    page faults of writing to it then take longer than many operators. Returns whether the C library
+    accepted both settings, which needs glibc.
+    """
+    # A trim threshold of -1 is the largest possible one.
+    return _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})
+
+
+def map_large_blocks() -> bool:
+    """Let glibc map blocks above 32 MB again, so that freeing them returns them to the system."""
+    return _mallopt({_M_MMAP_MAX: 65536, _M_MMAP_THRESHOLD: 2**25, _M_TRIM_THRESHOLD: 2**26})
+
+
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Keep freed memory for the next steps of a training, and return it at the end."""
+    reuse_freed_memory()
+    try:
+        yield
+    finally:
+        map_large_blocks()
+        release()
+
+
+def release() -> None:
+    """Return freed memory to the system, if the C library can."""
+    malloc_trim = _of_c_library("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _mallopt(settings: dict[int, int]) -> bool:
+    mallopt = _of_c_library("mallopt")
+    if mallopt is None:
+        return False
+    accepted = [mallopt(*setting) == 1 for setting in settings.items()]
+    return all(accepted)
+
+
+def _of_c_library(name: str) -> Callable[..., int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.CDLL(None), name, None)
 
 
 def is_shortage(error: BaseException) -> bool:

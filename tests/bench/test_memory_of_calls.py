@@ -60,17 +60,19 @@ def test_reuse_reports_whether_it_was_accepted(monkeypatch, refused, taken):
     library = FakeLibrary(refused)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    assert memory.reuse_freed_memory() is taken
+    assert machine.reuse_freed_memory() is taken
     assert library.settings == {-4: 0, -1: -1}
 
 
-@pytest.mark.parametrize(("refused", "taken"), [(None, True), (-3, False), (-4, False)])
+@pytest.mark.parametrize(
+    ("refused", "taken"), [(None, True), (-3, False), (-4, False), (-1, False)]
+)
 def test_mapping_can_be_turned_on_again(monkeypatch, refused, taken):
     library = FakeLibrary(refused)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    assert memory.map_large_blocks() is taken
-    assert library.settings == {-4: 65536, -3: 32 * MIB}
+    assert machine.map_large_blocks() is taken
+    assert library.settings == {-4: 65536, -3: 32 * MIB, -1: 64 * MIB}
 
 
 def test_saved_bytes_count_each_memory_once_and_no_parameter():

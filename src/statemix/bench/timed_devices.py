@@ -1,6 +1,5 @@
 """The device of a benchmark: when a call has ended, and how much memory it used."""
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -13,53 +12,19 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from statemix.errors import RequestError
-from statemix.memory import available_bytes, gigabytes, is_shortage, total_bytes
+from statemix.memory import (
+    available_bytes,
+    gigabytes,
+    is_shortage,
+    map_large_blocks,
+    release,
+    reuse_freed_memory,
+    total_bytes,
+)
 from statemix.ops import BackendUnavailableError
 
-# Parameter numbers of mallopt in glibc's malloc.h.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_M_MMAP_MAX = -4
 # The rest of the free memory is for other processes.
 _USABLE_SHARE = 0.8
-
-
-def reuse_freed_memory() -> bool:
-    """Keep freed memory in this process, so that each call reuses the outputs of the last.
-
-    By default glibc maps every block above 32 MB anew and returns it to the system when freed; the
-    page faults of writing to it then cost more than the measured kernels. A heap with many large
-    blocks of different sizes may grow to a few times the memory in use, so use this in benchmarks
-    only. Returns whether the C library accepted both settings, which needs glibc.
-    """
-    # A trim threshold of -1 is the largest possible one.
-    return _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})
-
-
-def map_large_blocks() -> bool:
-    """Let glibc map blocks above 32 MB again, so that freeing them returns them to the system."""
-    return _mallopt({_M_MMAP_MAX: 65536, _M_MMAP_THRESHOLD: 2**25})
-
-
-def release() -> None:
-    """Return freed memory to the system, if the C library can."""
-    malloc_trim = _of_c_library("malloc_trim")
-    if malloc_trim is not None:
-        malloc_trim(0)
-
-
-def _mallopt(settings: dict[int, int]) -> bool:
-    mallopt = _of_c_library("mallopt")
-    if mallopt is None:
-        return False
-    accepted = [mallopt(*setting) == 1 for setting in settings.items()]
-    return all(accepted)
-
-
-def _of_c_library(name: str) -> Callable[..., int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    return getattr(ctypes.CDLL(None), name, None)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
+from statemix.memory import freed_memory_kept
 from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
 from statemix.training.batches import Batches
@@ -210,6 +211,7 @@ def fit(
         if stored is None:
             return _load(model, folder)
         stack.enter_context(threads(runtime.num_threads))
+        stack.enter_context(freed_memory_kept())
         stack.enter_context(own_random_numbers(runtime.device))
         interrupts = stack.enter_context(Interrupts())
         # Whoever calls keeps a model without shards.

@@ -11,7 +11,7 @@ import torch
 
 from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
-from statemix.memory import is_shortage
+from statemix.memory import freed_memory_kept, is_shortage
 from statemix.models import ReadoutModel
 from statemix.ops import BackendUnavailableError
 from statemix.tasks import IGNORED, Task
@@ -118,6 +118,7 @@ def train(
         task = check_here(config)
         with (
             threads(config.runtime.num_threads),
+            freed_memory_kept(),
             own_random_numbers(config.runtime.device),
             Interrupts() as interrupts,
         ):

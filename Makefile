@@ -68,7 +68,7 @@ test-ecosystem: $(VENV)/bin/python $(PROJECT)
 	test -x $(ECOSYSTEM)/bin/python || $(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/python -m pip --disable-pip-version-check --quiet install \
 	  -c constraints.txt -e '.[lm]' -r tests/ecosystem/requirements.txt
-	$(ECOSYSTEM)/bin/python -m pytest -q tests/ecosystem
+	$(ECOSYSTEM)/bin/python -m pytest -q -rs tests/ecosystem
 
 # Write the measured tables and build the site in build/site.
 docs: $(VENV)/installed-dev

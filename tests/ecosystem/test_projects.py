@@ -1,11 +1,14 @@
-"""The model in the packages around transformers: PEFT, Trainer, TRL, torchao, lm-eval."""
+"""The model in the packages around transformers: PEFT, Trainer, TRL, torchao, lm-eval.
+
+The large packages are not installed for development: run `make test-ecosystem`.
+"""
 
 import copy
 import json
 
 import pytest
 import torch
-from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorForLanguageModeling,
@@ -42,8 +45,6 @@ def model(tokenizer):
 
 
 def test_every_adapter_of_peft_learns_and_can_be_merged(model):
-    from peft import LoraConfig, get_peft_model
-
     adapted = get_peft_model(
         model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
     )
@@ -73,7 +74,7 @@ def model_logits(model):
 
 
 def test_the_trainer_of_transformers_trains_and_resumes(model, tokenizer, tmp_path):
-    rows = Dataset.from_dict({"input_ids": [tokenizer(text)["input_ids"] for text in TEXTS]})
+    rows = [{"input_ids": tokenizer(text)["input_ids"]} for text in TEXTS]
     arguments = TrainingArguments(
         output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=4, save_steps=3,
         gradient_accumulation_steps=2, gradient_checkpointing=True, logging_steps=1, report_to=[],
@@ -97,29 +98,28 @@ def test_the_trainer_of_transformers_trains_and_resumes(model, tokenizer, tmp_pa
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_trl_fine_tunes(model, tokenizer, tmp_path, packing):
-    from trl import SFTConfig, SFTTrainer
-
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
     seen = {}
     model.register_forward_pre_hook(
         lambda module, arguments, options: seen.update(options), with_kwargs=True
     )
-    arguments = SFTConfig(
+    arguments = trl.SFTConfig(
         output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, packing=packing,
         max_length=64, report_to=[], use_cpu=True, bf16=False, disable_tqdm=True,
     )  # fmt: skip
-    rows = Dataset.from_dict({"text": TEXTS})
-    trainer = SFTTrainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    trainer = trl.SFTTrainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
     assert trainer.train().training_loss > 0
     assert packing == (seen.get("attention_mask") is None)
 
 
 def test_weights_of_8_bits_give_nearly_the_same_logits(model):
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
+    torchao = pytest.importorskip("torchao.quantization")
     model.eval()
     with torch.no_grad():
         wanted = model(IDS).logits
-        quantize_(model, Int8WeightOnlyConfig())
+        torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
         found = model(IDS).logits
         assert 0 < (found - wanted).abs().max() < 0.05 * wanted.abs().max()
         assert model.generate(IDS, max_new_tokens=3).shape == (2, 12)
@@ -133,7 +133,7 @@ def test_device_map_and_dtype_are_taken(model, tmp_path):
 
 
 def test_lm_eval_counts_the_same_bits_in_any_batch(model, tokenizer, tmp_path):
-    import lm_eval
+    lm_eval = pytest.importorskip("lm_eval")
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 

@@ -3,8 +3,10 @@
 import itertools
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -393,9 +395,38 @@ def test_other_layers_are_trained_on_some_of_the_tasks():
         (model, column) for model in models for column in columns
     ]
     for one in suite:
-        assert [config.seed for config in runs_of(one)] == [0, 1, 2]
+        assert [config.seed for config in runs_of(one)] == [0, 1, 2] * 3
+        rates = [config.optimizer.learning_rate for config in runs_of(one)]
+        assert rates == [3e-4] * 3 + [1e-3] * 3 + [3e-3] * 3
         assert runs_of(one)[0].schedules.num_steps == 1000
         assert len(runs_of(one)[0].model.layers) == 1
+
+
+def test_other_layers_choose_their_rates_by_the_loss_of_validation_words(tmp_path):
+    study = next(one for one in STUDIES if one.name == "exact-protocols")
+    entries = study.chosen("paper", "laptop", ["parity"], ["LSTM", RECIPE.model])
+    planned = plan(entries, tmp_path)
+    rows = {}
+
+    def due_runs():
+        store = SimpleNamespace(rows=lambda: rows)
+        return [one.job.config for one in study.due(planned, store, retry=False)]
+
+    losses = {3e-4: 0.2, 1e-3: None, 3e-3: 0.1}
+    for one in planned:
+        config = one.job.config
+        if config.search.attempts is None and config.seed == 0:
+            loss = losses[config.optimizer.learning_rate]
+            row = {"key": one.key, "seed": 0, "environment": {}, "status": "done"}
+            row["best_validation"] = {"answer": {"loss": loss, "token_accuracy": 1.0}}
+            rows[one.key] = row if loss else row | {"status": "diverged"}
+    peers = [config for config in due_runs() if config.search.attempts is None]
+    assert [(one.optimizer.learning_rate, one.seed) for one in peers] == [(3e-3, 1), (3e-3, 2)]
+    assert len(due_runs()) == 10 + 2
+    shown = study.runs(entries, rows).filter(pl.col("model") == "LSTM")
+    assert shown["setting"].to_list() == ["lr=0.003"] * 3
+    rows.popitem()  # The choice is open again.
+    assert len(due_runs()) == 10 + 1 + 3 * 2
 
 
 def test_the_table_of_other_works_has_their_accuracies():

@@ -1,12 +1,22 @@
 """The tasks by which other works measure state tracking, with their published accuracies."""
 
+import math
 from collections.abc import Callable, Container, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from statemix.layers import LayerSpec
 from statemix.studies.recipes import exact
-from statemix.studies.study_entries import Number, ProtocolName, SizeName, StudyEntry, Trials
+from statemix.studies.store import StoredRow, key
+from statemix.studies.study_entries import (
+    Number,
+    ProtocolName,
+    SizeName,
+    StudyEntry,
+    Trial,
+    Trials,
+)
+from statemix.studies.study_runs import Runnable
 from statemix.tasks import TaskSpec
 from statemix.tasks.automata.known_languages import NESTED, PREFIXES
 from statemix.training import (
@@ -36,8 +46,8 @@ _PEERS = {
         "delta_product", num_heads=4, num_householder=4, use_forget_gate=True
     ),
 }
-# With 3e-3, an LSTM had .98 instead of 1.00 on even pairs after 300 steps.
-_PEER_RATE = 1e-3
+RATES = (3e-4, 1e-3, 3e-3)
+"""Learning rates that every other network chooses from, for each task."""
 # Their training takes longer than that of the recipe.
 _COMPARED = {
     "parity", "cycle navigation", "even pairs", "D_12", "flip-flop", "A_5, 2 generators",
@@ -96,7 +106,6 @@ def _peer(layer: LayerSpec, spec: TaskSpec) -> RunConfig:
         task=spec,
         model=ModelConfig(layers=(layer,)),
         batches=BatchConfig(packed=True),
-        optimizer=OptimizerConfig(learning_rate=_PEER_RATE),
         schedules=ScheduleConfig(num_steps=_STEPS, warmup_steps=50),
     )
 
@@ -123,14 +132,50 @@ def _networks() -> Iterator[
         yield name, partial(_peer, layer), _PEER_SEEDS, _COMPARED
 
 
+def is_at_chosen_rate(run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
+    """Return whether a run has the learning rate that its network has chosen for its task.
+
+    The rate with the least loss in validation is chosen, by runs with seed 0. None means that one
+    of them has not ended yet. The recipe has a rate of its own.
+    """
+    run = cast(RunConfig, run)
+    if run.search.attempts is not None:
+        return True
+    found = {rate: rows.get(key(_at_rate(run, rate, 0))) for rate in RATES}
+    if any(row is None for row in found.values()):
+        return None
+    best = min(RATES, key=lambda rate: _validation_loss(cast(StoredRow, found[rate])))
+    return run.optimizer.learning_rate == best
+
+
+def _at_rate(run: RunConfig, rate: float, seed: int) -> RunConfig:
+    return run.replace(optimizer=OptimizerConfig(learning_rate=rate), seed=seed)
+
+
+def _validation_loss(row: StoredRow) -> float:
+    """Return infinity for a run without a result."""
+    if row["status"] != "done":
+        return math.inf
+    (head,) = row["best_validation"].values()
+    return math.inf if head["loss"] is None else head["loss"]
+
+
 def _entry(column: str, model: str, config: RunConfig, seeds: tuple[int, ...]) -> StudyEntry:
     task = _TASKS[column]
     evaluation = EvaluationConfig(every=250, lengths=task.lengths, validation_size=256)
     runtime = RuntimeConfig(device="cpu", num_threads=1)
+    config = config.replace(evaluation=evaluation, runtime=runtime)
+
+    def tried() -> list[Trial]:
+        return [
+            Trial(f"lr={rate:g}", tuple(_at_rate(config, rate, seed) for seed in seeds))
+            for rate in RATES
+        ]
+
     return StudyEntry(
         column,
         model,
-        Trials.seeded(config.replace(evaluation=evaluation, runtime=runtime), seeds),
+        Trials.seeded(config, seeds) if model == RECIPE else Trials(tried),
         published={length: Number(one) for length, one in task.published.items()},
         published_for=task.published_for,
         layers=config.model.layers,

@@ -8,7 +8,8 @@ from typing import Any, cast
 import polars as pl
 
 from statemix.studies import store
-from statemix.studies.exactness.exact_protocols import protocol_entries
+from statemix.studies.chosen_rates import ChosenRates
+from statemix.studies.exactness.exact_protocols import is_at_chosen_rate, protocol_entries
 from statemix.studies.exactness.exact_suites import (
     automaton_entries,
     factorial_entries,
@@ -32,7 +33,7 @@ from statemix.studies.runner import Ended
 from statemix.studies.store import StoredRow
 from statemix.studies.study import Study
 from statemix.studies.study_entries import StudyEntry
-from statemix.studies.study_runs import StudyRun, configured
+from statemix.studies.study_runs import Runnable, StudyRun, configured
 from statemix.training.attempts import MAX_PAIRS
 from statemix.training.certificates import certify_run, check_property
 from statemix.training.devices import threads
@@ -61,6 +62,25 @@ class CertifiedStudy(Study):
 
     def row_of(self, ended: Ended) -> StoredRow:
         return certified_row(ended)
+
+
+class ProtocolStudy(ChosenRates, CertifiedStudy):
+    """The recipe on the tasks of other works, beside networks with tuned learning rates."""
+
+    def is_at_chosen_rate(self, run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
+        return is_at_chosen_rate(run, rows)
+
+    def runs(
+        self, entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
+    ) -> pl.DataFrame:
+        found = super().runs(entries, rows, planned=planned)
+        others = [
+            name
+            for entry in entries
+            for _, config, name in entry.trials.runs
+            if is_at_chosen_rate(config, rows) is False
+        ]
+        return found.filter(~pl.col("key").is_in(others).fill_null(value=False))
 
 
 class AttemptStudy(CertifiedStudy):
@@ -149,7 +169,7 @@ STUDIES = (
         cache(larger_group_entries),
         legend=LEGEND,
     ),
-    CertifiedStudy(
+    ProtocolStudy(
         "exact-protocols",
         "the tasks of other works, with their lengths and labels",
         cache(protocol_entries),

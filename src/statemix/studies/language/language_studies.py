@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
 
+from statemix.studies.chosen_rates import ChosenRates
 from statemix.studies.figure import Panel, draw
 from statemix.studies.language.language_suites import duel_entries, figure_entries
 from statemix.studies.language.language_tables import (
@@ -21,9 +21,10 @@ from statemix.studies.language.language_tables import (
 )
 from statemix.studies.language.language_verdicts import verdict_lines
 from statemix.studies.result_text import Table
-from statemix.studies.store import Store, StoredRow
+from statemix.studies.store import StoredRow
 from statemix.studies.study import Study
-from statemix.studies.study_entries import Planned, StudyEntry, due
+from statemix.studies.study_entries import StudyEntry
+from statemix.studies.study_runs import Runnable
 
 LEGEND = """\
 bits per byte: mean and standard deviation over seeds, of held-out documents that choose nothing.
@@ -71,33 +72,11 @@ class LanguageStudy(Study):
         return language_run_lines(runs)
 
 
-class Duel(LanguageStudy):
-    """Every model chooses its learning rate by one seed; further seeds train at that rate."""
+class Duel(ChosenRates, LanguageStudy):
+    """Every model chooses its learning rate by the bits per byte of validation text."""
 
-    def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
-        rows = results.rows()
-        return [
-            one
-            for one in due(planned, rows, retry=retry)
-            if one.job.config.seed == 0 or is_at_chosen_rate(one.job.config, rows) is not False
-        ]
-
-    def fill(
-        self, planned: Sequence[Planned], results: Store, *, retry: bool = False, **options: Any
-    ) -> None:
-        tried: set[str] = set()
-        while True:
-            rows = results.rows()
-            ready = [
-                one
-                for one in due(planned, rows, retry=retry)
-                if one.key not in tried
-                and (one.job.config.seed == 0 or is_at_chosen_rate(one.job.config, rows))
-            ]
-            if not ready:
-                return
-            tried |= {one.key for one in ready}
-            super().fill(ready, results, retry=retry, **options)
+    def is_at_chosen_rate(self, run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
+        return is_at_chosen_rate(run, rows)
 
     def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         del entries

@@ -6,7 +6,6 @@ from collections import defaultdict
 
 import pytest
 
-from statemix.lm import curve_logs
 from statemix.training import hooks
 
 WORDS = ("--steps", "6", "--evaluate-every", "2", "--checkpoint-every-s", "0")
@@ -41,7 +40,6 @@ def killed(monkeypatch, train_tiny):
 
 
 def test_tensorboard_shows_each_point_once(killed, tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     killed()
@@ -79,7 +77,6 @@ def test_points_reach_the_disk_before_the_checkpoint(killed, tmp_path, monkeypat
     Writer.made = []
     stub = types.SimpleNamespace(SummaryWriter=Writer)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)
-    monkeypatch.setattr(curve_logs, "is_installed", lambda package: True)
     killed()
     points = defaultdict(list)
     for writer in Writer.made:
@@ -94,6 +91,8 @@ def test_points_reach_the_disk_before_the_checkpoint(killed, tmp_path, monkeypat
 
 class Wandb:
     """Stands for Weights & Biases: runs by id, which keep their points when a process dies."""
+
+    __spec__ = "as of an installed package"
 
     class Error(Exception):
         pass
@@ -122,7 +121,6 @@ class Wandb:
 def test_a_run_of_wandb_continues(killed, monkeypatch):
     stub = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", stub)
-    monkeypatch.setattr(curve_logs, "is_installed", lambda package: package == "wandb")
     killed("--wandb", "mine")
     (run,) = stub.runs.values()
     for name, steps in STEPS.items():
@@ -138,15 +136,13 @@ def test_a_refused_login_is_named(train_tiny, monkeypatch, capsys):
 
     stub.init = refuse
     monkeypatch.setitem(sys.modules, "wandb", stub)
-    monkeypatch.setattr(curve_logs, "is_installed", lambda package: package == "wandb")
     assert train_tiny("--steps", "2") == 0
     assert train_tiny("--steps", "4", "--extend", "--wandb", "mine") == 2
     assert "wandb cannot open the project 'mine': No API key" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(train_tiny, capsys, monkeypatch):
-    monkeypatch.setattr(curve_logs, "is_installed", lambda package: False)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     assert train_tiny("--steps", "2", "--wandb", "mine") == 2
-    found = capsys.readouterr()
-    assert "wandb must be installed for the project 'mine': pip install wandb" in found.err
-    assert "`pip install tensorboard` adds curves" in found.out
+    message = "wandb must be installed for the project 'mine': pip install wandb"
+    assert message in capsys.readouterr().err

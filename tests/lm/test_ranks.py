@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM
 
 from statemix.cli.main import main
 from statemix.errors import RequestError
-from statemix.lm import curve_logs
 from statemix.lm.language_training import TokenBatches
 from statemix.tensor_files import load_tensors
 from statemix.training.folder import read_metrics, read_status
@@ -129,8 +128,7 @@ def test_the_command_shards_a_model_that_loads_tied(tmp_path, monkeypatch):
     assert done.stdout.count("parameters") == done.stdout.count("bits per byte") == 1
     assert done.stderr.count("finished at step 3") == 1
     assert [path.name for path in (tmp_path / "stubs").glob("opened-by-*")] == ["opened-by-0"]
-    if curve_logs.is_installed("tensorboard"):
-        assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
+    assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert (environment["num_processes"], environment["strategy"]) == (2, "fsdp")
     (stored,) = (tmp_path / "run" / "model").glob("*.safetensors")

@@ -20,13 +20,8 @@ class CurveLog(Hook):
         raise NotImplementedError
 
 
-def is_installed(package: str) -> bool:
-    """Return whether a package is installed."""
-    return importlib.util.find_spec(package) is not None
-
-
 class TensorBoardCurves(CurveLog):
-    """Writes the curves for TensorBoard, which must be installed.
+    """Writes the curves for TensorBoard.
 
     A resumed run tells TensorBoard to forget the points after its checkpoint, which it logs again.
 
@@ -74,7 +69,7 @@ class WandbCurves(CurveLog):
     """
 
     def __init__(self, project: str, folder: Path) -> None:
-        if not is_installed("wandb"):
+        if importlib.util.find_spec("wandb") is None:
             raise RequestError(
                 f"wandb must be installed for the project {project!r}: pip install wandb"
             )

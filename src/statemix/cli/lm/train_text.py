@@ -226,11 +226,9 @@ class TrainText:
 
     def _curves(self) -> list[curve_logs.CurveLog]:
         """Return the logs of the curves."""
-        curves: list[curve_logs.CurveLog] = []
-        if curve_logs.is_installed("tensorboard"):
-            curves.append(curve_logs.TensorBoardCurves(self.folder / "tensorboard"))
-        else:
-            print("`pip install tensorboard` adds curves; metrics.jsonl has the numbers")
+        curves: list[curve_logs.CurveLog] = [
+            curve_logs.TensorBoardCurves(self.folder / "tensorboard")
+        ]
         if self.wandb is not None:
             curves.append(curve_logs.WandbCurves(self.wandb, self.folder))
         return curves

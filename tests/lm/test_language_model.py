@@ -9,6 +9,7 @@ from transformers import AutoModelForSequenceClassification
 from statemix.errors import OptionError
 from statemix.lm import StatemixConfig
 from statemix.lm.hub_model import CACHE
+from statemix.lm.language_scores import summed_loss
 
 IDS = torch.randint(1, 50, (2, 9), generator=torch.Generator().manual_seed(2))
 
@@ -91,3 +92,15 @@ def test_attention_has_heads_of_64_channels_and_rotary_positions_by_default():
 
     assert attention(256) == {"name": "attention", "num_heads": 4, "rope": True}
     assert [attention(width)["num_heads"] for width in (16, 160, 200, 320)] == [1, 2, 2, 5]
+
+
+@torch.no_grad()
+def test_losses_of_16_bit_models_are_summed_in_32_bits():
+    """In bfloat16, a sum of 16 losses would have two or three digits."""
+    model = build_model("bd_lru").bfloat16()
+    logits = model(IDS).logits
+    assert logits.dtype == torch.bfloat16
+    exact = -logits[:, :-1].double().log_softmax(-1).gather(-1, IDS[:, 1:, None]).sum()
+    for loss in (summed_loss(model, IDS), model(IDS, labels=IDS).loss * IDS[:, 1:].numel()):
+        assert loss.dtype == torch.float32
+        torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=0)

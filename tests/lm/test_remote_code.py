@@ -19,10 +19,14 @@ LOADER = """
 import sys
 sys.modules["statemix"] = None
 import torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+options = {"trust_remote_code": True}
+assert AutoConfig.from_pretrained(sys.argv[1], **options).model_type == "statemix"
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], **options)
 ids, mask, logits, tokens = torch.load(sys.argv[2])
 found = model(ids, attention_mask=mask).logits
+hidden = AutoModel.from_pretrained(sys.argv[1], **options)(ids, attention_mask=mask)[0]
+assert torch.equal(model.lm_head(hidden), found)
 torch.testing.assert_close(found[mask.bool()], logits[mask.bool()], rtol=1e-4, atol=1e-5)
 options = dict(max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
 assert torch.equal(model.generate(ids, attention_mask=mask, **options), tokens)

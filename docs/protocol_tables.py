@@ -6,7 +6,7 @@ from typing import Any
 
 from measurement_tables import RESULTS, markdown
 
-from statemix.studies.exactness.exact_protocols import RECIPE, is_at_chosen_rate
+from statemix.studies.exactness.exact_protocols import RECIPE, has_tuned_rate
 from statemix.studies.result_text import accuracy_text, duration_text, published_text
 from statemix.studies.store import StoredRow, merged
 from statemix.studies.study import find_study
@@ -23,7 +23,7 @@ def tables() -> dict[str, str]:
 
 
 def _done(entry: StudyEntry, rows: Mapping[str, StoredRow]) -> list[Mapping[str, Any]]:
-    keys = (key for _, run, key in entry.trials.runs if is_at_chosen_rate(run, rows))
+    keys = (key for _, run, key in entry.trials.runs if has_tuned_rate(run, rows))
     return [rows[key] for key in keys if key in rows and rows[key]["status"] == "done"]
 
 
@@ -75,7 +75,8 @@ def _published(entry: StudyEntry) -> str:
 
 
 def _cost(found: list[Mapping[str, Any]]) -> str:
-    seconds = [row["time_s"] + row["certify_s"] for row in found]
+    # Older rows have no processor time.
+    seconds = [row.get("cpu_s", row["time_s"]) + row["certify_s"] for row in found]
     return duration_text(math.fsum(seconds) / len(seconds)) if seconds else _MISSING
 
 

@@ -86,8 +86,7 @@ def map_large_blocks() -> bool:
 def freed_memory_kept() -> Iterator[None]:
     """Keep freed memory for the next steps of a training, and return it at the end.
 
-    Blocks of many sizes fragment the heap: the process may hold more memory than it uses, a sixth
-    more in a training of Mamba.
+    Blocks of many sizes fragment the heap, so the process may hold more memory than it uses.
     """
     reuse_freed_memory()
     try:

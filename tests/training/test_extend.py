@@ -92,8 +92,10 @@ def test_a_longer_request_names_extension(tiny, tmp_path):
     message = r"schedules\.epochs=4, not 7; extend the run or choose another folder$"
     with pytest.raises(RequestError, match=message):
         train(tiny({"schedules.epochs": 7}), tmp_path)
-    with pytest.raises(RequestError, match=r"not 4; choose another folder$"):
-        train(tiny({"batches.size": 4}), tmp_path)
+    for others in ({"epochs": 3}, {"epochs": 7, "learning_rate": "constant"}):
+        changes = {f"schedules.{name}": value for name, value in others.items()}
+        with pytest.raises(RequestError, match=r", not \S+; choose another folder$"):
+            train(tiny(changes), tmp_path)
 
 
 def test_a_search_is_not_extended(fresh, tmp_path):

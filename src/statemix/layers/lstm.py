@@ -13,8 +13,8 @@ from statemix.layers.padded import PaddedLayer
 from statemix.layers.state import loadable
 from statemix.ops import flops
 
-# On processors without AVX-512, autocast calls an LSTM of oneDNN that does not exist there.
-# A build without oneDNN has no such operator.
+# Under autocast, PyTorch calls the LSTM of oneDNN, which lacks bfloat16 on processors without
+# AVX-512. Builds of PyTorch without oneDNN do not have this function, and need no care.
 _has_bfloat16 = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
 _LACKS_BFLOAT16 = not _has_bfloat16()
 

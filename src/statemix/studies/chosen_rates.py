@@ -1,13 +1,35 @@
 """Studies whose models choose their learning rates by the runs with seed 0."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from statemix.studies.store import Store, StoredRow
+from statemix.studies.store import Store, StoredRow, key
 from statemix.studies.study import Study
 from statemix.studies.study_entries import Planned, due
 from statemix.studies.study_runs import Runnable
+
+
+def chosen_rate(
+    tries: Mapping[float, Runnable],
+    rows: Mapping[str, StoredRow],
+    loss: Callable[[StoredRow], float],
+) -> float | None:
+    """Return the learning rate whose run has the least loss; None if a run has not ended yet.
+
+    Args:
+        tries: learning rate -> run.
+        rows: rows of a results store by key.
+        loss: function of the row of a run that is done. The others lose.
+    """
+    losses = {}
+    for rate, run in tries.items():
+        row = rows.get(key(run))
+        if row is None:
+            return None
+        losses[rate] = loss(row) if row["status"] == "done" else math.inf
+    return min(losses, key=losses.__getitem__)
 
 
 class ChosenRates(Study):

@@ -32,7 +32,6 @@ STATE = "state.json"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
-_LENGTHS = ("schedules.epochs", "schedules.num_steps")
 # Seconds to wait for readers of the status, which hold the lock for an instant.
 _PATIENCE_S = 0.3
 # Files that a run may leave if it is killed before its configuration is whole.
@@ -131,21 +130,29 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
         raise RequestError(
             f"folder must hold a run of the same configuration, got {folder} with "
             f"{name}={_shown(theirs, name, stored)}, not {_shown(ours, name, config)}; "
-            f"{'extend the run or ' if name in _LENGTHS else ''}choose another folder"
+            f"{'extend the run or ' if _is_extension(stored, config) else ''}choose another folder"
         )
     return stored
+
+
+def _is_extension(stored: StoredConfig, config: StoredConfig) -> bool:
+    """Return whether a request differs from a stored one in a longer training alone."""
+    try:
+        longer = _with_length(stored, config)
+    except SettingError:
+        return False
+    return difference(config.asked, longer.asked) is None
 
 
 def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
     """Return a stored configuration with the length of a longer one."""
     changed = [stored.asked, stored.resolved]
-    for setting in _LENGTHS:
-        name = setting.removeprefix("schedules.")
+    for name in ("epochs", "num_steps"):
         before, after = (one.resolved.get("schedules", {}).get(name) for one in (stored, longer))
         if before == after:
             continue
         if before is None or after is None or after < before:
-            raise SettingError(setting, f"must be at least {before} to extend", after)
+            raise SettingError(f"schedules.{name}", f"must be at least {before} to extend", after)
         changed = [
             {**part, "schedules": {**part.get("schedules", {}), name: after}} for part in changed
         ]

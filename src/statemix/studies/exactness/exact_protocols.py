@@ -6,8 +6,9 @@ from functools import partial
 from typing import NamedTuple, cast
 
 from statemix.layers import LayerSpec
+from statemix.studies.chosen_rates import chosen_rate
 from statemix.studies.recipes import exact
-from statemix.studies.store import StoredRow, key
+from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import (
     Number,
     ProtocolName,
@@ -132,20 +133,17 @@ def _networks() -> Iterator[
         yield name, partial(_peer, layer), _PEER_SEEDS, _COMPARED
 
 
-def is_at_chosen_rate(run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
+def has_tuned_rate(run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
     """Return whether a run has the learning rate that its network has chosen for its task.
 
-    The rate with the least loss in validation is chosen, by runs with seed 0. None means that one
-    of them has not ended yet. The recipe has a rate of its own.
+    The rate with the least loss of validation words is chosen, by runs with seed 0. None means that
+    one of them has not ended yet. The recipe has a rate of its own.
     """
     run = cast(RunConfig, run)
     if run.search.attempts is not None:
         return True
-    found = {rate: rows.get(key(_at_rate(run, rate, 0))) for rate in RATES}
-    if any(row is None for row in found.values()):
-        return None
-    best = min(RATES, key=lambda rate: _validation_loss(cast(StoredRow, found[rate])))
-    return run.optimizer.learning_rate == best
+    best = chosen_rate({rate: _at_rate(run, rate, 0) for rate in RATES}, rows, _validation_loss)
+    return None if best is None else run.optimizer.learning_rate == best
 
 
 def _at_rate(run: RunConfig, rate: float, seed: int) -> RunConfig:
@@ -153,9 +151,6 @@ def _at_rate(run: RunConfig, rate: float, seed: int) -> RunConfig:
 
 
 def _validation_loss(row: StoredRow) -> float:
-    """Return infinity for a run without a result."""
-    if row["status"] != "done":
-        return math.inf
     (head,) = row["best_validation"].values()
     return math.inf if head["loss"] is None else head["loss"]
 

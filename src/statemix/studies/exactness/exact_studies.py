@@ -9,7 +9,7 @@ import polars as pl
 
 from statemix.studies import store
 from statemix.studies.chosen_rates import ChosenRates
-from statemix.studies.exactness.exact_protocols import is_at_chosen_rate, protocol_entries
+from statemix.studies.exactness.exact_protocols import has_tuned_rate, protocol_entries
 from statemix.studies.exactness.exact_suites import (
     automaton_entries,
     factorial_entries,
@@ -68,7 +68,7 @@ class ProtocolStudy(ChosenRates, CertifiedStudy):
     """The recipe on the tasks of other works, beside networks with tuned learning rates."""
 
     def is_at_chosen_rate(self, run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
-        return is_at_chosen_rate(run, rows)
+        return has_tuned_rate(run, rows)
 
     def runs(
         self, entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
@@ -78,7 +78,7 @@ class ProtocolStudy(ChosenRates, CertifiedStudy):
             name
             for entry in entries
             for _, config, name in entry.trials.runs
-            if is_at_chosen_rate(config, rows) is False
+            if has_tuned_rate(config, rows) is False
         ]
         return found.filter(~pl.col("key").is_in(others).fill_null(value=False))
 

@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import polars as pl
 
+from statemix.studies.chosen_rates import chosen_rate
 from statemix.studies.figure import Panel, curves
 from statemix.studies.language.language_runs import LanguageRun
 from statemix.studies.language.language_suites import BLOCKS, LARGER, RATE, RATES, WIDTH
 from statemix.studies.result_text import Line, Table, commit_text, duration_text
-from statemix.studies.store import StoredRow, key
+from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import StudyEntry
 from statemix.studies.study_runs import Runnable
 
@@ -107,11 +108,8 @@ def is_at_chosen_rate(run: Runnable, rows: Mapping[str, StoredRow]) -> bool | No
     that one of them has not ended yet.
     """
     run = cast(LanguageRun, run)
-    found = {rate: rows.get(key(at_rate(run, rate))) for rate in RATES}
-    if any(row is None for row in found.values()):
-        return None
-    best = min(RATES, key=lambda rate: _validation_bits(cast(StoredRow, found[rate])))
-    return bool(run.training["learning_rate"] == best)
+    best = chosen_rate({rate: at_rate(run, rate) for rate in RATES}, rows, _validation_bits)
+    return None if best is None else bool(run.training["learning_rate"] == best)
 
 
 def at_rate(run: LanguageRun, rate: float) -> LanguageRun:
@@ -120,9 +118,6 @@ def at_rate(run: LanguageRun, rate: float) -> LanguageRun:
 
 
 def _validation_bits(row: StoredRow) -> float:
-    """Return infinity for a run without a result."""
-    if row["status"] != "done":
-        return math.inf
     return float(row["language"]["scores"]["validation"]["bits_per_byte"])
 
 

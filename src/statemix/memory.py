@@ -86,7 +86,8 @@ def map_large_blocks() -> bool:
 def freed_memory_kept() -> Iterator[None]:
     """Keep freed memory for the next steps of a training, and return it at the end.
 
-    Blocks of many sizes fragment the heap, so the process may hold more memory than it uses.
+    Blocks of many sizes fragment the heap, so the process may hold more memory than it uses. glibc
+    keeps large blocks in its first arena alone: those of the main thread, until it lacks memory.
     """
     reuse_freed_memory()
     try:

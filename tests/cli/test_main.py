@@ -21,6 +21,7 @@ FLAGS = {
         --model.layers --model.num-layers --model.hidden-size --model.bos --model.no-bos
         --model.residual --model.no-residual --model.norm --model.channel-mixer
         --model.zero-biases --model.no-zero-biases --model.backbone --model.linear-init
+        --model.embedding-init
         --batches.size --batches.accumulate --batches.packed --batches.no-packed
         --optimizer.learning-rate --optimizer.weight-decay --optimizer.betas --optimizer.clip-norm
         --optimizer.groups --objective.position-power --objective.permutation-penalty

@@ -84,6 +84,7 @@ _FITTING: dict[str, list[list[str]]] = {
     "--model.norm": [["layer"], ["none"]],
     "--model.backbone": [["autoencoder"], ["causal"]],
     "--model.linear-init": [["normal"], ["own"]],
+    "--model.embedding-init": [["features"], ["normal"]],
     "--model.channel-mixer": [["swiglu"], ["mlp", "intermediate_size=3"], ["none"]],
     "--batches.size": [["1"], ["1000"]],
     "--batches.accumulate": [["3"], ["2000000000"]],

@@ -247,6 +247,10 @@ ARGUMENTS = {
     ),
     "zero_biases": (False, lambda m: m.readouts["product"].bias.any()),
     "linear_init": ("normal", lambda m: m.readouts["product"].weight.abs().max() < 0.1),
+    "token_features": (
+        torch.eye(7),
+        lambda m: not m.backbone.embedding.weight[:, 7].any(),
+    ),
     "seed": (
         1,
         lambda m: not torch.equal(m.backbone.embedding.weight, made().backbone.embedding.weight),
@@ -270,6 +274,18 @@ def test_every_argument_reaches_the_model(argument):
     value, reached = ARGUMENTS[argument]
     assert not reached(made())
     assert reached(made(**{argument: value}))
+
+
+def test_embeddings_start_as_scaled_features_and_the_start_token_at_random():
+    features = torch.arange(1.0, 15.0).reshape(7, 2)
+    usual, model = made(bos=True), made(bos=True, token_features=features)
+    found = model.backbone.embedding.weight
+    assert torch.allclose(found[:7, :2] / found[0, 0], features)
+    assert not found[:7, 2:].any()
+    assert found[:7].square().mean().sqrt().item() == pytest.approx(0.02)
+    assert torch.equal(found[7], usual.backbone.embedding.weight[7])
+    for name, weight in usual.state_dict().items():
+        assert name == "backbone.embedding.weight" or torch.equal(weight, model.state_dict()[name])
 
 
 @pytest.mark.parametrize("change", [{"residual": False}, {"norm": "layer"}, {"norm": "none"}])
@@ -338,6 +354,18 @@ def test_an_lstm_starts_as_in_torch():
             ValueError,
             "intermediate_size must be at least 1, got -1",
         ),
+        (
+            {"token_features": torch.ones(6, 2)},
+            OptionError,
+            r"token_features must have shape \(7, F\), got \(6, 2\)",
+        ),
+        (
+            {"token_features": torch.ones(7, 9)},
+            OptionError,
+            "hidden_size must be at least 9, the features of a token, got 8",
+        ),
+        ({"token_features": torch.zeros(7, 2)}, OptionError, "finite, and not 0 alone"),
+        ({"token_features": torch.full((7, 2), torch.nan)}, OptionError, "must be finite"),
     ],
 )
 def test_bad_input_is_named(settings, error, message):

@@ -223,6 +223,13 @@ def test_the_suite_trains_every_group_with_twenty_seeds():
         assert [config.seed for config in runs_of(condition)] == list(range(10))
         (usual,) = [one for one in recipe if one.column == condition.column]
         assert changes_of(runs_of(condition)[0], runs_of(usual)[0]) == OPENED
+    encoded = [one for one in suite if one.model.endswith("embeddings start as matrices")]
+    assert [one.column for one in encoded] == ["A_5", "S_5"]
+    for condition in encoded:
+        assert [config.seed for config in runs_of(condition)] == list(range(20))
+        (usual,) = [one for one in recipe if one.column == condition.column]
+        changes = changes_of(runs_of(condition)[0], runs_of(usual)[0])
+        assert changes == {"model.embedding_init": "features"}
     keys = [key(config) for condition in suite for config in runs_of(condition)]
     assert len(keys) == len(set(keys))
 
@@ -300,6 +307,7 @@ CHANGES = {
     },
     "6 tests": {"search.tests": 6},
     "other words": {"task.seed": 1},
+    "embeddings start as permutation matrices": {"model.embedding_init": "features"},
 }
 
 
@@ -448,7 +456,7 @@ def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():
     assert list(found) == [(group, name) for name in names for group in ("A_5", "S_5")]
     for (group, name), condition in found.items():
         first = runs_of(usual[group])[0]
-        seeds = 40 if name == "as in the recipe" else 10
+        seeds = 40 if name in ("as in the recipe", [*CHANGES][-1]) else 10
         assert [config.seed for config in runs_of(condition)] == list(range(100, 100 + seeds))
         assert changes_of(runs_of(condition)[0], first) == CHANGES.get(name, {})
         assert runs_of(condition)[0].search.attempts == 1

@@ -102,6 +102,20 @@ def test_words_of_generators_reach_the_whole_group(name):
         Permutation(group=name, generators=True, length=6, train_size=60)
 
 
+@pytest.mark.parametrize("options", [{}, {"generators": True}, {"num_generators": 4}])
+def test_features_of_tokens_are_matrices_that_multiply_like_permutations(options):
+    task = Permutation(group="S_4", **options)
+    matrices = task.token_features().reshape(task.vocab_size, 4, 4)
+    whole = Permutation(group="S_4").token_features().reshape(24, 4, 4)
+    examples = task.examples("train", 0, 5, 6)
+    for word, products in zip(examples.tokens, examples.targets["product"], strict=True):
+        product = np.eye(4, dtype=np.float32)
+        for token, expected in zip(word, products, strict=True):
+            # (a b)(i) = a(b(i)): row i of the product is row b(i) of a.
+            product = matrices[token] @ product
+            assert (product == whole[expected]).all()
+
+
 def test_all_positions_are_scored():
     _, targets = product(Permutation().examples("test", 0, 100))
     assert (targets >= 0).all()

@@ -12,7 +12,13 @@ from statemix.errors import RequestError, SettingError
 from statemix.layers import LAYERS, LayerSpec
 from statemix.models import MODELS, MixerSpec, ModelKind, backbone
 from statemix.tasks import TaskSpec
-from statemix.training import AttributeSchedule, RunConfig, ScheduleConfig, config_from_plain
+from statemix.training import (
+    AttributeSchedule,
+    RunConfig,
+    ScheduleConfig,
+    config_from_plain,
+    train,
+)
 from statemix.training.plain import read_tree
 from statemix.training.settings import Assignments
 
@@ -104,6 +110,20 @@ def test_a_bad_schedule_is_named(fields, message):
     plain = {"attribute": "gate_temperature", "end": 0.5} | fields
     with pytest.raises(SettingError, match=rf"^schedules.attributes.0.{message}"):
         config_from_plain({"schedules": {"attributes": [plain]}})
+
+
+def test_features_need_a_task_that_has_them_and_a_network_wide_enough(tmp_path):
+    features = {"embedding_init": "features"}
+    tree = {"task": "parity", "model": features}
+    with pytest.raises(
+        SettingError, match=r"model\.embedding_init must be 'normal' for the task"
+    ):
+        train(config_from_plain(tree), tmp_path / "run")
+    tree = {"task": {"name": "permutation", "group": "S_4"}, "model": {"hidden_size": 15}}
+    tree["model"].update(features)
+    with pytest.raises(RequestError, match="model: hidden_size must be at least 16, the features"):
+        train(config_from_plain(tree), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_choices_are_those_of_the_model():

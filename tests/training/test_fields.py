@@ -159,6 +159,12 @@ ROWS = {
     "model.linear_init": Row(
         "normal", lambda t: t.model().readouts["product"].weight.abs().max().item() < 0.1, True
     ),
+    "model.embedding_init": Row(
+        "features",
+        lambda t: t.model().backbone.embedding.weight[:6].count_nonzero().item(),
+        18,
+        {"model.hidden_size": 9},
+    ),
     "batches.size": Row(4, lambda t: len(t.batch().tokens), 4),
     "batches.accumulate": Row(3, lambda t: len(t.run().loop.batches.parts(0)), 3),
     "batches.packed": Row(True, lambda t: t.batch().tokens.shape, (1, 40)),

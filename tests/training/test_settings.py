@@ -267,6 +267,7 @@ configurations = st.builds(
         zero_biases=st.booleans(),
         backbone=st.sampled_from(["causal", "autoencoder"]),
         linear_init=maybe(st.sampled_from(["own", "normal"])),
+        embedding_init=st.sampled_from(["normal", "features"]),
     ),
     batches=st.builds(BatchConfig, size=counts, accumulate=counts, packed=st.booleans()),
     optimizer=st.builds(

@@ -45,6 +45,9 @@ class ReadoutModel(nn.Module, ABC):
             other parameters stay as their part drew them: the cell of an LSTM,
             convolutions, pointwise and constant gates, decays, norms. None means MAD's choice for
             this kind of model (``usual_linear_init``).
+        token_features: numbers that describe each token, shape (vocab_size, F), F <= hidden_size.
+            The embeddings start as these numbers and zeros, scaled to the root mean square of
+            random embeddings. None means random embeddings.
         seed: seed of the initial weights. The global generator is not changed.
 
     Attributes:
@@ -71,6 +74,7 @@ class ReadoutModel(nn.Module, ABC):
         channel_mixer: MixerSpec | None = None,
         zero_biases: bool = True,
         linear_init: LinearInit | None = None,
+        token_features: Tensor | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -104,6 +108,8 @@ class ReadoutModel(nn.Module, ABC):
                 block.zero_biases()
             for head in heads:
                 nn.init.zeros_(self.readouts.get_parameter(f"{head}.bias"))
+        if token_features is not None:
+            _start_as(self.backbone.embedding.weight[:vocab_size], token_features)
         self.register_load_state_dict_pre_hook(_rename_earlier)  # type: ignore[no-untyped-call]
 
     def _add_parts(self, hidden_size: int, norm: Norm) -> None:
@@ -171,6 +177,25 @@ def _redraw_linear_maps(model: nn.Module) -> None:
             nn.init.normal_(part.weight, std=_STD)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
+
+
+@torch.no_grad()
+def _start_as(embeddings: Tensor, features: Tensor) -> None:
+    num_tokens, width = embeddings.shape
+    if features.ndim != 2 or len(features) != num_tokens:
+        raise OptionError(
+            f"token_features must have shape ({num_tokens}, F), got {tuple(features.shape)}"
+        )
+    num_features = features.shape[1]
+    if num_features > width:
+        raise OptionError(
+            f"hidden_size must be at least {num_features}, the features of a token, got {width}"
+        )
+    if not features.isfinite().all() or not features.any():
+        raise OptionError("token_features must be finite, and not 0 alone")
+    embeddings.zero_()
+    embeddings[:, :num_features] = features
+    embeddings *= _STD / embeddings.square().mean().sqrt()
 
 
 def _rename_earlier(model: nn.Module, weights: dict[str, Any], prefix: str, *_: object) -> None:

@@ -217,6 +217,19 @@ class Permutation:
         moves = self.group.table[:, self.letters]
         return Automaton(0, moves, moves)
 
+    def token_features(self) -> NDArray[np.float32]:
+        """Return the matrix of each token's permutation, row by row, shape (vocab_size, n^2).
+
+        A permutation x of n points has a 1 at row i and column x(i).
+
+        Example:
+            >>> Permutation(group="S_2").token_features().tolist()
+            [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]]
+        """
+        images = np.array(self.group.elements)[list(self.letters)] - 1
+        matrices: NDArray[np.float32] = np.eye(self.group.degree, dtype=np.float32)[images]
+        return matrices.reshape(self.vocab_size, -1)
+
     def describe(self, index: int, split: addressing.Split = "train") -> str:
         """Return one example as text: permutations and ids of the word and of its running product.
 

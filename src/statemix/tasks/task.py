@@ -1,7 +1,7 @@
 """The interface of tasks: labelled token sequences, addressed by (seed, split, index, length)."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,4 +106,13 @@ class Task(Protocol):
 
     def describe(self, index: int, split: Split = "train") -> str:
         """Return one example as text."""
+        ...
+
+
+@runtime_checkable
+class HasTokenFeatures(Protocol):
+    """A task whose tokens stand for objects that numbers describe."""
+
+    def token_features(self) -> NDArray[np.float32]:
+        """Return the numbers of each token, shape (vocab_size, F)."""
         ...

@@ -10,7 +10,7 @@ from statemix.errors import ABSENT, SettingError
 from statemix.layers import LayerSpec
 from statemix.models import MODELS, LinearInit, MixerSpec, ModelKind, ReadoutModel
 from statemix.models.backbone import Norm
-from statemix.tasks import TASKS, Task, TaskSpec
+from statemix.tasks import TASKS, HasTokenFeatures, Task, TaskSpec
 from statemix.training.plain import import_modules
 from statemix.training.settings import SPEC, Assignments, Settings, built
 
@@ -62,6 +62,9 @@ class ModelConfig(Settings):
     linear_init: LinearInit | None = None
     """Initial linear maps. own: each part draws its own. normal: all are redrawn from N(0, 0.02)
     with zero biases, those of layers too (MAD's choice for the backbone if not given)."""
+    embedding_init: Literal["normal", "features"] = "normal"
+    """Initial embeddings. normal: drawn from N(0, 0.02). features: the task's description of its
+    tokens, such as the matrix of a permutation."""
 
     def stack(self) -> tuple[LayerSpec, ...]:
         """Return the sequence layers of the whole depth."""
@@ -292,6 +295,12 @@ class RunConfig(Settings):
             RequestError: if an option of a layer or a mixer is out of range or has the wrong type.
         """
         model = self.model
+        features = None
+        if model.embedding_init == "features":
+            if not isinstance(task, HasTokenFeatures):
+                condition = f"must be 'normal' for the task {self.task.name}"
+                raise SettingError("model.embedding_init", condition, model.embedding_init)
+            features = torch.from_numpy(task.token_features())
         network: ReadoutModel = built(
             "model",
             MODELS[model.backbone],
@@ -305,6 +314,7 @@ class RunConfig(Settings):
             channel_mixer=model.channel_mixer,
             zero_biases=model.zero_biases,
             linear_init=model.linear_init,
+            token_features=features,
             seed=self.seed if seed is None else seed,
         )
         return network

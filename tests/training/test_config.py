@@ -115,9 +115,7 @@ def test_a_bad_schedule_is_named(fields, message):
 def test_features_need_a_task_that_has_them_and_a_network_wide_enough(tmp_path):
     features = {"embedding_init": "features"}
     tree = {"task": "parity", "model": features}
-    with pytest.raises(
-        SettingError, match=r"model\.embedding_init must be 'normal' for the task"
-    ):
+    with pytest.raises(SettingError, match=r"model\.embedding_init must be 'normal' for the task"):
         train(config_from_plain(tree), tmp_path / "run")
     tree = {"task": {"name": "permutation", "group": "S_4"}, "model": {"hidden_size": 15}}
     tree["model"].update(features)

@@ -168,7 +168,9 @@ def test_the_training_ring_trains_evaluates_and_certifies(environment, tmp_path)
         ["doctor"],
     ):
         done = run(environment("train"), "-m", "statemix", *command, cwd=tmp_path)
-        assert done.returncode == 0, (command, done.stderr)
+        # After one epoch, nothing is proven.
+        assert done.returncode == (command[0] == "certify"), (command, done.stderr)
+    assert (tmp_path / "run" / "certificate.json").exists()
 
 
 @pytest.mark.slow

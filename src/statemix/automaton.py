@@ -29,7 +29,7 @@ class Automaton:
             position is not scored.
 
     Raises:
-        TypeError: if a table is not an array of int64.
+        TypeError: if a table is not an array of int64, or the start is not an int.
         ValueError: if the tables are empty, their shapes differ, or a state or a class is out of
             range.
 
@@ -55,6 +55,8 @@ class Automaton:
                 f"outputs must have the shape of transitions {self.transitions.shape}, got "
                 f"{self.outputs.shape}"
             )
+        if not isinstance(self.start, int | np.integer) or isinstance(self.start, bool):
+            raise TypeError(f"start must be an int, got {self.start!r}")
         if not 0 <= self.start < self.num_states:
             raise ValueError(f"start must be in 0..{self.num_states - 1}, got {self.start}")
         if self.transitions.min() < NEVER or self.transitions.max() >= self.num_states:
@@ -77,10 +79,12 @@ class Automaton:
         """Return the outputs along a word.
 
         Raises:
-            ValueError: if a token cannot follow those before it.
+            ValueError: if a token is out of range, or cannot follow those before it.
         """
         state, found = self.start, []
         for position, token in enumerate(word):
+            if not 0 <= token < self.num_tokens:
+                raise ValueError(f"tokens must be in 0..{self.num_tokens - 1}, got {token}")
             after = int(self.transitions[state, token])
             if after == NEVER:
                 raise ValueError(f"token {token} cannot stand at position {position}")

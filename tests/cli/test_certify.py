@@ -117,6 +117,7 @@ def test_a_stranger_can_check_the_tables_of_a_proof(tracker):
     stored = certificate(tracker)
     assert check_certificate.check(stored["tables"]) == (stored["pairs"], None)
     assert stored["without_tables"] is None
+    assert (stored["letters"], stored["answers"]) == (["0", "1"], ["0", "1"])
     assert len((tracker / "certificate.json").read_text().splitlines()) < 60
     main(["certify", str(tracker), "--soft"])
     stored = certificate(tracker, "-soft")
@@ -136,15 +137,26 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
     kept, broken = tmp_path / "kept.txt", tmp_path / "broken.txt"
     kept.write_text(KEPT)
     broken.write_text(BROKEN)
-    assert main(["certify", str(run), "--property", str(kept), "--max-pairs", "1"]) == 0
-    assert capsys.readouterr().out.startswith("open: more than 1 states\n  network  with gates")
+    assert main(["certify", str(run), "--property", str(kept), "--max-pairs", "1"]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("open: more than 1 states\n  network  with gates")
+    assert "pairs" not in said.out
+    assert said.err == f"statemix: the verdict on {run} is open\n"
     assert main(["certify", str(run)]) == 0
     capsys.readouterr()
     assert main(["certify", str(run), "--property", str(kept)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["proven: no word leads to a bad state", "  network  the proven one"]
     assert lines[-1] == f"written: {run}/property-kept.json"
-    assert main(["certify", str(run), "--property", str(broken), "--json"]) == 0
+    # Another search of the same network may only have been shorter.
+    assert main(["certify", str(run), "--property", str(kept), "--max-pairs", "1"]) == 1
+    assert capsys.readouterr().out.endswith("not written: the file holds a verdict, which stays\n")
+    assert json.loads((run / "property-kept.json").read_text())["verdict"] == "proven"
+    kept.write_text(KEPT + "# The same, as another text.\n")
+    assert main(["certify", str(run), "--property", str(kept), "--max-pairs", "1"]) == 1
+    assert json.loads((run / "property-kept.json").read_text())["verdict"] == "open"
+    capsys.readouterr()
+    assert main(["certify", str(run), "--property", str(broken), "--json"]) == 1
     row = json.loads(capsys.readouterr().out)
     assert row == json.loads((run / "property-broken.json").read_text())
     assert (row["verdict"], row["word"], row["answers"]) == ("refuted", ["1", "0"], ["1", "1"])
@@ -152,7 +164,7 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
     assert row["property"] == BROKEN
     output = tmp_path / "elsewhere"
     command = ["certify", str(run), "--property", str(broken), "--soft", "--output", str(output)]
-    assert main(command) == 0
+    assert main(command) == 1
     assert json.loads((output / "property-broken.json").read_text())["network"] == "as trained"
 
 
@@ -170,13 +182,50 @@ def test_a_proof_is_compiled(tracker, tmp_path, capsys):
     output = tmp_path / "new" / "folder"
     assert main(["compile", str(tracker), "--name", "s2", "--output", str(output)]) == 0
     said = capsys.readouterr().out
-    assert said == f"2 states, 2 letters\nwritten: {output}/s2.c, {output}/s2.npz\n"
+    lines = ["proven at every length", "2 states, 2 letters"]
+    assert said.splitlines() == [*lines, f"written: {output}/s2.c, {output}/s2.npz"]
     assert "int32_t s2_step(s2_state *state, uint32_t letter)" in (output / "s2.c").read_text()
     with np.load(output / "s2.npz") as arrays:
         machine = StateMachine(arrays["transitions"], arrays["answers"])
     examples = load_outcome(tracker).config.build_task().examples("test", 0, 4, 5000)
     answers, _ = machine.run(examples.tokens)
     np.testing.assert_array_equal(answers, examples.targets["product"])
+
+
+def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys):
+    """Traces have no automaton, so how right the machine is on test traces takes its place."""
+    traces = tmp_path / "lamp.txt"
+    words = np.random.default_rng(0).integers(2, size=(200, 8))
+    # The first letter and the first answer name the numbers 0.
+    words[0, 0] = 0
+    lines = (
+        " ".join(
+            f"{('wait', 'press')[one]}/{('dark', 'lit')[sum(word[: n + 1]) % 2]}"
+            for n, one in enumerate(word)
+        )
+        for word in words
+    )
+    traces.write_text("\n".join(lines))
+    folder = tmp_path / "run"
+    task = ["--task", "traces", f"file={traces}", "train_size=100"]
+    words = [*task, *S_2[S_2.index("--model.bos") :], *BLOCKS]
+    assert main(["train", "--folder", str(folder), *words]) == 0
+    capsys.readouterr()
+    assert main(["compile", str(folder)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    with np.load(folder / "machine.npz") as arrays:
+        machine = StateMachine(arrays["transitions"], arrays["answers"])
+    examples = load_outcome(folder).config.build_task().examples("test", 0, 20)
+    (targets,) = examples.targets.values()
+    accuracy = (machine.run(examples.tokens)[0] == targets).mean()
+    assert said[:3] == [
+        f"not proven: {accuracy:.4f} of the answers on test traces are right",
+        "letters: 0 wait, 1 press",
+        "answers: 0 dark, 1 lit",
+    ]
+    head = (folder / "machine.c").read_text().partition("#include")[0]
+    assert "   letters: 0 wait, 1 press\n" in head
+    assert head.endswith("answers: 0 dark, 1 lit */\n")
 
 
 def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
@@ -192,14 +241,25 @@ def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
         ("[]", "must hold the tables of a proof, got none: run 'statemix certify"),
         ('{"without_tables": "because"}', "must hold the tables of a proof, got none: because"),
         ('{"tables": {}}', "must hold the tables of a proof, got: its tables"),
+        ("[" * 200_000, "certificate.json must be a certificate, got maximum recursion"),
         ('{"tables": 3}', "must hold the tables of a proof, got: it has no tables"),
     ):
         if change is not None:
             (run / "certificate.json").write_text(change)
         assert main(["compile", str(run)]) == 2
         assert re.search(message, capsys.readouterr().err)
+    assert main(["certify", str(tracker)]) == 0
+    stored = certificate(tracker)
+    stored["weights_sha256"] = "0" * 64
+    (run / "certificate.json").write_text(json.dumps(stored))
+    capsys.readouterr()
+    assert main(["compile", str(run)]) == 2
+    assert "must be about the weights of the run; run 'statemix certify" in capsys.readouterr().err
     (run / "certificate.json").unlink()
     weights = ["--weights", "best_test"]
+    assert main(["compile", str(run), *weights]) == 2
+    advice = f"run 'statemix certify {run} --weights best_test' first"
+    assert advice in capsys.readouterr().err
     assert main(["certify", str(run), *weights]) == 0
     assert main(["compile", str(run)]) == 2
     assert main(["compile", str(run), *weights]) == 0
@@ -221,7 +281,7 @@ def test_a_run_that_is_only_readable_is_certified_elsewhere(tracker, tmp_path, c
     task = load_outcome(run).config.build_task()
     assert search(load_proven(run, output=output), task.automaton()).verdict == "proven"
     # The proof stays, as it does in the folder of a run.
-    assert main(["certify", str(run), "--output", str(output), "--max-pairs", "1"]) == 0
+    assert main(["certify", str(run), "--output", str(output), "--max-pairs", "1"]) == 1
     assert f"not written: {files[0]} holds a proof" in capsys.readouterr().out
     run.chmod(0o755)
 
@@ -255,14 +315,14 @@ def test_gates_as_trained_are_right_up_to_the_length(tracker, capsys):
 
 
 def test_the_model_as_trained_stays_open(tracker, capsys):
-    assert main(["certify", str(tracker), "--soft", "--max-pairs", "50", "--json"]) == 0
+    assert main(["certify", str(tracker), "--soft", "--max-pairs", "50", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["network"]) == ("open", "as trained")
     assert found["reason"] == "more than 50 pairs of states"
     assert found["checked"] == certificate(tracker, "-soft")["checked"] > 0
     # The blocks that do not track count too, and their gates are far from 0 and 1.
     assert (found["horizon"], found["tracking"]) == (0, None)
-    assert main(["certify", str(tracker), "--soft", "--max-pairs", "50"]) == 0
+    assert main(["certify", str(tracker), "--soft", "--max-pairs", "50"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert f"  checked  right after every word of up to {found['checked']} tokens" in lines
     words = f"all blocks with gates as trained: no length is guaranteed; {found['horizon_reason']}"
@@ -276,26 +336,27 @@ def test_a_proof_is_lost_to_no_other_verdict(tracker, capsys):
     assert main(["certify", str(tracker)]) == 0
     proof = contents(tracker)
     # Other questions have other files.
-    for options in (["--soft", "--max-pairs", "50"], ["--weights", "best_test"]):
-        assert main(["certify", str(tracker), *options]) == 0
+    for options, code in ((["--soft", "--max-pairs", "50"], 1), (["--weights", "best_test"], 0)):
+        assert main(["certify", str(tracker), *options]) == code
         assert "written: " in capsys.readouterr().out.splitlines()[-1]
     assert (tracker / "certificate-best_test.json").exists()
     assert contents(tracker).items() >= proof.items()
     # The same question may have been searched less far.
     stays = f"not written: {tracker}/certificate.json holds a proof of these weights, which stays"
-    assert main(["certify", str(tracker), "--max-pairs", "1"]) == 0
+    assert main(["certify", str(tracker), "--max-pairs", "1"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert not lines[0].startswith("proven")
     assert lines[-1] == stays
-    assert main(["certify", str(tracker), "--max-pairs", "1", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["certify", str(tracker), "--max-pairs", "1", "--json"]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["verdict"] != "proven"
-    assert captured.err == f"statemix: {stays}\n"
+    assert captured.err.startswith(f"statemix: {stays}\n")
     assert contents(tracker).items() >= proof.items()
     load_proven(tracker)
     # A proof whose network is damaged, is none.
     (tracker / "certified.safetensors").write_bytes(b"x")
-    assert main(["certify", str(tracker), "--max-pairs", "1"]) == 0
+    assert main(["certify", str(tracker), "--max-pairs", "1"]) == 1
     assert certificate(tracker)["verdict"] != "proven"
     assert not (tracker / "certified.safetensors").exists()
 
@@ -315,7 +376,7 @@ def test_a_proof_of_other_weights_is_stale(tracker, tmp_path, capsys):
     message = f"must be about the weights of the run, got weights_sha256='{sha256}'"
     with pytest.raises(RequestError, match=message):
         load_proven(folder)
-    assert main(["certify", str(folder), "--max-pairs", "1"]) == 0
+    assert main(["certify", str(folder), "--max-pairs", "1"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == f"written: {folder}/certificate.json"
     assert certificate(folder)["weights_sha256"] == changed
 
@@ -335,7 +396,7 @@ def test_the_weights_that_are_asked_about_are_those_that_are_named(tracker, tmp_
     verdicts = {"last": "open", "best_test": "refuted"}
     for name, verdict in verdicts.items():
         words = ["--soft", "--max-pairs", "50", "--weights", name, "--json"]
-        assert main(["certify", str(folder), *words]) == 0
+        assert main(["certify", str(folder), *words]) == 1
         assert json.loads(capsys.readouterr().out)["verdict"] == verdict
     stored = certificate(folder, "-best_test-soft")
     assert (stored["weights"], stored["weights_sha256"]) == ("best_test", sha256)
@@ -352,7 +413,7 @@ def test_the_number_of_pairs_is_shown_on_a_terminal(tracker, capsys, monkeypatch
     if terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("TERM", "xterm")
-    assert main(["certify", str(tracker), "--soft", "--max-pairs", "50", "--json"]) == 0
+    assert main(["certify", str(tracker), "--soft", "--max-pairs", "50", "--json"]) == 1
     captured = capsys.readouterr()
     checked = json.loads(captured.out)["checked"]
     shown = {int(number) for number in re.findall(r"(\d+) pairs", captured.err)}
@@ -362,13 +423,15 @@ def test_the_number_of_pairs_is_shown_on_a_terminal(tracker, capsys, monkeypatch
         assert len(shown - {0}) <= checked
         assert max(shown) <= 50
     else:
-        assert captured.err == ""
+        assert captured.err == f"statemix: the verdict on {tracker} is open\n"
 
 
 def test_a_failing_word_is_shown_and_fails(train, capsys):
     folder = train("failing", "--seed", "0", *BLOCKS)
-    assert main(["certify", str(folder), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert main(["certify", str(folder), "--json"]) == 1
+    said = capsys.readouterr()
+    assert said.err.endswith(f"statemix: the verdict on {folder} is refuted\n")
+    found = json.loads(said.out)
     assert (found["verdict"], found["network"]) == ("refuted", "hardened")
     model = load_model(folder)
     model.backbone.blocks[0].mixer.gate_temperature = 1e-30
@@ -377,7 +440,7 @@ def test_a_failing_word_is_shown_and_fails(train, capsys):
     answer, expected = int(logits[-1].argmax()), automaton.answers(found["word"])[-1]
     assert answer != expected
     assert (found["answer"], found["expected"]) == (answer, expected)
-    assert main(["certify", str(folder)]) == 0
+    assert main(["certify", str(folder)]) == 1
     words = " ".join(map(str, found["word"]))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"refuted: wrong after {words}, a shortest such word"
@@ -387,7 +450,7 @@ def test_a_failing_word_is_shown_and_fails(train, capsys):
 
 def test_a_model_without_gates_is_asked_as_it_is(train, capsys):
     folder = train("lstm", "--model.layers", "lstm")
-    assert main(["certify", str(folder), "--max-pairs", "200"]) == 0
+    assert main(["certify", str(folder), "--max-pairs", "200"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "open: more than 200 pairs of states"
     assert lines[1].split() == ["network", "as", "trained"]

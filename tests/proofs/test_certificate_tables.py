@@ -200,7 +200,7 @@ def test_a_rule_may_look_a_value_up():
     [
         (lambda t: t.pop("start"), "its tables must be"),
         (lambda t: t.update(more=1), "its tables must be"),
-        (lambda t: t.update(format=2), "its format must be 1"),
+        (lambda t: t.update(format=2), "its format holds 2"),
         (lambda t: t.update(values=0), "values must be a number of values"),
         (lambda t: t.update(values=True), "values must be a number of values"),
         (lambda t: t["start"].append(0), "a letter must have a rule per entry"),
@@ -213,6 +213,8 @@ def test_a_rule_may_look_a_value_up():
         (lambda t: t["states"].append(t["states"][0]), "a state stands there twice"),
         (lambda t: t["states"][0].__setitem__(0, -1), "a state holds -1"),
         (lambda t: t["answers"].pop(), "answers must have a row per state"),
+        (lambda t: t.update(format=True), "its format holds True"),
+        (lambda t: t.update(letters={}), "letters must be a list"),
         (lambda t: t["answers"][0].__setitem__(0, True), "answers holds True"),
         (lambda t: t["automaton"].pop("start"), "the automaton is not whole"),
         (lambda t: t["automaton"].update(start=6), "the automaton's start holds 6"),
@@ -234,6 +236,21 @@ def test_files_without_tables_are_named(text, tmp_path):
     status, said = run_checker(path)
     assert status == 2
     assert said.startswith(f"invalid: {path}: ")
+
+
+def test_deep_files_are_invalid_and_a_wrong_call_is_no_refutation(tmp_path):
+    path = tmp_path / "certificate.json"
+    path.write_text('{"tables":' + "[" * 200_000)
+    assert run_checker(path)[0] == 2
+    called = subprocess.run([sys.executable, CHECKER], capture_output=True, check=False)
+    assert (called.returncode, called.stdout) == (2, b"")
+
+
+def test_tables_that_score_nothing_prove_nothing(s_3):
+    size = len(s_3["automaton"]["outputs"])
+    s_3["automaton"]["outputs"] = [[-1] * len(s_3["letters"])] * size
+    with pytest.raises(Invalid, match="no answer to any word is scored"):
+        check(sealed(s_3))
 
 
 def test_there_are_no_tables_of_other_networks(of_group, stacked):

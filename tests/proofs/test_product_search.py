@@ -362,6 +362,16 @@ def test_bad_requests_are_named(of_group, changes, message):
         search(of_group("S_3"), **request)
 
 
+def test_what_is_no_automaton_is_named(of_group):
+    with pytest.raises(TypeError, match=r"automaton must be an Automaton, got \[\[0\]\]"):
+        search(of_group("S_3"), [[0]])
+    with pytest.raises(TypeError, match="automaton must be an Automaton"):
+        prove(of_group("S_3"), [[0]])
+    nothing = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
+    with pytest.raises(ValueError, match="automaton must score an answer"):
+        prove(of_group("S_3"), nothing)
+
+
 def test_an_autoencoder_has_no_steps():
     layers = [LayerSpec("bd_lru", num_blocks=2, block_size=2)]
     model = SequenceAutoencoder(6, {"answer": 6}, 8, layers)
@@ -455,6 +465,9 @@ def test_words_that_are_no_expressions_are_named():
     for word, position in (([5], 0), ([1, 2], 1), ([1, 8, 1], 2)):
         with pytest.raises(ValueError, match=f"cannot stand at position {position}"):
             automaton.answers(word)
+    for token in (-1, automaton.num_tokens):
+        with pytest.raises(ValueError, match=f"tokens must be in .*, got {token}"):
+            automaton.answers([token])
 
 
 @pytest.mark.parametrize(
@@ -465,6 +478,8 @@ def test_words_that_are_no_expressions_are_named():
         (0, np.zeros((0, 2), np.int64), np.zeros((0, 2), np.int64), ValueError),
         (0, np.zeros((1, 2), np.int64), np.zeros((2, 1), np.int64), ValueError),
         (1, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), ValueError),
+        (0.5, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), TypeError),
+        ("0", np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), TypeError),
         (0, np.full((1, 2), 1), np.zeros((1, 2), np.int64), ValueError),
         (0, np.full((1, 2), -2), np.zeros((1, 2), np.int64), ValueError),
         (0, np.zeros((1, 2), np.int64), np.full((1, 2), -1), ValueError),

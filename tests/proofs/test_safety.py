@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statemix import proofs
+from statemix.automaton import Automaton
 from statemix.errors import OptionError
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
@@ -52,7 +53,10 @@ def test_the_first_line_that_fits_counts_and_others_stay():
     [
         ("", "have a line 'start: STATE', got none"),
         ("start: a\na 0 0 b", r"have a line 'bad: STATE \.\.\.', got none"),
-        ("start: a\nbad: b", "have a line that leads to a bad state, got none for b"),
+        ("start: a\nbad: b", "lead from its start a to every state, got no way to b"),
+        ("start: a\nbad: b\naa 0 0 b", "lead from its start a to every state, got no way to b, aa"),
+        # The second line never counts.
+        ("start: a\nbad: b\na * * a\na 0 0 b", "lead from its start a .* no way to b"),
         ("start: a\nbad: b\na 0 b", "have one line .*, got 'a 0 b' on line 3"),
         ("start: a\nstart: a\nbad: b\na 0 0 b", ".*, got 'start: a' on line 2"),
         ("start: a\nbad: b\nbad: b\na 0 0 b", ".*, got 'bad: b' on line 3"),
@@ -122,6 +126,38 @@ def test_verdicts_agree_with_all_words(seed):
     if breaking:
         assert len(found.word) == len(breaking[0])
         assert found.word in breaking
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_within_an_automaton_only_its_words_count(seed):
+    rng = np.random.default_rng(seed)
+    machine = StateMachine(
+        rng.integers(3, size=(3, 2)).astype(np.int32), rng.integers(2, size=(3, 2)).astype(np.int32)
+    )
+    watched = SafetyProperty(
+        0, rng.integers(3, size=(3, 2, 2)), np.array([False, False, True]), ("a", "b", "c")
+    )
+    # Some letters cannot follow in some states.
+    moves = rng.integers(-1, 2, size=(2, 2))
+    automaton = Automaton(int(rng.integers(2)), moves, np.zeros((2, 2), np.int64))
+
+    def allowed(word):
+        place = automaton.start
+        for letter in word:
+            place = moves[place, letter]
+            if place < 0:
+                return False
+        return True
+
+    found = check_safety(machine, watched.within(automaton))
+    words = [w for n in range(10) for w in itertools.product(range(2), repeat=n) if allowed(w)]
+    breaking = [word for word in words if replayed(machine, watched, word)]
+    assert found.verdict == ("refuted" if breaking else "proven")
+    if breaking:
+        assert len(found.word) == len(breaking[0])
+        assert found.word in breaking
+        assert found.state == "c"
 
 
 def test_networks_with_too_many_states_stay_open():

@@ -101,6 +101,11 @@ def test_bad_words_are_named(arguments, error, message):
         StateMachine(LAMP, LAMP).run(*arguments)
 
 
+def test_a_comment_cannot_end_itself():
+    head = StateMachine(LAMP, LAMP).to_c("m", "first */\nsecond").partition("#include")[0]
+    assert head.endswith('"statemix compile".\n   first * /\n   second */\n')
+
+
 def test_a_name_that_c_refuses_is_named():
     with pytest.raises(ValueError, match="name must be an identifier of C, got 'a b'"):
         StateMachine(LAMP, LAMP).to_c("a b")

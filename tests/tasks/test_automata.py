@@ -81,11 +81,13 @@ def test_answers_may_stand_on_the_transitions():
         ),
         ("start: a\na x -", "a letter that can follow, got '-' on every line"),
         ("start: a\na x a 1\na y a", "an answer on every transition or on none"),
+        ("start: a\na x a\nb x a", ".*got no way to b"),
+        ("start: a\nb x a\nc x b\na x a", ".*got no way to b, c"),
         ("start: a\naccept: a\na x a 1", "either answers .* or a line 'accept:', got both"),
     ],
 )
 def test_what_cannot_be_read_is_named(text, message):
-    with pytest.raises(OptionError, match=f"rules must (have|name) {message}"):
+    with pytest.raises(OptionError, match=f"rules must (have|name|lead) {message}"):
         parse_automaton(text)
 
 
@@ -363,7 +365,14 @@ def test_matches_are_those_of_another_library(pattern):
         ]
 
 
+def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path):
+    (tmp_path / "a.txt").write_text(PARITY, encoding="utf-8-sig")
+    task = TaskSpec("automaton", file=str(tmp_path / "a.txt")).build()
+    assert task.language.states == parse_automaton(PARITY).states
+
+
 def test_letters_of_the_pattern_are_the_alphabet_unless_given():
+    assert tasks.build("regex", pattern="a b | c").language.letters == ("a", "b", "c")
     assert tasks.build("regex", pattern="(ba)*").language.letters == ("a", "b")
     assert tasks.build("regex", pattern="(ba)*", alphabet="bac").language.letters == (
         "b", "a", "c",
@@ -382,6 +391,12 @@ def test_letters_of_the_pattern_are_the_alphabet_unless_given():
         ({"pattern": "a", "alphabet": "aa"}, "alphabet must have different characters .* 'aa'"),
         ({"pattern": ""}, "alphabet must have different characters .* ''"),
         ({"pattern": 3}, "pattern must be a string, got 3"),
+        ({"pattern": "[a-c]*"}, "alphabet must be given for the pattern '\\[a-c\\]\\*', got None"),
+        ({"pattern": "a{2,5}"}, "alphabet must be given for the pattern"),
+        ({"pattern": ".*"}, "alphabet must be given for the pattern"),
+        ({"pattern": "\\d+"}, "alphabet must be given for the pattern"),
+        ({"pattern": "a{3,2}", "alphabet": "ab"}, "pattern must have no \\{3,2\\}, which nothing"),
+        ({"pattern": "a[b-a]", "alphabet": "ab"}, "pattern must have no b-a, which nothing mat"),
         ({"pattern": "a", "alphabet": 3}, "alphabet must be a string, got 3"),
         ({"pattern": "a", "labels": "first"}, "labels must be one of all, last, got 'first'"),
         (
@@ -512,7 +527,7 @@ def test_a_run_outlives_its_file_and_is_certified(tmp_path, capsys):
     assert main(train) == 2
     assert "folder must hold a run of the same configuration" in capsys.readouterr().err
     file.unlink()
-    assert main(["certify", run]) == 0
+    assert main(["certify", run]) == 1
     assert "refuted: wrong after" in capsys.readouterr().out
     assert main(["evaluate", run]) == 0
     copy = shutil.copytree(run, tmp_path / "copy")

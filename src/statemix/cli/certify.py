@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from statemix.cli.parser import Argument
-from statemix.errors import RequestError
+from statemix.errors import RequestError, RunsFailedError
 from statemix.training.outcome import Weights
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class Certify:
     proven: right after every word of every length;
     refuted: wrong after the printed word, right after all shorter words;
     open: neither, for the printed reason.
+
+    The exit code is 0 if the verdict is proven, and 1 otherwise.
 
     The certificate is written to certificate.json in the run's folder (or --output), and a proven
     network to certified.safetensors. With --soft or other weights, the names of the files say so,
@@ -69,12 +71,16 @@ class Certify:
         Raises:
             RequestError: if the folder holds no finished run or cannot be written, the task has no
                 finite automaton, or a number is out of range.
+            RunsFailedError: if the verdict is not "proven", after it was printed and written.
         """
         if self.max_pairs < 1:
             raise RequestError(f"max_pairs must be at least 1, got {self.max_pairs}")
-        if self.property is not None:
-            self._check(self.property)
-            return
+        verdict = self._certified() if self.property is None else self._checked(self.property)
+        if verdict != "proven":
+            raise RunsFailedError(f"the verdict on {self.folder} is {verdict}")
+
+    def _certified(self) -> str:
+        """Certify the run and print what was found; return the verdict."""
         # Slow imports wait until the options have been checked.
         from statemix.training.certificates import certificate_paths, certify_run
 
@@ -98,8 +104,10 @@ class Certify:
                 print(f"statemix: {stored}", file=sys.stderr)
         else:
             self._print(found, stored)
+        return found.verdict
 
-    def _check(self, file: Path) -> None:
+    def _checked(self, file: Path) -> str:
+        """Check a property and print what was found; return the verdict."""
         from statemix.training.certificates import check_property
 
         row, path = check_property(
@@ -110,9 +118,10 @@ class Certify:
             max_states=self.max_pairs,
             output=self.output,
         )
+        verdict: str = row["verdict"]
         if self.json:
             print(json.dumps(row))
-            return
+            return verdict
         word = " ".join(row["word"]) or "the empty word"
         said = {
             "proven": "no word leads to a bad state",
@@ -120,12 +129,14 @@ class Certify:
             "open": row["reason"],
         }
         networks = {"proven": "the proven one", "hardened": "with gates of 0 and 1"}
-        print(f"{row['verdict']}: {said[row['verdict']]}")
+        print(f"{verdict}: {said[verdict]}")
         print(f"  network  {networks.get(row['network'], row['network'])}")
         if row["answers"]:
             print(f"  answers  {' '.join(row['answers'])}")
-        print(f"  pairs    {row['pairs']:,} visited")
-        print(f"written: {path}")
+        if verdict != "open":
+            print(f"  pairs    {row['pairs']:,} visited")
+        print(f"written: {path}" if path else "not written: the file holds a verdict, which stays")
+        return verdict
 
     def _print(self, found: "Certificate", stored: str) -> None:
         result = found.result

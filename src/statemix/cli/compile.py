@@ -13,6 +13,7 @@ from statemix.training.outcome import Weights
 
 if TYPE_CHECKING:
     from statemix.proofs.state_machine import StateMachine
+    from statemix.training.outcome import Outcome
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Compile:
 
     The state machine gives the same answers as the proven network of "statemix certify", at every
     length. For a run on traces, which have no automaton to compare with, it is the trained network
-    with gates of 0 and 1. Two files are written to the run's folder, or to --output:
+    with gates of 0 and 1; the command prints its accuracy on the test traces. Two files are written
+    to the run's folder, or to --output:
 
     NAME.c: C99 without dependencies, with the functions NAME_step and NAME_run;
     NAME.npz: the tables "transitions" and "answers" for NumPy.
@@ -54,14 +56,21 @@ class Compile:
         from statemix.files import write_file
         from statemix.training.certificates import explore_run
 
-        if self._has_no_automaton():
-            machine, letters, answers = explore_run(self.folder, self.weights)
-            for kind, names in (("letters", letters), ("answers", answers)):
-                print(f"{kind}: {', '.join(f'{n} {name}' for n, name in enumerate(names))}")
+        outcome = self._outcome()
+        if outcome is not None and outcome.config.task.name == "traces":
+            found = explore_run(self.folder, self.weights)
+            machine, names = found.machine, {"letters": found.letters, "answers": found.answers}
+            verdict = f"not proven: {found.accuracy:.4f} of the answers on test traces are right"
         else:
-            machine = self._proven()
+            machine, names = self._proven(outcome)
+            verdict = "proven at every length"
+        lines = [verdict]
+        for kind, each in names.items():
+            if each == [str(number) for number in range(len(each))]:
+                continue
+            lines.append(f"{kind}: {', '.join(f'{n} {name}' for n, name in enumerate(each))}")
         try:
-            source = machine.to_c(self.name)
+            source = machine.to_c(self.name, "\n".join(lines))
         except ValueError as error:
             raise RequestError(str(error)) from error
         arrays = io.BytesIO()
@@ -77,38 +86,49 @@ class Compile:
             raise RequestError(
                 f"{name} must be writable, got {target}: {error.strerror}"
             ) from error
+        print("\n".join(lines))
         print(f"{machine.num_states:,} states, {machine.num_letters:,} letters")
         print(f"written: {', '.join(map(str, written))}")
 
-    def _has_no_automaton(self) -> bool:
+    def _outcome(self) -> "Outcome | None":
         from statemix.training.outcome import load_outcome
 
         # A certificate is enough without its run.
         with contextlib.suppress(RequestError):
-            return load_outcome(self.folder).config.task.name == "traces"
-        return False
+            return load_outcome(self.folder)
+        return None
 
-    def _proven(self) -> "StateMachine":
+    def _proven(self, outcome: "Outcome | None") -> tuple["StateMachine", dict[str, list[str]]]:
+        """Return the machine of the certificate, and the names of its letters and answers."""
         from statemix.proofs.check_certificate import Invalid
         from statemix.proofs.state_machine import StateMachine
         from statemix.training.certificates import certificate_paths
+        from statemix.training.outcome import WEIGHT_FILES
 
         path, _ = certificate_paths(self.folder, self.weights, soft=False)
-        advice = f"run 'statemix certify {self.folder}' first"
+        option = "" if self.weights == "last" else f" --weights {self.weights}"
+        advice = f"run 'statemix certify {self.folder}{option}' first"
         try:
             certificate = json.loads(path.read_text())
         except OSError as error:
             raise RequestError(
                 f"{path} must be a certificate ({error.strerror}); {advice}"
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"{path} must be a certificate, got {error}") from error
         if not isinstance(certificate, dict) or "tables" not in certificate:
             reason = certificate.get("without_tables") if isinstance(certificate, dict) else None
             raise RequestError(
                 f"{path} must hold the tables of a proof, got none: {reason or advice}"
             )
+        given = {name: certificate.get(name) for name in ("letters", "answers")}
+        names = {name: each for name, each in given.items() if isinstance(each, list)}
         try:
-            return StateMachine.from_tables(certificate["tables"])
+            machine = StateMachine.from_tables(certificate["tables"])
         except (Invalid, ValueError) as error:
             raise RequestError(f"{path} must hold the tables of a proof, got: {error}") from error
+        if outcome is not None:
+            trained = outcome.weights.get(WEIGHT_FILES[self.weights])
+            if certificate.get("weights_sha256") != trained:
+                raise RequestError(f"{path} must be about the weights of the run; {advice}")
+        return machine, names

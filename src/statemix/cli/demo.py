@@ -156,7 +156,7 @@ class Demo:
                 raise RequestError(
                     f"{name} must be absent for the subject {self.subject}, got {given}"
                 )
-        if self.games < 1:
-            raise RequestError(f"games must be at least 1, got {self.games}")
+        if not 1 <= self.games <= 10_000:
+            raise RequestError(f"games must be in 1..10,000, got {self.games:,}")
         if not 0 <= self.seed < 2**63:
             raise RequestError(f"seed must be in 0..2^63 - 1, got {self.seed}")

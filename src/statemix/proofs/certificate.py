@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from statemix.automaton import Automaton
+from statemix.automaton import IGNORED, Automaton
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel
 from statemix.proofs.certificate_tables import read_tables
@@ -112,9 +112,14 @@ def prove(
         on_progress: as in :func:`search`.
 
     Raises:
-        ValueError: as in :func:`search`.
+        ValueError: as in :func:`search`, or if the automaton scores no answer.
+        TypeError: as in :func:`search`.
         RequestError: as in :func:`search`.
     """
+    if not isinstance(automaton, Automaton):
+        raise TypeError(f"automaton must be an Automaton, got {automaton!r}")
+    if automaton.outputs.max() == IGNORED:
+        raise ValueError(f"automaton must score an answer, got outputs of {IGNORED} alone")
     head = model.main_head if head is None else head
 
     def search_words(network: ReadoutModel) -> SearchResult:

@@ -44,8 +44,10 @@ def check_form(tables: dict[str, Any]) -> None:
     require(isinstance(tables, dict), "it has no tables")
     names = {"format", "values", "start", "letters", "states", "answers", "automaton", "sha256"}
     require(set(tables) == names, f"its tables must be {sorted(names)}")
-    require(tables["format"] == 1, "its format must be 1")
+    integers([tables["format"]], "its format", 1, 1, 2)
     require(tables["sha256"] == digest(tables), "its tables were changed after it was written")
+    for name in ("start", "letters", "states", "answers"):
+        require(isinstance(tables[name], list), f"{name} must be a list")
     values, size, automaton = tables["values"], len(tables["start"]), tables["automaton"]
     require(type(values) is int and values > 0, "values must be a number of values")
     integers(tables["start"], "start", size, 0, values)
@@ -94,8 +96,9 @@ def check(tables: dict[str, Any]) -> tuple[int, tuple[int, ...] | None]:
     numbers = {tuple(state): number for number, state in enumerate(tables["states"])}
     automaton = tables["automaton"]
     first = (tuple(tables["start"]), automaton["start"])
-    words: dict[Any, tuple[int, ...]] = {first: ()}
-    waiting = deque([first])
+    # Pair -> the pair before it and the letter between; None for the first pair.
+    origins: dict[Any, tuple[Any, int] | None] = {first: None}
+    waiting, scored = deque([first]), False
     while waiting:
         pair = waiting.popleft()
         state, place = pair
@@ -103,15 +106,26 @@ def check(tables: dict[str, Any]) -> tuple[int, tuple[int, ...] | None]:
             next_place = automaton["transitions"][place][letter]
             if next_place < 0:
                 continue
-            word, after = (*words[pair], letter), step(state, rules)
+            after = step(state, rules)
             right = automaton["outputs"][place][letter]
             number = numbers.get(after)
+            scored = scored or right >= 0
             if right >= 0 and (number is None or tables["answers"][number][letter] != right):
-                return len(words), word
-            if (after, next_place) not in words:
-                words[after, next_place] = word
+                return len(origins), word_to(pair, letter, origins)
+            if (after, next_place) not in origins:
+                origins[after, next_place] = pair, letter
                 waiting.append((after, next_place))
-    return len(words), None
+    require(scored, "no answer to any word is scored")
+    return len(origins), None
+
+
+def word_to(pair: Any, letter: int, origins: dict[Any, tuple[Any, int] | None]) -> tuple[int, ...]:
+    """Return the letters that lead to a pair, and one more."""
+    word = [letter]
+    while (origin := origins[pair]) is not None:
+        pair, letter = origin
+        word.append(letter)
+    return tuple(reversed(word))
 
 
 def main(path: str) -> int:
@@ -119,7 +133,7 @@ def main(path: str) -> int:
     try:
         with open(path, encoding="utf-8") as file:
             pairs, word = check(json.load(file)["tables"])
-    except (Invalid, OSError, ValueError, KeyError, TypeError) as error:
+    except (Invalid, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         print(f"invalid: {path}: {error}")
         return 2
     if word is not None:
@@ -131,5 +145,6 @@ def main(path: str) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python check_certificate.py certificate.json")
+        print("usage: python check_certificate.py certificate.json", file=sys.stderr)
+        sys.exit(2)
     sys.exit(main(sys.argv[1]))

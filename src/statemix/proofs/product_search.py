@@ -86,9 +86,11 @@ def search(
     Raises:
         ValueError: if the tokens or classes of model and automaton differ, ``max_pairs`` is below
             1.
-        TypeError: if the model is an autoencoder.
+        TypeError: if the model is an autoencoder, or the automaton is none.
         RequestError: if ``max_pairs`` pairs do not fit into memory.
     """
+    if not isinstance(automaton, Automaton):
+        raise TypeError(f"automaton must be an Automaton, got {automaton!r}")
     head = model.main_head if head is None else head
     if head not in model.heads:
         raise ValueError(f"head must be one of {list(model.heads)}, got {head!r}")

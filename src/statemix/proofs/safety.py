@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from statemix.automaton import IGNORED, Automaton
+from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import OptionError
 from statemix.models import TokenClassifier
 from statemix.proofs.product_search import ProductSearch, RightAnswers
@@ -34,6 +34,25 @@ class SafetyProperty:
     transitions: NDArray[np.int64]
     bad: NDArray[np.bool_]
     states: tuple[str, ...]
+
+    def within(self, automaton: Automaton) -> "SafetyProperty":
+        """Return the property of the words alone that an automaton allows.
+
+        Its states are pairs of a state of each, and one more, which is not bad, for all other
+        words.
+        """
+        places = len(automaton.transitions)
+        pairs, outside = len(self.states) * places, len(self.states) * places
+        after = automaton.transitions[None, :, :, None]
+        moved = np.where(after == NEVER, outside, self.transitions[:, None] * places + after)
+        transitions = np.full((pairs + 1, *self.transitions.shape[1:]), outside)
+        transitions[:pairs] = moved.reshape(pairs, *self.transitions.shape[1:])
+        return SafetyProperty(
+            self.start * places + automaton.start,
+            transitions,
+            np.append(np.repeat(self.bad, places), False),
+            (*(name for name in self.states for _ in range(places)), "no word of the task"),
+        )
 
 
 @dataclass(frozen=True)
@@ -73,8 +92,8 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
         classes: name of each answer.
 
     Raises:
-        OptionError: if a line cannot be read, a letter, an answer or a state is unknown, or there
-            is no start or no bad state.
+        OptionError: if a line cannot be read, a letter or an answer is unknown, there is no start
+            or no bad state, or no line leads from the start to a state.
 
     Example:
         >>> watched = parse_property('''
@@ -108,9 +127,6 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
         raise _refused(f"have a line {missing}, got none")
     names = [start, *bad, *(state for _, words in arrows for state in (words[0], words[3]))]
     states = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    led_to = {words[3] for _, words in arrows}
-    if not led_to.intersection(bad) and start not in bad:
-        raise _refused(f"have a line that leads to a bad state, got none for {', '.join(bad)}")
     transitions = np.empty((len(states), len(letters), len(classes)), dtype=np.int64)
     transitions[:] = np.arange(len(states))[:, None, None]
     # The first line that fits is written last.
@@ -123,6 +139,15 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
         one = slice(None) if letter == _ANY else letters.index(letter)
         other = slice(None) if answer == _ANY else classes.index(answer)
         transitions[states[before], one, other] = states[after]
+    reached, waiting = {states[start]}, [states[start]]
+    for state in waiting:
+        fresh = set(transitions[state].flat) - reached
+        reached |= fresh
+        waiting += fresh
+    if unreached := [name for name, state in states.items() if state not in reached]:
+        raise _refused(
+            f"lead from its start {start} to every state, got no way to {', '.join(unreached)}"
+        )
     is_bad = np.isin(np.arange(len(states)), [states[name] for name in bad])
     return SafetyProperty(states[start], transitions, is_bad, tuple(states))
 
@@ -133,7 +158,8 @@ def prove_safety(
 ) -> SafetyResult:
     """Prove that a network keeps a property on words of every length, or find a shortest word.
 
-    All words of the network's tokens are considered. The assumptions are those of
+    All words of the network's tokens are considered (:meth:`SafetyProperty.within` leaves some
+    out). The assumptions are those of
     :func:`~statemix.proofs.search`, and rounding must not move gates of 0 and 1. A word that breaks
     the property is confirmed by the ordinary forward pass.
 

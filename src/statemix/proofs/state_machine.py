@@ -155,11 +155,12 @@ class StateMachine:
             rows, states = rows[:, whole:], states[:, whole:]
         _in_order(table, self.num_letters, rows, states)
 
-    def to_c(self, name: str) -> str:
+    def to_c(self, name: str, comment: str = "") -> str:
         """Return a C99 file without dependencies that runs the machine.
 
         Args:
             name: prefix of the functions.
+            comment: lines for the comment at the top, such as the names of letters and answers.
 
         Raises:
             ValueError: if the name is no identifier of C.
@@ -169,6 +170,8 @@ class StateMachine:
         sink = self.num_states
         return _C.format(
             name=name,
+            # "*/" would end the comment.
+            comment="".join(f"\n   {line}" for line in comment.replace("*/", "* /").splitlines()),
             states=sink,
             letters=self.num_letters,
             state="uint8_t" if sink < 2**8 else "uint16_t" if sink < 2**16 else "uint32_t",
@@ -202,7 +205,7 @@ def _braces(table: NDArray[np.int32]) -> str:
 
 
 _C = """\
-/* A proven state machine: {states} states, {letters} letters. Written by "statemix compile". */
+/* A state machine: {states} states, {letters} letters. Written by "statemix compile".{comment} */
 #include <stddef.h>
 #include <stdint.h>
 

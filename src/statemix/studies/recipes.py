@@ -94,10 +94,12 @@ def exact(task: TaskSpec) -> RunConfig:
         task: a task with a finite automaton or with places, or of labelled traces.
 
     Raises:
-        RequestError: if the task has neither, or an automaton of more than 16 states, or an option
-            does not fit it.
+        RequestError: if the task has neither, or an automaton of more than 16 states, or a single
+            answer, or an option does not fit it.
     """
     built = task.build()
+    if max(built.heads.values()) < 2:
+        raise RequestError(f"task must have two answers or more to learn, got one: {task.name}")
     if isinstance(built, HasPlaces):
         return _for_places(task, built.places().num_places)
     num_entries = _num_entries(task.name, built)

@@ -137,6 +137,9 @@ class Chess(PlacesTask):
         board, tokens = _library().Board(), []
         if not moves:
             raise OptionError("moves must be at least one, got none")
+        for text in moves:
+            if not isinstance(text, str):
+                raise OptionError(f"moves must be strings, got {text!r}")
         for ply, text in enumerate(moves, 1):
             move = _read(board, text)
             if move is None:
@@ -283,7 +286,8 @@ def _read(board: "chess.Board", text: str) -> "chess.Move | None":
         move = _library().Move.from_uci(text)
     except ValueError:
         try:
-            return board.parse_san(text)
+            move = board.parse_san(text)
         except ValueError:
             return None
+    # The move "--" of PGN passes the turn.
     return move if board.is_legal(move) else None

@@ -3,11 +3,12 @@
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from statemix import files
-from statemix.automaton import HasAutomaton
+from statemix.automaton import IGNORED, HasAutomaton
 from statemix.errors import OptionError, RequestError
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.place_rules import HasPlaces
@@ -90,7 +91,7 @@ def certify_run(
             tables = "the task has a head for each place"
         # The attributes of evaluation are part of the network that is written.
         written = save_certificate(
-            folder, certificate, tables, weights=weights, soft=soft, output=output
+            folder, certificate, tables, task, weights=weights, soft=soft, output=output
         )
     return certificate, written
 
@@ -103,12 +104,12 @@ def check_property(
     soft: bool = False,
     max_states: int = 100_000,
     output: Path | None = None,
-) -> tuple[dict[str, Any], Path]:
+) -> tuple[dict[str, Any], Path | None]:
     """Prove or refute a safety property of a finished run's network, and write the verdict.
 
     The network is the proven one if :func:`certify_run` has stored a proof, and otherwise the
     trained one with gates of 0 and 1. With ``soft``, or without softmax gates, it is the trained
-    one as it is.
+    one as it is. If the task has an automaton, words that it does not allow are left out.
 
     Args:
         folder: folder of the run.
@@ -120,7 +121,8 @@ def check_property(
         output: folder for the verdict; None means the run's folder.
 
     Returns:
-        What was written, with the names of letters and answers; and the file.
+        The verdict, with the names of letters and answers; and the file that was written. It is
+        None if the verdict is open and the file holds another one on the same network and property.
 
     Raises:
         RequestError: if the folder holds no finished run, the model is an autoencoder, the property
@@ -145,6 +147,8 @@ def check_property(
         watched = parse_property(text, letters, classes)
     except OptionError as error:
         raise RequestError(f"{property_file}: {error}") from error
+    if isinstance(task, HasAutomaton):
+        watched = watched.within(task.automaton())
     with attributes_set(model, config.evaluation.attributes):
         network, searched = _chosen(model, folder, weights, soft=soft)
         assert isinstance(searched, TokenClassifier)
@@ -161,22 +165,48 @@ def check_property(
         "state": result.state,
         "reason": result.reason,
     }
+    if result.verdict == "open" and _is_decided(path, row):
+        return row, None
     files.write_file(path, (json.dumps(row, indent=1) + "\n").encode())
     return row, path
 
 
+def _is_decided(path: Path, row: dict[str, Any]) -> bool:
+    """Return whether a file holds a verdict on the property and the network of an open one."""
+    try:
+        stored = json.loads(path.read_text())
+        same = all(stored[name] == row[name] for name in ("property", "network", "weights_sha256"))
+        return same and stored["verdict"] != "open"
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
+@dataclass(frozen=True)
+class ExploredRun:
+    """A network with gates of 0 and 1, all of whose states were visited.
+
+    Attributes:
+        machine: the network.
+        letters: name of each letter.
+        answers: name of each answer.
+        accuracy: share of the labels of test words that the machine answers.
+    """
+
+    machine: StateMachine
+    letters: list[str]
+    answers: list[str]
+    accuracy: float
+
+
 def explore_run(
     folder: Path, weights: Weights = "last", *, max_states: int = 100_000
-) -> tuple[StateMachine, list[str], list[str]]:
+) -> ExploredRun:
     """Visit all states of a finished run's network with gates of 0 and 1.
 
     Args:
         folder: folder of the run.
         weights: weights of the network.
         max_states: states after which the search gives up.
-
-    Returns:
-        The network as a state machine, and the names of its letters and answers.
 
     Raises:
         RequestError: if the folder holds no finished run, the network cannot be hardened, or not
@@ -194,7 +224,12 @@ def explore_run(
         raise RequestError(
             f"{folder} must hold a network with finitely many states, got: {machine}"
         )
-    return machine, *_names(task, model.main_head)
+    examples = task.examples("test", 0, config.evaluation.test_size)
+    targets = examples.targets[model.main_head]
+    answers, _ = machine.run(examples.tokens)
+    right = (answers == targets)[targets != IGNORED]
+    names = _names(task, model.main_head)
+    return ExploredRun(machine, *names, float(right.mean()))
 
 
 def _chosen(
@@ -230,6 +265,7 @@ def save_certificate(
     folder: Path,
     certificate: Certificate,
     tables: dict[str, Any] | str,
+    task: Task,
     *,
     weights: Weights,
     soft: bool = False,
@@ -244,6 +280,7 @@ def save_certificate(
         folder: folder of the run.
         certificate: certificate of the run's network.
         tables: tables of the proof, or the reason why there are none.
+        task: the run's task, which names the letters and answers of the tables.
         weights: weights of the network.
         soft: whether the network was searched as it was trained.
         output: folder for the files; None means the run's folder.
@@ -266,6 +303,8 @@ def save_certificate(
         if proven:
             row["sha256"] = runs.save_weights(target, network.name, certificate.model.state_dict())
         row["without_tables"] = tables if isinstance(tables, str) else None
+        if not isinstance(tables, str):
+            row["letters"], row["answers"] = _names(task, next(iter(task.heads)))
         text = json.dumps(row, indent=1, allow_nan=False)
         if not isinstance(tables, str):
             # With a line for each number, the file would be many times as large.

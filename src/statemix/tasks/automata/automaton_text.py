@@ -47,7 +47,7 @@ def parse_automaton(text: str) -> NamedAutomaton:
 
     Raises:
         OptionError: if a line cannot be read, the start or a transition is missing, a transition
-            has two lines, or a state has no transitions.
+            has two lines, a state has no transitions, or no word leads to it.
 
     Example:
         >>> parity = parse_automaton('''
@@ -128,6 +128,16 @@ class _Lines:
         outputs[transitions == NEVER] = IGNORED
         assert self.start is not None
         found = Automaton(states[self.start], transitions, outputs)
+        reached, waiting = {found.start}, [found.start]
+        for state in waiting:
+            fresh = {after for after in transitions[state].tolist() if after != NEVER} - reached
+            reached |= fresh
+            waiting += fresh
+        if unreached := [name for name, state in states.items() if state not in reached]:
+            raise _refused(
+                f"lead from the start {self.start} to every state, got no way to "
+                f"{', '.join(unreached)}"
+            )
         return NamedAutomaton(found, tuple(states), tuple(letters), tuple(classes))
 
     def _check(self, states: dict[str, int], letters: dict[str, int]) -> None:

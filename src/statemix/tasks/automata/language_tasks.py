@@ -1,5 +1,6 @@
 """The tasks of automata: a table as text, a regular expression, and random automata."""
 
+import re
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,7 +92,7 @@ class TableAutomaton(AutomatonTask):
         if not isinstance(file, str):
             raise SettingError("file", "must be a string", file)
         try:
-            return {**others, "rules": Path(file).read_text(encoding="utf-8")}
+            return {**others, "rules": Path(file).read_text(encoding="utf-8-sig")}
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise SettingError("file", f"must be a text file ({reason})", file) from error
@@ -103,7 +104,8 @@ class Regex(AutomatonTask):
     Args:
         pattern: the expression, in the syntax of automata-lib: ``|`` or, ``&`` and, ``*``, ``+``,
             ``?``, ``{2,5}``, ``.``, ``[a-c]``, and parentheses. Blanks are skipped.
-        alphabet: the letters, one character each; None means those of the pattern.
+        alphabet: the letters, one character each; None means those of the pattern, which must then
+            have no operators but ``|``, ``&``, ``*``, ``+``, ``?`` and parentheses.
         length: letters of the longest training word; tests may go beyond.
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
@@ -236,14 +238,21 @@ def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
         if not isinstance(value, str) and not (name == "alphabet" and value is None):
             raise OptionError(f"{name} must be a string, got {value!r}")
     assert isinstance(pattern, str)
-    letters = (
-        sorted(set(pattern) - RESERVED_CHARACTERS) if alphabet is None else list(str(alphabet))
-    )
+    pattern = "".join(pattern.split())
+    letters = sorted(set(pattern) - set("|&*+?()")) if alphabet is None else list(str(alphabet))
+    if alphabet is None and not all(letter.isalnum() for letter in letters):
+        raise OptionError(f"alphabet must be given for the pattern {pattern!r}, got None")
     if len(set(letters)) != len(letters) or not letters or RESERVED_CHARACTERS & set(letters):
         raise OptionError(
             "alphabet must have different characters that mean nothing in a pattern, got "
             f"{''.join(letters)!r}"
         )
+    for least, most in re.findall(r"\{(\d+),(\d+)\}", pattern):
+        if int(least) > int(most):
+            raise OptionError(f"pattern must have no {{{least},{most}}}, which nothing matches")
+    for first, last in re.findall(r"(?<=[\[^\w])(\w)-(\w)", pattern):
+        if first > last:
+            raise OptionError(f"pattern must have no {first}-{last}, which nothing matches")
     try:
         nondeterministic = NFA.from_regex(pattern, input_symbols=set(letters))
         dfa = DFA.from_nfa(nondeterministic, retain_names=False, minify=True).to_complete()

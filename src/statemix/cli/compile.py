@@ -121,6 +121,8 @@ class Compile:
             raise RequestError(
                 f"{path} must hold the tables of a proof, got none: {reason or advice}"
             )
+        if certificate.get("method") == "structure":
+            raise RequestError(f"{path} must hold a proof by search, got one that visits no states")
         given = {name: certificate.get(name) for name in ("letters", "answers")}
         names = {name: each for name, each in given.items() if isinstance(each, list)}
         try:

@@ -19,6 +19,7 @@ from statemix.errors import RunsFailedError
 from statemix.models import TokenClassifier
 from statemix.place_rules import PlaceRules
 from statemix.proofs import prove_by_structure
+from statemix.proofs.structure import structure_tables
 from statemix.studies.place_tracker import FollowedWords, alike, follow, train_tracker
 from statemix.tasks import chess_moves, cube
 from statemix.tasks.addressing import Split
@@ -184,7 +185,13 @@ def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh
     path, summary = folder / "certified.safetensors", folder / "summary.json"
     numbers["sha256"] = save_weights(folder, path.name, network.state_dict())
     files.write_file(summary, (json.dumps(numbers, indent=1) + "\n").encode())
-    console.print(f"finished in {time.monotonic() - began:.0f} s; wrote {path} and {summary}")
+    written = [path, summary]
+    if found.verdict == "proven":
+        tables = structure_tables(network, subject.rules)
+        written.append(folder / "certificate.json")
+        files.write_file(written[-1], json.dumps({"tables": tables}).encode())
+    names = ", ".join(map(str, written))
+    console.print(f"finished in {time.monotonic() - began:.0f} s; wrote {names}")
     if found.verdict != "proven":
         raise RunsFailedError(f"the network is not proven: {found.result.reason}")
 

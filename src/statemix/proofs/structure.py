@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from statemix.models import ReadoutModel, TokenClassifier
 from statemix.place_rules import PlaceRules
 from statemix.proofs.certificate import Certificate, NetworkForm
 from statemix.proofs.certificate_tables import EntryRules, read_rules
+from statemix.proofs.check_certificate import digest
 from statemix.proofs.hardening import can_prune, harden
 from statemix.proofs.horizon import Horizon
 from statemix.proofs.place_readouts import Followed, Reading, by_block
@@ -107,6 +109,61 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
         gaps.finite,
         "structure",
     )
+
+
+@torch.no_grad()
+def structure_tables(network: ReadoutModel, rules: PlaceRules) -> dict[str, Any] | str:
+    """Read off what tokens do to the entries of a network that is proven by structure.
+
+    ``docs/certificates.md`` describes the tables. What each token does is compared with a step of
+    the network.
+
+    Args:
+        network: the network of a certificate of :func:`prove_by_structure`.
+        rules: the places.
+
+    Returns:
+        The tables as JSON data; or the reason why there are none.
+    """
+    entries = read_rules(network)
+    followed = _follow(entries, _with_still_place(rules))
+    layer = network.backbone.blocks[0].mixer
+    assert isinstance(network, TokenClassifier)
+    assert isinstance(layer, BDLRU)
+    if not _steps_as(network, layer, entries):
+        return "a step of the network is no copy of entries and values"
+    places = range(rules.num_places)
+    tables = {
+        "format": 2,
+        "values": len(entries.values),
+        "start": entries.start.tolist(),
+        "letters": entries.sources.tolist(),
+        "places": {"start": rules.start.tolist(), "letters": rules.sources.tolist()},
+        "heads": rules.num_heads,
+        "followers": [np.flatnonzero(followed.places == place).tolist() for place in places],
+        "codes": [
+            np.column_stack([followed.contents[place], followed.codes[place]]).tolist()
+            for place in places
+        ],
+    }
+    return {**tables, "sha256": digest(tables)}
+
+
+def _steps_as(network: TokenClassifier, layer: BDLRU, entries: EntryRules) -> bool:
+    """Return whether every token copies and loads what the rules say, in a step of the network."""
+    like, num_tokens = layer.init_state(1), len(entries.sources)
+    # Every entry holds a number of its own, which no value is.
+    size = np.abs(entries.values).max(initial=0.0)
+    held = np.ceil(size) + 1 + np.arange(len(entries.start), dtype=np.float64)
+    before = np.broadcast_to(held[:, None], (len(held), layer.value_channels))
+    state = torch.from_numpy(before.copy()).to(like).reshape(like.shape)
+    tokens = torch.arange(num_tokens, device=network.device).unsqueeze(1)
+    _, (reached,) = network.extend(tokens, (state.expand(num_tokens, *like.shape[1:]),))
+    after = reached.double().cpu().numpy().reshape(num_tokens, len(held), -1)
+    loads = entries.sources < 0
+    loaded = entries.values[np.where(loads, -1 - entries.sources, 0)]
+    expected = np.where(loads[..., None], loaded, before[entries.sources])
+    return np.array_equal(after, expected)
 
 
 def _follow(entries: EntryRules, rules: PlaceRules, *, several: bool = True) -> Followed:

@@ -22,6 +22,7 @@ from statemix.proofs import (
     prove_task,
 )
 from statemix.proofs.safety import explore
+from statemix.proofs.structure import structure_tables
 from statemix.tasks import Task
 from statemix.tasks.drawn import DrawnTask
 from statemix.training import folder as runs
@@ -85,8 +86,10 @@ def certify_run(
         )
         if isinstance(task, HasAutomaton):
             tables = certificate.tables(task.automaton())
+        elif certificate.verdict != "proven":
+            tables = f"the verdict is {certificate.verdict}"
         elif certificate.method == "structure":
-            tables = "the proof visits no states"
+            tables = structure_tables(certificate.model, task.places())
         else:
             tables = "the task has a head for each place"
         # The attributes of evaluation are part of the network that is written.

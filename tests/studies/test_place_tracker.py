@@ -12,6 +12,7 @@ from statemix.cli import tracker_demo
 from statemix.cli.main import main
 from statemix.place_rules import PlaceRules
 from statemix.proofs import prove_by_structure
+from statemix.proofs.check_certificate import check_structure
 from statemix.studies import place_tracker as trackers
 from statemix.studies.place_tracker import (
     SegmentSampler,
@@ -199,6 +200,9 @@ def test_the_demo_proves_and_shows_positions_side_by_side(
     assert summary["certificate"]["verdict"] == "proven"
     assert summary["hardened"] == {"games": 1, "plies": 8, "exact_plies": 8, "exact_games": 1}
     assert (tmp_path / "certified.safetensors").exists()
+    certificate = json.loads((tmp_path / "certificate.json").read_text())
+    assert certificate["verdict"] == "proven"
+    assert check_structure(certificate["tables"]) == 69
 
 
 def test_trained_gates_do_what_the_rules_say(tmp_path):

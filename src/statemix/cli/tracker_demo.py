@@ -189,7 +189,8 @@ def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh
     if found.verdict == "proven":
         tables = structure_tables(network, subject.rules)
         written.append(folder / "certificate.json")
-        files.write_file(written[-1], json.dumps({"tables": tables}).encode())
+        certificate = {**found.to_plain(), "tables": tables}
+        files.write_file(written[-1], json.dumps(certificate, separators=(",", ":")).encode())
     names = ", ".join(map(str, written))
     console.print(f"finished in {time.monotonic() - began:.0f} s; wrote {names}")
     if found.verdict != "proven":

@@ -126,7 +126,7 @@ def structure_tables(network: ReadoutModel, rules: PlaceRules) -> dict[str, Any]
         The tables as JSON data; or the reason why there are none.
     """
     entries = read_rules(network)
-    followed = _follow(entries, _with_still_place(rules))
+    agree, combined = _agreement(entries, _with_still_place(rules))
     layer = network.backbone.blocks[0].mixer
     assert isinstance(network, TokenClassifier)
     assert isinstance(layer, BDLRU)
@@ -140,11 +140,9 @@ def structure_tables(network: ReadoutModel, rules: PlaceRules) -> dict[str, Any]
         "letters": entries.sources.tolist(),
         "places": {"start": rules.start.tolist(), "letters": rules.sources.tolist()},
         "heads": rules.num_heads,
-        "followers": [np.flatnonzero(followed.places == place).tolist() for place in places],
-        "codes": [
-            np.column_stack([followed.contents[place], followed.codes[place]]).tolist()
-            for place in places
-        ],
+        # An entry may follow several places that never hold different contents.
+        "followers": [np.flatnonzero(agree[:, place]).tolist() for place in places],
+        "codes": [combined[place].tolist() for place in places],
     }
     return {**tables, "sha256": digest(tables)}
 
@@ -166,13 +164,19 @@ def _steps_as(network: TokenClassifier, layer: BDLRU, entries: EntryRules) -> bo
     return np.array_equal(after, expected)
 
 
-def _follow(entries: EntryRules, rules: PlaceRules, *, several: bool = True) -> Followed:
+def _agreement(
+    entries: EntryRules, rules: PlaceRules, *, several: bool = True
+) -> tuple[NDArray[np.bool_], list[NDArray[np.int64]]]:
     """Find a large set of pairs of an entry and a place that agree under every token.
 
     Args:
         entries: what tokens do to entries.
         rules: what they do to places, and to one more place, which no token moves.
         several: whether contents may have several values.
+
+    Returns:
+        Which entries agree with which places, shape (entries, places), and what words lead to at
+        each place, as in :func:`_combinations`.
     """
     agree = np.ones((len(entries.start), rules.num_places), dtype=np.bool_)
     while True:
@@ -184,8 +188,12 @@ def _follow(entries: EntryRules, rules: PlaceRules, *, several: bool = True) -> 
         agree[tuple(pairs[~fits].T)] = False
     # Without several, each content has one combination.
     combined = _combinations(entries, rules, agree, _MOST_COMBINATIONS if several else math.inf)
-    if combined is None:
-        return _follow(entries, rules, several=False)
+    return _agreement(entries, rules, several=False) if combined is None else (agree, combined)
+
+
+def _follow(entries: EntryRules, rules: PlaceRules) -> Followed:
+    """Choose one place for each entry among those that the entry agrees with."""
+    agree, combined = _agreement(entries, rules)
     places = np.full(len(agree), -1)
     followers = np.zeros(rules.num_places)
     for entry in np.flatnonzero(agree.any(1)):

@@ -34,6 +34,7 @@ def tables() -> dict[str, str]:
         "checks": _checks(),
         "generation": _generation(),
         "chess": _tracked("chess", 2000, "games", "plies", "positions"),
+        "chess_boards": _boards(),
         "chess_original": _original_chess(),
         "cube": _tracked("cube", 18, "scrambles", "turns", "cubes"),
     }
@@ -78,6 +79,11 @@ def _tracked(name: str, num_tokens: int, words: str, tokens: str, contents: str)
         "training",
     ]
     return markdown(header, lines)
+
+
+def _boards() -> str:
+    """Return what `statemix demo chess` prints of one long game."""
+    return f"```text\n{(RESULTS / 'demo' / 'chess-boards.txt').read_text()}```\n"
 
 
 def _original_chess() -> str:

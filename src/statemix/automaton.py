@@ -1,6 +1,6 @@
 """Finite automata with outputs: what an exact model of a task computes on words of every length."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -12,6 +12,25 @@ NEVER = -1
 
 IGNORED = -100
 """Target of positions that are not scored."""
+
+
+def reachable(successors: Sequence[Iterable[int]], start: int) -> set[int]:
+    """Return the states that transitions lead to from a state, and the state itself.
+
+    Args:
+        successors: for each state, the states after it; ``NEVER`` is no state.
+        start: the state.
+
+    Example:
+        >>> sorted(reachable([[1, NEVER], [0], [0]], 0))
+        [0, 1]
+    """
+    found, waiting = {start}, [start]
+    for state in waiting:
+        new = set(successors[state]) - found - {NEVER}
+        found |= new
+        waiting += new
+    return found
 
 
 @dataclass(frozen=True, eq=False)

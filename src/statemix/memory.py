@@ -87,7 +87,8 @@ def freed_memory_kept() -> Iterator[None]:
     """Keep freed memory for the next steps of a training, and return it at the end.
 
     Blocks of many sizes fragment the heap, so the process may hold more memory than it uses. glibc
-    keeps large blocks in its first arena alone: those of the main thread, until it lacks memory.
+    keeps large blocks only if they come from its first arena. The main thread uses this arena until
+    one of its allocations fails.
     """
     reuse_freed_memory()
     try:

@@ -108,16 +108,20 @@ def replayed(machine, watched, word):
     return False
 
 
+def drawn(rng):
+    """A random machine of three states, and a random property of which state "c" is bad."""
+    machine = StateMachine(
+        rng.integers(3, size=(3, 2)).astype(np.int32), rng.integers(2, size=(3, 2)).astype(np.int32)
+    )
+    bad = np.array([False, False, True])
+    return machine, SafetyProperty(0, rng.integers(3, size=(3, 2, 2)), bad, ("a", "b", "c"))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_verdicts_agree_with_all_words(seed):
     rng = np.random.default_rng(seed)
-    machine = StateMachine(
-        rng.integers(3, size=(3, 2)).astype(np.int32), rng.integers(2, size=(3, 2)).astype(np.int32)
-    )
-    watched = SafetyProperty(
-        0, rng.integers(3, size=(3, 2, 2)), np.array([False, False, True]), ("a", "b", "c")
-    )
+    machine, watched = drawn(rng)
     found = check_safety(machine, watched)
     # Nine pairs are at most eight letters apart.
     words = [w for n in range(9) for w in itertools.product(range(2), repeat=n)]
@@ -132,12 +136,7 @@ def test_verdicts_agree_with_all_words(seed):
 @given(st.integers(0, 2**32 - 1))
 def test_within_an_automaton_only_its_words_count(seed):
     rng = np.random.default_rng(seed)
-    machine = StateMachine(
-        rng.integers(3, size=(3, 2)).astype(np.int32), rng.integers(2, size=(3, 2)).astype(np.int32)
-    )
-    watched = SafetyProperty(
-        0, rng.integers(3, size=(3, 2, 2)), np.array([False, False, True]), ("a", "b", "c")
-    )
+    machine, watched = drawn(rng)
     # Some letters cannot follow in some states.
     moves = rng.integers(-1, 2, size=(2, 2))
     automaton = Automaton(int(rng.integers(2)), moves, np.zeros((2, 2), np.int64))

@@ -196,6 +196,12 @@ def test_tasks_without_an_automaton_are_refused():
         exact(TaskSpec("compression"))
 
 
+def test_a_task_with_a_single_answer_is_refused():
+    task = TaskSpec("automaton", rules="start: a\na x a\na y a")
+    with pytest.raises(RequestError, match=r"task must have two answers or more .*: automaton"):
+        exact(task)
+
+
 def test_automata_of_many_states_are_refused(monkeypatch):
     with pytest.raises(
         RequestError, match=r"at most 16 states, .* got modular_arithmetic, which needs 66"

@@ -192,7 +192,9 @@ def _start_as(embeddings: Tensor, features: Tensor) -> None:
             f"hidden_size must be at least {num_features}, the features of a token, got {width}"
         )
     if not features.isfinite().all() or not features.any():
-        raise OptionError("token_features must be finite, and not 0 alone")
+        raise OptionError(
+            f"token_features must be finite, and not 0 alone, got {features.tolist()[0]} first"
+        )
     embeddings.zero_()
     embeddings[:, :num_features] = features
     embeddings *= _STD / embeddings.square().mean().sqrt()

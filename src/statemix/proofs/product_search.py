@@ -86,7 +86,7 @@ def search(
     Raises:
         ValueError: if the tokens or classes of model and automaton differ, ``max_pairs`` is below
             1.
-        TypeError: if the model is an autoencoder, or the automaton is none.
+        TypeError: if the model is an autoencoder, or the automaton has another type.
         RequestError: if ``max_pairs`` pairs do not fit into memory.
     """
     if not isinstance(automaton, Automaton):

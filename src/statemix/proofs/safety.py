@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from statemix.automaton import IGNORED, NEVER, Automaton
+from statemix.automaton import IGNORED, NEVER, Automaton, reachable
 from statemix.errors import OptionError
 from statemix.models import TokenClassifier
 from statemix.proofs.product_search import ProductSearch, RightAnswers
@@ -42,11 +42,11 @@ class SafetyProperty:
         words.
         """
         places = len(automaton.transitions)
-        pairs, outside = len(self.states) * places, len(self.states) * places
+        outside = len(self.states) * places
         after = automaton.transitions[None, :, :, None]
         moved = np.where(after == NEVER, outside, self.transitions[:, None] * places + after)
-        transitions = np.full((pairs + 1, *self.transitions.shape[1:]), outside)
-        transitions[:pairs] = moved.reshape(pairs, *self.transitions.shape[1:])
+        transitions = np.full((outside + 1, *self.transitions.shape[1:]), outside)
+        transitions[:outside] = moved.reshape(outside, *self.transitions.shape[1:])
         return SafetyProperty(
             self.start * places + automaton.start,
             transitions,
@@ -139,11 +139,7 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
         one = slice(None) if letter == _ANY else letters.index(letter)
         other = slice(None) if answer == _ANY else classes.index(answer)
         transitions[states[before], one, other] = states[after]
-    reached, waiting = {states[start]}, [states[start]]
-    for state in waiting:
-        fresh = set(transitions[state].flat) - reached
-        reached |= fresh
-        waiting += fresh
+    reached = reachable(transitions.reshape(len(states), -1).tolist(), states[start])
     if unreached := [name for name, state in states.items() if state not in reached]:
         raise _refused(
             f"lead from its start {start} to every state, got no way to {', '.join(unreached)}"
@@ -158,8 +154,8 @@ def prove_safety(
 ) -> SafetyResult:
     """Prove that a network keeps a property on words of every length, or find a shortest word.
 
-    All words of the network's tokens are considered (:meth:`SafetyProperty.within` leaves some
-    out). The assumptions are those of
+    All words of the network's tokens are considered. :meth:`SafetyProperty.within` restricts a
+    property to the words of a task. The assumptions are those of
     :func:`~statemix.proofs.search`, and rounding must not move gates of 0 and 1. A word that breaks
     the property is confirmed by the ordinary forward pass.
 

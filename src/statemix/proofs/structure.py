@@ -123,7 +123,7 @@ def structure_tables(network: ReadoutModel, rules: PlaceRules) -> dict[str, Any]
         rules: the places.
 
     Returns:
-        The tables as JSON data; or the reason why there are none.
+        The tables as JSON data, or a sentence that says why they cannot be read.
     """
     entries = read_rules(network)
     agree, combined = _agreement(entries, _with_still_place(rules))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from statemix.automaton import IGNORED, NEVER, Automaton
+from statemix.automaton import IGNORED, NEVER, Automaton, reachable
 from statemix.errors import OptionError
 
 _NEVER = "-"
@@ -128,11 +128,7 @@ class _Lines:
         outputs[transitions == NEVER] = IGNORED
         assert self.start is not None
         found = Automaton(states[self.start], transitions, outputs)
-        reached, waiting = {found.start}, [found.start]
-        for state in waiting:
-            fresh = {after for after in transitions[state].tolist() if after != NEVER} - reached
-            reached |= fresh
-            waiting += fresh
+        reached = reachable(transitions.tolist(), found.start)
         if unreached := [name for name, state in states.items() if state not in reached]:
             raise _refused(
                 f"lead from the start {self.start} to every state, got no way to "

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from statemix.automaton import Automaton
+from statemix.automaton import Automaton, reachable
 from statemix.errors import OptionError, SettingError
 from statemix.tasks import addressing
 from statemix.tasks.automata.automaton_text import NamedAutomaton, parse_automaton
@@ -104,8 +104,8 @@ class Regex(AutomatonTask):
     Args:
         pattern: the expression, in the syntax of automata-lib: ``|`` or, ``&`` and, ``*``, ``+``,
             ``?``, ``{2,5}``, ``.``, ``[a-c]``, and parentheses. Blanks are skipped.
-        alphabet: the letters, one character each; None means those of the pattern, which must then
-            have no operators but ``|``, ``&``, ``*``, ``+``, ``?`` and parentheses.
+        alphabet: the letters, one character each. None takes them from the pattern, whose operators
+            may then be ``|``, ``&``, ``*``, ``+``, ``?`` and parentheses only.
         length: letters of the longest training word; tests may go beyond.
         min_length: letters of the shortest training word; None means ``length`` if every position
             is scored, and 1 otherwise.
@@ -295,16 +295,6 @@ def _random_table(num_states: int, num_letters: int, seed: int) -> NDArray[np.in
         )
         tables = addressing.below(raw, num_states).reshape(-1, num_states, num_letters)
         for table in tables:
-            if _reaches_all(table):
+            if len(reachable(table.tolist(), 0)) == num_states:
                 return table
         drawn += len(tables)
-
-
-def _reaches_all(table: NDArray[np.int64]) -> bool:
-    reached = np.zeros(len(table), dtype=np.bool_)
-    reached[0], frontier = True, np.array([0])
-    while frontier.size:
-        after = np.unique(table[frontier])
-        frontier = after[~reached[after]]
-        reached[frontier] = True
-    return bool(reached.all())

@@ -46,6 +46,21 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
+def unproven(certificates: Mapping[int, Mapping[str, Any]], letters: Sequence[str] = ()) -> str:
+    """Write the seeds that are not proven, each with a shortest word that is answered wrongly.
+
+    Args:
+        certificates: certificate of each seed.
+        letters: name of each token; empty means its number.
+    """
+    texts = []
+    for seed, found in sorted(certificates.items()):
+        if found["verdict"] != "proven":
+            word = " ".join(letters[token] if letters else str(token) for token in found["word"])
+            texts.append(f"{seed}: {f'`{word}`' if word else found['verdict']}")
+    return "<br>".join(texts)
+
+
 def json_lines(*path: str) -> list[dict[str, Any]]:
     """Return the rows of a file in the folder of results."""
     return [json.loads(line) for line in RESULTS.joinpath(*path).read_text().splitlines()]

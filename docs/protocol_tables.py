@@ -1,10 +1,10 @@
-"""The tables of the tasks of other works, from the rows of the results store."""
+"""The table of the tasks of other works, from the rows of the results store."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from measurement_tables import RESULTS, markdown
+from measurement_tables import RESULTS, markdown, unproven
 
 from statemix.studies.exactness.exact_protocols import RECIPE, has_tuned_rate
 from statemix.studies.result_text import accuracy_text, duration_text, published_text
@@ -16,10 +16,10 @@ _MISSING = "–"
 
 
 def tables() -> dict[str, str]:
-    """Return the Markdown of both tables by the name of their files."""
+    """Return the Markdown of the table by the name of its file."""
     rows = merged(sorted((RESULTS / "reproduce").glob("*.jsonl")))
     entries = find_study("exact-protocols").entries("paper", "laptop")
-    return {"protocols": _numbers(entries, rows), "protocol_seeds": _seeds(entries, rows)}
+    return {"protocols": _numbers(entries, rows)}
 
 
 def _done(entry: StudyEntry, rows: Mapping[str, StoredRow]) -> list[Mapping[str, Any]]:
@@ -43,10 +43,11 @@ def _numbers(entries: tuple[StudyEntry, ...], rows: Mapping[str, StoredRow]) -> 
                 _accuracies(found),
                 _published(entry) if entry.model == RECIPE else "",
                 _cost(found),
+                unproven({row["seed"]: row["certificate"] for row in found}),
             )
         )
     header = ("task", "network", "proven", "without refit", "accuracy as trained", "published")
-    return markdown((*header, "mean cost"), lines)
+    return markdown((*header, "mean cost", "seeds that are not proven"), lines)
 
 
 def _accuracies(found: list[Mapping[str, Any]]) -> str:
@@ -78,22 +79,3 @@ def _cost(found: list[Mapping[str, Any]]) -> str:
     # Older rows have no processor time.
     seconds = [row.get("cpu_s", row["time_s"]) + row["certify_s"] for row in found]
     return duration_text(math.fsum(seconds) / len(seconds)) if seconds else _MISSING
-
-
-def _seeds(entries: tuple[StudyEntry, ...], rows: Mapping[str, StoredRow]) -> str:
-    """Write the verdict of each seed of the recipe, or a shortest word that is answered wrongly."""
-    recipe = [entry for entry in entries if entry.model == RECIPE]
-    count = max(len(entry.trials.runs) for entry in recipe)
-    lines = [
-        (entry.column, *(_verdict(rows.get(key)) for _, _, key in entry.trials.runs))
-        for entry in recipe
-    ]
-    return markdown(("task", *(f"seed {seed}" for seed in range(count))), lines)
-
-
-def _verdict(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return _MISSING
-    certificate = row.get("certificate", {})
-    word = " ".join(map(str, certificate.get("word", ())))
-    return f"`{word}`" if word else certificate.get("verdict", "no result")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
-from measurement_tables import RESULTS, markdown
+from measurement_tables import RESULTS, markdown, unproven
 
 from statemix.studies.exactness.exact_table import interval, monitor_table, tallies
 from statemix.studies.fixed_points.fixed_point_studies import overview as fixed_points
@@ -21,6 +21,8 @@ from statemix.studies.result_text import (
 from statemix.studies.store import StoredRow, merged
 from statemix.studies.study import find_study
 from statemix.studies.tidy import by_length
+from statemix.tasks.automata.automaton_text import parse_automaton
+from statemix.tasks.automata.known_languages import MONITORS
 
 RECIPE = "BD-LRU, recipe exact"
 USUAL = "as in the recipe"
@@ -36,6 +38,7 @@ def tables() -> dict[str, str]:
         "automata": _tracking(rows, "exact-automata"),
         "larger_groups": _tracking(rows, "larger-groups"),
         "monitors": _monitors(rows),
+        "monitor_words": _monitor_words(rows),
         "factorial": _factorial(rows),
         **{name: _paper_table(cells, name) for name in ("table3", "table4", "table6")},
         "tuned": _tuned(cells),
@@ -73,6 +76,28 @@ def _monitors(rows: Mapping[str, StoredRow]) -> str:
     return markdown(table.head, [line.cells for line in table.lines])
 
 
+def _monitor_words(rows: Mapping[str, StoredRow]) -> str:
+    """Write the words on which learners of protocols differ from the protocol."""
+    lines = []
+    runs = _runs(rows, "monitors").filter(status="done")
+    for (column, wrong, model), group in runs.group_by(
+        "column", "wrong", "model", maintain_order=True
+    ):
+        letters = parse_automaton(str(MONITORS[str(column)]["rules"])).letters
+        text = unproven(_certificates(rows, group), letters)
+        if text:
+            lines.append((str(column), f"{wrong:.0%}", str(model), text))
+    return markdown(("protocol", "wrong", "learner", "seeds that are not proven"), lines)
+
+
+def _certificates(
+    rows: Mapping[str, StoredRow], runs: pl.DataFrame
+) -> dict[int, Mapping[str, Any]]:
+    """Return the certificate of each seed of runs that have ended."""
+    found: Mapping[str, Mapping[str, Any]] = rows
+    return {seed: found[key]["certificate"] for seed, key in runs.select("seed", "key").rows()}
+
+
 def _runs(rows: Mapping[str, StoredRow], study: str) -> pl.DataFrame:
     found = find_study(study)
     return found.runs(found.entries("paper", "laptop"), rows)
@@ -85,13 +110,13 @@ def _tracking(rows: Mapping[str, StoredRow], study: str) -> str:
     for one in tallies(runs).to_dicts():
         if not one["done"]:
             name = names.get(one["model"], one["model"])
-            lines.append((one["column"], name, *["–"] * 5))
+            lines.append((one["column"], name, *["–"] * 6))
             continue
-        keys = runs.filter(column=one["column"], model=one["model"])["key"]
-        certificates = [_certificate(rows[key]) for key in keys if key in rows]
+        done = runs.filter(column=one["column"], model=one["model"], status="done")
+        certificates = _certificates(rows, done)
         trained = sum(
-            found.get("verdict") == "proven" and found["network"] != "refitted"
-            for found in certificates
+            found["verdict"] == "proven" and found["network"] != "refitted"
+            for found in certificates.values()
         )
         passed = f"{sum(one['passed'])} of {len(one['passed'])}" if one["passed"] else "–"
         verdicts = one["verdicts"]
@@ -104,15 +129,11 @@ def _tracking(rows: Mapping[str, StoredRow], study: str) -> str:
                 passed,
                 duration_text(math.fsum(one["seconds"]) / one["done"]),
                 duration_text(max(one["seconds"])),
+                unproven(certificates),
             )
         )
     header = ("task", "network", "proven", "without refit", "attempts passed", "mean cost")
-    return markdown((*header, "largest cost"), lines)
-
-
-def _certificate(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = row.get("certificate", {})
-    return found
+    return markdown((*header, "largest cost", "seeds that are not proven"), lines)
 
 
 def _factorial(rows: Mapping[str, StoredRow]) -> str:

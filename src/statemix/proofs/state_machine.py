@@ -118,42 +118,20 @@ class StateMachine:
                 "tokens must have shape (T,) or (B, T) and state () or (B,), got "
                 f"{words.shape} and {before.shape}"
             )
-        rows = np.atleast_2d(words).astype(np.int64)
-        states = np.empty((len(rows), rows.shape[1] + 1), dtype=np.int64)
-        states[:, 0] = before
-        self._follow(rows, states)
-        if (stuck := states == self.num_states).any():
-            row, position = np.argwhere(stuck)[0]
-            raise ValueError(f"token {rows[row, position - 1]} cannot follow at {position - 1}")
-        answers = self.answers[states[:, :-1], rows].astype(np.int64)
-        return answers.reshape(words.shape), states[:, -1].reshape(words.shape[:-1])
-
-    def _follow(self, rows: NDArray[np.int64], states: NDArray[np.int64]) -> None:
-        """Fill in the states after each letter; where a letter cannot follow, ``num_states``."""
-        count, length = rows.shape
+        rows = np.atleast_2d(words).astype(np.intp)
         sink = self.num_states
-        moves = np.full((sink + 1, self.num_letters), sink, dtype=np.int64)
-        moves[:sink] = np.where(self.transitions < 0, sink, self.transitions)
-        table = moves.ravel()
-        part = int(np.ceil(np.sqrt(length)))
-        if length > _SEQUENTIAL_LENGTH and count * part * (sink + 1) <= _MOST_MAPPED:
-            whole = length // part * part
-            pieces = rows[:, :whole].reshape(-1, part)
-            maps = np.broadcast_to(np.arange(sink + 1), (len(pieces), sink + 1))
-            for letters in pieces.T:
-                maps = table[maps * self.num_letters + letters[:, None]]
-            maps = maps.reshape(count, -1, sink + 1)
-            starts = np.empty(maps.shape[:2], dtype=np.int64)
-            state = states[:, 0]
-            for number in range(maps.shape[1]):
-                starts[:, number] = state
-                state = maps[np.arange(count), number, state]
-            inner = np.empty((len(pieces), part + 1), dtype=np.int64)
-            inner[:, 0] = starts.ravel()
-            _in_order(table, self.num_letters, pieces, inner)
-            states[:, 1 : whole + 1] = inner[:, 1:].reshape(count, whole)
-            rows, states = rows[:, whole:], states[:, whole:]
-        _in_order(table, self.num_letters, rows, states)
+        table = np.full((sink + 1, self.num_letters), sink, dtype=np.intp)
+        table[:sink] = np.where(self.transitions < 0, sink, self.transitions)
+        # A state is the place where its row of the flat table begins: add a letter, and look up.
+        table *= self.num_letters
+        starts = np.broadcast_to(before, len(rows)).astype(np.intp) * self.num_letters
+        taken, ends = _follow(table, rows, starts)
+        if (stuck := ends == table[sink, 0]).any():
+            row = int(np.argmax(stuck))
+            position = int(np.argmax(table.ravel()[taken[row]] == table[sink, 0]))
+            raise ValueError(f"token {rows[row, position]} cannot follow at {position}")
+        answers = self.answers.astype(np.int64).ravel().take(taken)
+        return answers.reshape(words.shape), (ends // self.num_letters).reshape(words.shape[:-1])
 
     def to_c(self, name: str, comment: str = "") -> str:
         """Return a C99 file without dependencies that runs the machine.
@@ -187,17 +165,46 @@ class _Row:
         self.transitions, self.answers = [-1] * num_letters, [-1] * num_letters
 
 
+def _follow(
+    table: NDArray[np.intp], rows: NDArray[np.intp], states: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the place in the table of each letter of words (B, T), and the states after them."""
+    count, length = rows.shape
+    part = int(np.ceil(np.sqrt(length)))
+    if length <= _SEQUENTIAL_LENGTH or count * part * len(table) > _MOST_MAPPED:
+        return _in_order(table, rows, states)
+    whole = length // part * part
+    pieces = rows[:, :whole].reshape(-1, part)
+    num_letters = table.shape[1]
+    maps = np.tile(np.arange(len(table))[:, None] * num_letters, len(pieces))
+    for letters in np.ascontiguousarray(pieces.T):
+        maps = _moved(table, maps + letters)
+    starts = np.empty((whole // part, count), dtype=np.intp)
+    for number, of_words in enumerate(maps.T.reshape(count, -1, len(table)).transpose(1, 0, 2)):
+        starts[number] = states
+        states = of_words[np.arange(count), states // num_letters]
+    taken = np.empty(rows.shape, dtype=np.intp)
+    inner, _ = _in_order(table, pieces, starts.T.ravel())
+    taken[:, :whole] = inner.reshape(count, whole)
+    taken[:, whole:], states = _in_order(table, rows[:, whole:], states)
+    return taken, states
+
+
 def _in_order(
-    table: NDArray[np.int64],
-    num_letters: int,
-    rows: NDArray[np.int64],
-    states: NDArray[np.int64],
-) -> None:
-    """Fill in the states (N, T + 1) of words (N, T), one letter after the other."""
-    state = states[:, 0]
-    for position, letters in enumerate(np.ascontiguousarray(rows.T), 1):
-        state = table[state * num_letters + letters]
-        states[:, position] = state
+    table: NDArray[np.intp], rows: NDArray[np.intp], states: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Do the same one letter after the other."""
+    taken = rows.T.copy()
+    for places in taken:
+        places += states
+        states = _moved(table, places)
+    return taken.T, states
+
+
+def _moved(table: NDArray[np.intp], places: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Look up the next states; every place is in the table, and "clip" does not check that."""
+    moved: NDArray[np.intp] = table.take(places, mode="clip")
+    return moved
 
 
 def _braces(table: NDArray[np.int32]) -> str:

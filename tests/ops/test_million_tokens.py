@@ -8,22 +8,21 @@ from torch.nn.functional import one_hot
 from statemix import ops
 
 LENGTH, POINTS = 1_000_000, 5
+GATES = ("softmax", "column_softmax")
 # Raw gates this far apart become 0 and 1 in float32; those of inputs are the smallest.
 FAR = 200.0
+# Gate family, channels and backend.
 CASES = [
-    ("softmax", "cpu"),
-    ("softmax", "associative"),
-    ("softmax", "triton"),
-    # A Python loop of a million steps takes ten seconds: one gate family is enough.
-    ("softmax", "loop"),
-    ("softmax", "reference"),
-    ("column_softmax", "cpu"),
-    ("column_softmax", "associative"),
+    *((gate, 1, name) for gate in GATES for name in ("cpu", "associative", "triton")),
+    *(("softmax", 3, name) for name in ("cpu", "associative", "triton")),
+    # A Python loop of a million steps takes ten seconds: one case is enough.
+    ("softmax", 1, "loop"),
+    ("softmax", 1, "reference"),
 ]
 
 
 def test_the_cases_name_every_backend():
-    assert {backend for _, backend in CASES} == set(ops.BACKENDS)
+    assert {backend for _, _, backend in CASES} == set(ops.BACKENDS)
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +38,20 @@ def word():
     return torch.from_numpy(sources), torch.from_numpy(held)
 
 
-@pytest.mark.parametrize(("gate", "backend"), CASES)
-def test_a_million_permutations_leave_every_state_exact(word, gate, backend, device):
+@pytest.mark.parametrize(("gate", "channels", "backend"), CASES)
+def test_a_million_permutations_leave_every_state_exact(word, gate, channels, backend, device):
     sources, held = word
     gates = torch.full((LENGTH, POINTS, POINTS + 1), -FAR)
     gates[..., :POINTS] = FAR * one_hot(sources, POINTS)
-    # No two points hold the same number, and no product of these numbers with 1 rounds.
-    first = 1 + torch.arange(POINTS) / 7
+    # No two entries hold the same number, and no product of these numbers with 1 rounds.
+    first = 1 + torch.arange(POINTS * channels).view(POINTS, channels) / 16
+    shape = (POINTS, channels) if channels > 1 else (POINTS,)
     states, last = ops.bd_lru(
         gates[None, :, None].to(device),
-        torch.zeros(1, LENGTH, 1, POINTS, device=device),
+        torch.zeros(1, LENGTH, 1, *shape, device=device),
         gate,
-        first[None, None].to(device),
+        first.view(1, 1, *shape).to(device),
         backend=backend,
     )
-    assert torch.equal(states[0, :, 0].cpu(), first[held])
-    assert torch.equal(last[0, 0].cpu(), first[held[-1]])
+    assert torch.equal(states[0, :, 0].cpu(), first[held].view(LENGTH, *shape))
+    assert torch.equal(last[0, 0].cpu(), first[held[-1]].view(shape))

@@ -102,12 +102,49 @@ template <class V, class Element> inline V copy_some(const Element* from, int64_
   memcpy(&x, from, lanes * sizeof(Element));
   return x;
 }
+inline HalfU load_some(const bfloat16* from, int64_t n) { return copy_some<HalfU>(from, n); }
+inline void store_some(bfloat16* to, HalfU x, int64_t n) { memcpy(to, &x, n * sizeof(bfloat16)); }
+#ifdef __AVX2__
+// A copy whose length is no constant is a function call, and takes longer than the rest of a step.
+// The instruction that stores with a mask is slow on some processors.
+inline VectorF load_some(const float* from, int64_t lanes) {
+  const VectorI numbers = {0, 1, 2, 3, 4, 5, 6, 7};
+  return (VectorF)_mm256_maskload_ps(from, (__m256i)(numbers < (int32_t)lanes));
+}
+inline VectorD load_some(const double* from, int64_t lanes) {
+  const VectorL numbers = {0, 1, 2, 3};
+  return (VectorD)_mm256_maskload_pd(from, (__m256i)(numbers < lanes));
+}
+inline void store_some(float* to, VectorF x, int64_t lanes) {
+  __m128 rest = _mm256_castps256_ps128((__m256)x);
+  if (lanes & 4) {
+    _mm_storeu_ps(to, rest);
+    rest = _mm256_extractf128_ps((__m256)x, 1);
+    to += 4;
+  }
+  if (lanes & 2) {
+    _mm_storel_pi((__m64*)to, rest);
+    rest = _mm_movehl_ps(rest, rest);
+    to += 2;
+  }
+  if (lanes & 1) _mm_store_ss(to, rest);
+}
+inline void store_some(double* to, VectorD x, int64_t lanes) {
+  __m128d rest = _mm256_castpd256_pd128((__m256d)x);
+  if (lanes & 2) {
+    _mm_storeu_pd(to, rest);
+    rest = _mm256_extractf128_pd((__m256d)x, 1);
+    to += 2;
+  }
+  if (lanes & 1) _mm_store_sd(to, rest);
+}
+#else
 inline VectorF load_some(const float* from, int64_t n) { return copy_some<VectorF>(from, n); }
 inline VectorD load_some(const double* from, int64_t n) { return copy_some<VectorD>(from, n); }
-inline HalfU load_some(const bfloat16* from, int64_t n) { return copy_some<HalfU>(from, n); }
 template <class Element, class V> inline void store_some(Element* to, V x, int64_t lanes) {
   memcpy(to, &x, lanes * sizeof(Element));
 }
+#endif
 #endif
 
 // `lanes` is the full width unless the problem has fewer blocks than a register has lanes.

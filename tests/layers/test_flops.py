@@ -111,8 +111,8 @@ HAND_COUNTS = {
     # Twelve channels of 3 entries. Maps to 24 channels, from 12 to a step and 2 x 3, from the step
     # to 12, for the gate, out, and 2 x 12 + 2 of the mixer. 16 iterations and one for the state:
     # the mixer's map of y, two vectors and strengths, two reflections, x - y and u; maps to 2 x 3
-    # and their lengths; Delta u, products with b, the scan, the readout, D u; mean, centre, length,
-    # bias. Convolution; softplus, Delta A, its exponentials; the gate.
+    # and lengths; Delta u, Delta A and its exponential, products with b, the scan, the readout,
+    # D u; mean, centre, length, bias. Convolution; softplus and bias of the steps; the gate.
     "fp_mamba1": (
         {"d_state": 3, "rank": 2},
         Flops(
@@ -122,10 +122,10 @@ HAND_COUNTS = {
                 2 * 12 * 26
                 + (2 * (12 * 4 + 37 + 3 + 1) + 2 * 49 + 12)
                 + (2 * 12 * 6 + 6 + 2 * 10 + 2 * 12)
-                + (12 + 36 + 72 + 72 + 24)
+                + (12 + 72 + 36 + 72 + 72 + 24)
                 + (3 * 12 + 50)
             ),
-            12 * (8 + 4) + 12 * 3 + 12 + 72 + 12 * 6,
+            12 * (8 + 4) + 12 * 3 + 12 + 12 * 6,
         ),
     ),
     # As before with three heads of 4; maps to 12 z, 18 x, B, C and 3 steps. The state decays (1),

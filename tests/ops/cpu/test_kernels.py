@@ -137,8 +137,14 @@ def test_kernels_are_nan_where_a_gate_is(problem, kind, gate, dtype):
 
 
 INSTRUCTION_SETS = ["baseline", "avx2", "avx512", "avx512_bf16"]
-FILES = [__file__, str(Path(__file__).parents[1] / "test_extremes.py")]
-TESTS_OF_EVERY_SET = "kernels_equal or kernels_are or (cpu and stable_sums)"
+FILES = [
+    __file__,
+    *(
+        str(Path(__file__).parents[1] / f"test_{name}.py")
+        for name in ("extremes", "selective_scan")
+    ),
+]
+TESTS_OF_EVERY_SET = "kernels_equal or kernels_are or (cpu and stable_sums) or the_recurrence"
 
 
 @pytest.mark.kernels
@@ -245,17 +251,18 @@ def test_a_library_of_other_sources_is_refused(monkeypatch, change):
 
 
 def test_the_interface_is_the_one_of_the_header():
-    """Every member of struct Problem, in order, and the version and the families."""
+    """Every member of both structs, in order, and the version and the families."""
     header = loader.LIBRARY.with_name("interface.h").read_text()
-    body = header[header.index("struct Problem {") : header.rindex("};")]
-    code = re.sub(r"//.*", "", body.split("{", 1)[1])
-    members = [
-        name.strip(" *")
-        for declaration in code.split(";")
-        for name in re.sub(r"^\s*(const )?(int64_t|double|void)\b", "", declaration).split(",")
-        if name.strip()
-    ]
-    assert members == [name for name, _ in loader._Problem._fields_]
+    for struct in (loader._Problem, loader._SelectiveScan):
+        body = header.partition(f"struct {struct.__name__[1:]} {{")[2].partition("};")[0]
+        code = re.sub(r"//.*", "", body)
+        members = [
+            name.strip(" *")
+            for declaration in code.split(";")
+            for name in re.sub(r"^\s*(const )?(int64_t|double|void)\b", "", declaration).split(",")
+            if name.strip()
+        ]
+        assert members == [name for name, _ in struct._fields_]
     assert f"kInterfaceVersion = {loader.INTERFACE_VERSION};" in header
     for number, family in enumerate((*loader.FAMILIES, "given")):
         assert f"{family.upper()} = {number}" in header

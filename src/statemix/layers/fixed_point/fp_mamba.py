@@ -50,7 +50,7 @@ class Projected:
         B: input maps without what y adds, shape (B, T, d_state).
         C: readout maps likewise.
         steps: Delta, shape (B, T, N).
-        decays: what the scan needs of Delta A.
+        decays: Delta A, shape (B, T, H), or None if the scan takes A itself.
         conv: the last inputs of the short convolution.
     """
 
@@ -59,13 +59,16 @@ class Projected:
     B: Tensor
     C: Tensor
     steps: Tensor
-    decays: Tensor
+    decays: Tensor | None
     conv: Tensor
 
     def during(self, span: slice) -> "Projected":
         """Return the same for some of the tokens."""
-        names = ("values", "z", "B", "C", "steps", "decays")
-        return replace(self, **{name: getattr(self, name)[:, span] for name in names})
+        decays = None if self.decays is None else self.decays[:, span]
+        names = ("values", "z", "B", "C", "steps")
+        return replace(
+            self, decays=decays, **{name: getattr(self, name)[:, span] for name in names}
+        )
 
 
 class FPMamba(FixedPointLayer):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statemix.layers.fixed_point.fixed_point_layer import Budget, diagonal_scan
+from statemix.layers.fixed_point.fixed_point_layer import Budget
 from statemix.layers.fixed_point.fp_mamba import FPMamba, FPMambaState, Projected
 from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
@@ -21,6 +21,7 @@ from statemix.layers.padded import (
     without_autocast,
 )
 from statemix.ops import flops
+from statemix.ops.selective_scan import selective_scan
 
 
 class FPMamba1(FPMamba):
@@ -144,12 +145,12 @@ class FPMamba1(FPMamba):
     def flops_per_token(self, length: int) -> Flops:
         """Count as many iterations as the budget allows, and the one that gives the state."""
         inner, entries = self.inner_size, self.inner_size * self.d_state
-        # Delta u; its products with b, the scan and the readout; D u.
-        scan = inner + (1 + 2 + 2) * entries + 2 * inner
+        # Delta u; Delta A and its exponential; products with b, the scan and the readout; D u.
+        scan = inner + (2 + 1 + 2 + 2) * entries + 2 * inner
         # The mean, its difference, the length and the bias.
         norm = 3 * inner + flops.rms_norm(inner)
         maps = 3 * self.hidden_size + 2 * self._low + 2 * self.d_state + inner * self._feeds_back
-        steps = inner * (flops.SOFTPLUS + 1) + 2 * entries
+        steps = inner * (flops.SOFTPLUS + 1)
         return Flops(
             projections=2 * inner * maps + self._mixer_projections,
             transition=(self.usual_budget(length) + 1) * (self._mixing_flops + scan + norm),
@@ -170,18 +171,15 @@ class FPMamba1(FPMamba):
             steps = functional.softplus(raw_steps)
             if lengths is not None:
                 steps = steps * valid_tokens(x, lengths).unsqueeze(-1)
-            decays = (-steps.unsqueeze(-1) * self.A_log.to(dtype).exp()).exp()
-        return Projected(values, z, B.to(dtype), C.to(dtype), steps, decays, conv)
+        return Projected(values, z, B.to(dtype), C.to(dtype), steps, None, conv)
 
     def _scan(
         self, projected: Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor
     ) -> tuple[Tensor, Tensor]:
-        inputs = (projected.steps * values).unsqueeze(-1) * B.unsqueeze(-2)
-        states, last = diagonal_scan(
-            projected.decays.flatten(-2), inputs.flatten(-2), ssm.flatten(-2)
-        )
-        states, last = states.view_as(inputs), last.view_as(ssm)
-        return (states @ C.unsqueeze(-1)).squeeze(-1) + self.D.to(values.dtype) * values, last
+        rates = self.A_log.to(values.dtype).exp().mT
+        written = projected.steps * values
+        read, last = selective_scan(projected.steps, rates, written, B, C, ssm.mT)
+        return read + self.D.to(values.dtype) * values, last.mT.contiguous()
 
     def _normalised(self, projected: Projected, o: Tensor) -> Tensor:
         del projected

@@ -167,6 +167,7 @@ class FPMamba2(FPMamba):
     ) -> tuple[Tensor, Tensor]:
         values = values.view(*values.shape[:-1], self.num_heads, self.head_dim)
         inputs = values * projected.steps.unsqueeze(-1)
+        assert projected.decays is not None
         o, last = ssd(inputs, projected.decays, B, C, ssm)
         return (o + self.D.to(o.dtype).unsqueeze(-1) * values).flatten(2), last
 

@@ -11,7 +11,8 @@
   int isa##_block_forward(const Problem&);  \
   int isa##_block_backward(const Problem&); \
   int isa##_lag_forward(const Problem&);    \
-  int isa##_lag_backward(const Problem&);
+  int isa##_lag_backward(const Problem&);   \
+  int isa##_selective_scan(const SelectiveScan&);
 
 DECLARE(baseline)
 #ifdef STATEMIX_X86
@@ -73,6 +74,14 @@ EXPORT(block_forward)
 EXPORT(block_backward)
 EXPORT(lag_forward)
 EXPORT(lag_backward)
+
+API int statemix_selective_scan(const SelectiveScan* p) {
+#ifdef STATEMIX_X86
+  if (isa >= AVX512) return avx512_selective_scan(*p);
+  if (isa == AVX2) return avx2_selective_scan(*p);
+#endif
+  return baseline_selective_scan(*p);
+}
 
 API int64_t statemix_interface_version() { return kInterfaceVersion; }
 

@@ -4,7 +4,7 @@
 
 // Increase with every change below. Python then rejects a library built from older sources (as in
 // an editable installation after an update) instead of passing arguments that it misreads.
-constexpr int64_t kInterfaceVersion = 5;
+constexpr int64_t kInterfaceVersion = 6;
 
 enum Family {
   SOFTMAX = 0,
@@ -45,5 +45,30 @@ struct Problem {
   const void* d_final_state;  // like final_state
   void* d_gates;              // like gates, contiguous
   void* d_values;             // like values, contiguous
+  void* d_initial_state;      // like initial_state
+};
+
+// The scan of Mamba. All tensors are contiguous and hold float32 or float64. Without d_outputs, the
+// forward pass is meant.
+struct SelectiveScan {
+  int64_t batch, length, columns, channels;
+  int64_t parts;  // pieces of the channels, which threads share
+  int64_t element, threads;
+  const void* steps;          // [batch, length, channels]
+  const void* rates;          // [columns, channels]
+  const void* inputs;         // [batch, length, channels]
+  const void* b;              // [batch, length, columns]
+  const void* c;              // likewise
+  const void* initial_state;  // [batch, columns, channels]
+  void* outputs;              // [batch, length, channels]
+  void* final_state;          // [batch, columns, channels]
+
+  const void* d_outputs;      // like outputs
+  const void* d_final_state;  // like final_state
+  void* d_steps;              // like steps
+  void* d_rates;              // [batch, columns, channels]
+  void* d_inputs;             // like inputs
+  void* d_b;                  // [parts, batch, length, columns]
+  void* d_c;                  // likewise
   void* d_initial_state;      // like initial_state
 };

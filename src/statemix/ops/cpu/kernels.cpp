@@ -5,6 +5,7 @@
 #include "channel_scan.h"
 #include "lag_scan.h"
 #include "reflect_scan.h"
+#include "selective_scan.h"
 
 #define CONCATENATE_(a, b) a##b
 #define CONCATENATE(a, b) CONCATENATE_(a, b)
@@ -141,6 +142,15 @@ int CONCATENATE(ISA_NAMESPACE, _block_backward)(const Problem& p) {
   if (p.channels) return ISA_NAMESPACE::by_element<ISA_NAMESPACE::ChannelBackward>(p);
   return ISA_NAMESPACE::by_element<ISA_NAMESPACE::BlockBackward>(p);
 }
+#ifndef ONLY_BFLOAT16
+int CONCATENATE(ISA_NAMESPACE, _selective_scan)(const SelectiveScan& p) {
+  switch (p.element) {
+    case FLOAT32: return ISA_NAMESPACE::selective_scan<float>(p);
+    case FLOAT64: return ISA_NAMESPACE::selective_scan<double>(p);
+  }
+  return UNKNOWN;
+}
+#endif
 int CONCATENATE(ISA_NAMESPACE, _lag_forward)(const Problem& p) {
   return ISA_NAMESPACE::by_element<ISA_NAMESPACE::LagForward>(p);
 }

@@ -3,7 +3,7 @@
 import ctypes
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from statemix.ops.checks import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 # Mirrors interface.h.
-INTERFACE_VERSION = 5
+INTERFACE_VERSION = 6
 FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder")
 _CODES = {name: code for code, name in enumerate((*FAMILIES, GIVEN))}
 ELEMENTS = (torch.float32, torch.float64, torch.bfloat16)
@@ -49,6 +49,20 @@ class _Problem(ctypes.Structure):
         ("d_final_state", ctypes.c_void_p),
         ("d_gates", ctypes.c_void_p),
         ("d_values", ctypes.c_void_p),
+        ("d_initial_state", ctypes.c_void_p),
+    )
+
+
+class _SelectiveScan(ctypes.Structure):
+    """Mirrors ``struct SelectiveScan`` of interface.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "length", "columns", "channels", "parts")),
+        *((name, ctypes.c_int64) for name in ("element", "threads")),
+        *((name, ctypes.c_void_p) for name in ("steps", "rates", "inputs", "b", "c")),
+        *((name, ctypes.c_void_p) for name in ("initial_state", "outputs", "final_state")),
+        *((name, ctypes.c_void_p) for name in ("d_outputs", "d_final_state", "d_steps")),
+        *((name, ctypes.c_void_p) for name in ("d_rates", "d_inputs", "d_b", "d_c")),
         ("d_initial_state", ctypes.c_void_p),
     )
 
@@ -185,6 +199,30 @@ def function(operator: str, direction: str) -> Callable[..., int]:
     """Return the exported function of an operator, "block" or "lag": "forward" or "backward"."""
     exported: Callable[..., int] = getattr(require(), f"statemix_{operator}_{direction}")
     return exported
+
+
+def selective_scan(parts: int, tensors: Mapping[str, Tensor]) -> None:
+    """Run the scan of Mamba, or with ``d_outputs`` its adjoint.
+
+    Args:
+        parts: pieces of the channels, which threads share.
+        tensors: members of ``struct SelectiveScan`` by name, contiguous, float32 or float64.
+
+    Raises:
+        MemoryError: if the scratch space could not be allocated.
+    """
+    problem = _SelectiveScan()
+    problem.batch, problem.length, problem.channels = tensors["inputs"].shape
+    problem.columns, problem.parts = tensors["b"].shape[-1], parts
+    problem.element = ELEMENTS.index(tensors["inputs"].dtype)
+    problem.threads = torch.get_num_threads()
+    for name, tensor in tensors.items():
+        setattr(problem, name, tensor.data_ptr())
+    if require().statemix_selective_scan(ctypes.byref(problem)):
+        raise MemoryError(
+            f"the scratch space of {problem.columns} x {problem.channels} states could not be "
+            "allocated"
+        )
 
 
 _OUT_OF_MEMORY = 2

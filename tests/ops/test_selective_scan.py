@@ -1,16 +1,21 @@
 """The scan of Mamba: the kernel and the differentiable composition against the recurrence."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from statemix.ops.cpu import loader
 from statemix.ops.selective_scan import selective_scan
 
 # Sequences, tokens, columns and channels.
 SHAPES = [
-    *((2, 5, 3, 7), (1, 1, 1, 1), (3, 9, 16, 40), (1, 33, 4, 17), (2, 4, 5, 64)),
+    *((2, 5, 3, 7), (1, 1, 1, 1), (3, 9, 16, 40), (1, 33, 4, 17), (2, 4, 5, 64), (1, 7, 3, 300)),
     *((0, 4, 2, 8), (3, 0, 2, 8), (2, 3, 0, 8)),
 ]
 
@@ -103,8 +108,15 @@ def test_the_number_of_threads_changes_no_bit(batch, threads):
     assert all(map(torch.equal, found, expected))
 
 
+def test_the_kernel_resolves_negated_views():
+    given = arguments((2, 6, 3, 20))
+    negated = [torch._neg_view(-one) for one in given]
+    for found, wanted in zip(selective_scan(*negated), selective_scan(*given), strict=True):
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.kernels
-def test_the_kernels_run_only_where_nobody_needs_the_states(monkeypatch):
+def test_the_kernels_run_only_where_nobody_watches(monkeypatch):
     calls, run = [], loader.selective_scan
 
     def counted(parts, tensors):
@@ -119,20 +131,96 @@ def test_the_kernels_run_only_where_nobody_needs_the_states(monkeypatch):
     torch.func.vmap(selective_scan)(*(one.unsqueeze(0) for one in given))
     torch.func.grad(lambda x: selective_scan(*given[:2], x, *given[3:])[0].sum())(given[2])
     selective_scan(*(one.to("meta") for one in given))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert selective_scan(*given)[0].shape == (2, 3, 8)
     monkeypatch.setattr(loader, "unavailable", lambda: "none here")
     selective_scan(*given)
     assert len(calls) == 2
 
 
+def test_a_traced_graph_computes_the_scan():
+    given, others = arguments((2, 5, 3, 7)), arguments((2, 5, 3, 7), seed=1)
+    graph = make_fx(selective_scan)(*given)
+    for found, wanted in zip(graph(*others), selective_scan(*others), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_tangents_are_refused():
+    given = arguments((1, 3, 2, 4))
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="must have no tangent"):
+        selective_scan(*given[:2], forward_ad.make_dual(given[2], given[2]), *given[3:])
+
+
+def of_dependent(steps, rates, values, b, initial_state):
+    """What is written depends on the steps, and what is read with on what is written with."""
+    return selective_scan(steps, rates, steps * values, b, b, initial_state)
+
+
 @pytest.mark.kernels
-def test_a_second_derivative_is_refused():
-    given = [one.requires_grad_() for one in arguments((1, 3, 2, 4))]
-    outputs, _ = selective_scan(*given)
-    expected = torch.autograd.grad(outputs.sum(), given[:3], retain_graph=True)
-    found = torch.autograd.grad(outputs.sum(), given[:3], create_graph=True)
+def test_differentiable_gradients_count_each_path_once_and_refuse_a_second_derivative():
+    steps, rates, values, b, _, initial_state = arguments((1, 3, 2, 4))
+    leaves = [one.requires_grad_() for one in (steps, rates, values, b, initial_state)]
+    total = of_dependent(*leaves)[0].sum()
+    expected = torch.autograd.grad(total, leaves, retain_graph=True)
+    found = torch.autograd.grad(total, leaves, create_graph=True)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     with pytest.raises(RuntimeError, match="the recurrence cannot be differentiated again"):
-        torch.autograd.grad(found[2].sum(), given[2])
+        torch.autograd.grad(found[2].sum(), leaves[2])
+
+
+def test_batched_gradients_are_those_of_each_direction():
+    steps, rates, values, b, _, initial_state = arguments((1, 3, 2, 4))
+    leaves = [one.requires_grad_() for one in (steps, rates, values, b, initial_state)]
+    outputs, _ = of_dependent(*leaves)
+    directions = torch.randn(2, *outputs.shape, dtype=torch.float64)
+    batched = torch.autograd.grad(
+        outputs, leaves, directions, retain_graph=True, is_grads_batched=True
+    )
+    for number, direction in enumerate(directions):
+        alone = torch.autograd.grad(outputs, leaves, direction, retain_graph=True)
+        torch.testing.assert_close([one[number] for one in batched], list(alone))
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "error", "message"),
+    [
+        (3, lambda b: b.float(), TypeError, "b and c and initial_state must share one"),
+        (5, lambda state: state[:1], ValueError, r"initial_state must have shape \(B=2"),
+        (1, lambda rates: rates.mT, ValueError, "rates must have shape"),
+    ],
+)
+def test_arguments_that_disagree_are_named(number, change, error, message):
+    given = list(arguments((2, 5, 3, 7)))
+    given[number] = change(given[number])
+    with pytest.raises(error, match=message):
+        selective_scan(*given)
+
+
+STARVED = """
+import resource, torch
+from statemix.ops.selective_scan import selective_scan
+torch.set_num_threads(1)
+steps, narrow = torch.zeros(1, 1 << 20, 1), torch.zeros(1, 1 << 20, 2)
+given = steps, torch.zeros(2, 1), steps, narrow, narrow, torch.zeros(1, 2, 1, requires_grad=True)
+outputs, _ = selective_scan(*given)
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), -1))
+try:
+    outputs.sum().backward()
+except MemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory are Linux's")
+def test_memory_that_runs_out_is_an_error():
+    done = subprocess.run(
+        [sys.executable, "-c", STARVED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("the scratch space of 1048576 steps of 2 columns")
 
 
 @pytest.mark.kernels

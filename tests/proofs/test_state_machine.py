@@ -75,6 +75,11 @@ def test_tables_that_prove_nothing_are_refused(of_group):
         StateMachine.from_tables(tables)
 
 
+def test_a_machine_without_letters_reads_the_empty_word():
+    answers, state = StateMachine(np.zeros((1, 0), np.int32), np.zeros((1, 0), np.int32)).run([])
+    assert (answers.tolist(), state) == ([], 0)
+
+
 @pytest.mark.parametrize("repeats", [1, 200])
 def test_tokens_that_cannot_follow_are_named(repeats):
     machine = StateMachine(LAMP, LAMP)

@@ -3,9 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from statemix.ops.block_operators import block_scan
+from statemix.ops.checks import bind, same_dtype_and_device
 from statemix.ops.cpu import loader
 
 # Pieces of the channels, so that a single sequence keeps several threads busy. The number of
@@ -22,25 +25,37 @@ def selective_scan(
         o_t = H_t^\top c_t
 
     Source: Gu and Dao (2023), "Mamba". On the CPU, kernels compute it and its gradients without
-    storing the states.
+    storing the states of all channels.
 
     Args:
         steps: Delta >= 0, shape (B, T, N), float32 or float64.
-        rates: A >= 0, shape (S, N), same dtype.
-        inputs: x, shape (B, T, N), same dtype.
-        b: shape (B, T, S), same dtype.
-        c: shape (B, T, S), same dtype.
-        initial_state: H_0, shape (B, S, N), same dtype.
+        rates: A >= 0, shape (S, N), same dtype and device.
+        inputs: x, shape (B, T, N), likewise.
+        b: shape (B, T, S), likewise.
+        c: shape (B, T, S), likewise.
+        initial_state: H_0, shape (B, S, N), likewise.
 
     Returns:
         outputs: o, shape (B, T, N).
         final_state: the last state, shape (B, S, N).
+
+    Raises:
+        ValueError: if shapes or devices disagree.
+        TypeError: if dtypes differ, or a tensor is not dense.
     """
+    sizes: dict[str, int] = {}
     tensors = (steps, rates, inputs, b, c, initial_state)
+    for name, tensor, axes in zip(_NAMES, tensors, _AXES, strict=True):
+        bind(sizes, name, tensor, axes)
+    same_dtype_and_device(**dict(zip(_NAMES, tensors, strict=True)))
     if _has_kernel(*tensors):
         outputs, final_state = _Fused.apply(*tensors)  # type: ignore[no-untyped-call]
         return outputs, final_state
     return _composed(*tensors)
+
+
+_NAMES = ("steps", "rates", "inputs", "b", "c", "initial_state")
+_AXES = ("B T N", "S N", "B T N", "B T S", "B T S", "B S N")
 
 
 def _composed(
@@ -59,18 +74,31 @@ def _composed(
 
 
 def _has_kernel(*tensors: Tensor) -> bool:
-    """Return whether the kernels can run, and no compiler or transform needs to see the scan."""
+    """Return whether the kernels can run on these tensors."""
     return (
-        not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and all(tensor.numel() for tensor in tensors)
+        _are_plain(*tensors)
+        and all(one.numel() for one in tensors)
         and tensors[0].device.type == "cpu"
         and tensors[0].dtype in (torch.float32, torch.float64)
         and loader.unavailable() is None
     )
 
 
-_NAMES = ("steps", "rates", "inputs", "b", "c", "initial_state")
+def _are_plain(*tensors: Tensor) -> bool:
+    """Return whether tensors have data, and nobody needs to see PyTorch's own operations.
+
+    A compiler, a transform or a tracer does.
+    """
+    watched = (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or _get_current_dispatch_mode() is not None
+        or forward_ad._current_level >= 0
+    )
+    # Batched gradients (is_grads_batched) have no storage, and their transform does not show.
+    return not watched and all(
+        type(one) in (Tensor, nn.Parameter) and torch._C._has_storage(one) for one in tensors
+    )
 
 
 class _Fused(torch.autograd.Function):
@@ -89,9 +117,9 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # Under create_graph=True, the other form refuses a second derivative.
-            return _differentiable_gradients(tensors, incoming)
+        if torch.is_grad_enabled() or not _are_plain(*incoming):
+            # Under create_graph=True, _composed refuses a second derivative.
+            return _composed_gradients(tensors, incoming)
         given = _named(tensors)
         parts, b, initial_state = _pieces(incoming[0]), given["b"], given["initial_state"]
         gradients = {f"d_{name}": torch.empty_like(tensor) for name, tensor in given.items()}
@@ -100,7 +128,7 @@ class _Fused(torch.autograd.Function):
             "d_b": b.new_empty(parts, *b.shape),
             "d_c": b.new_empty(parts, *b.shape),
         }
-        d_outputs, d_final_state = (one.contiguous() for one in incoming)
+        d_outputs, d_final_state = map(_in_order, incoming)
         others = {"d_outputs": d_outputs, "d_final_state": d_final_state}
         loader.selective_scan(parts, given | others | gradients)
         for name in ("d_rates", "d_b", "d_c"):
@@ -109,15 +137,24 @@ class _Fused(torch.autograd.Function):
 
 
 def _named(tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    return dict(zip(_NAMES, (one.contiguous() for one in tensors), strict=True))
+    return dict(zip(_NAMES, map(_in_order, tensors), strict=True))
 
 
-def _differentiable_gradients(
+def _in_order(tensor: Tensor) -> Tensor:
+    return tensor.resolve_neg().contiguous()
+
+
+def _composed_gradients(
     tensors: tuple[Tensor, ...], incoming: tuple[Tensor, ...]
 ) -> tuple[Tensor | None, ...]:
-    needed = [one for one in tensors if one.requires_grad]
-    found = iter(torch.autograd.grad(_composed(*tensors), needed, incoming, create_graph=True))
-    return tuple(next(found) if one.requires_grad else None for one in tensors)
+    with torch.enable_grad():
+        # Views, so that paths from one argument to another do not count twice.
+        views = [one.view_as(one) for one in tensors]
+        results = _composed(*views)
+    needed = [one for one in views if one.requires_grad]
+    create_graph = torch.is_grad_enabled()
+    found = iter(torch.autograd.grad(results, needed, incoming, create_graph=create_graph))
+    return tuple(next(found) if one.requires_grad else None for one in views)
 
 
 def _pieces(outputs: Tensor) -> int:

@@ -126,12 +126,13 @@ class StateMachine:
         table *= self.num_letters
         starts = np.broadcast_to(before, len(rows)).astype(np.intp) * self.num_letters
         taken, ends = _follow(table, rows, starts)
-        if (stuck := ends == table[sink, 0]).any():
+        if rows.size and (stuck := ends == sink * self.num_letters).any():
             row = int(np.argmax(stuck))
-            position = int(np.argmax(table.ravel()[taken[row]] == table[sink, 0]))
+            position = int(np.argmax(table.ravel()[taken[row]] == ends[row]))
             raise ValueError(f"token {rows[row, position]} cannot follow at {position}")
         answers = self.answers.astype(np.int64).ravel().take(taken)
-        return answers.reshape(words.shape), (ends // self.num_letters).reshape(words.shape[:-1])
+        last = ends // max(self.num_letters, 1)
+        return answers.reshape(words.shape), last.reshape(words.shape[:-1])
 
     def to_c(self, name: str, comment: str = "") -> str:
         """Return a C99 file without dependencies that runs the machine.

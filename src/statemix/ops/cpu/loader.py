@@ -210,6 +210,7 @@ def selective_scan(parts: int, tensors: Mapping[str, Tensor]) -> None:
 
     Raises:
         MemoryError: if the scratch space could not be allocated.
+        RuntimeError: if the kernels do not support the dtype.
     """
     problem = _SelectiveScan()
     problem.batch, problem.length, problem.channels = tensors["inputs"].shape
@@ -218,11 +219,14 @@ def selective_scan(parts: int, tensors: Mapping[str, Tensor]) -> None:
     problem.threads = torch.get_num_threads()
     for name, tensor in tensors.items():
         setattr(problem, name, tensor.data_ptr())
-    if require().statemix_selective_scan(ctypes.byref(problem)):
+    status = require().statemix_selective_scan(ctypes.byref(problem))
+    if status == _OUT_OF_MEMORY:
         raise MemoryError(
-            f"the scratch space of {problem.columns} x {problem.channels} states could not be "
-            "allocated"
+            f"the scratch space of {problem.length} steps of {problem.columns} columns could not "
+            "be allocated"
         )
+    if status:
+        raise RuntimeError(f"the CPU kernels refused element {problem.element}: status {status}")
 
 
 _OUT_OF_MEMORY = 2

@@ -1,6 +1,6 @@
 // h_sn = exp(-step_n rate_sn) h_{sn,t-1} + b_s x_n and o_n = sum_s c_s h_sn: the scan of Mamba and
-// its adjoint. States are not stored: the adjoint computes them again. One vector lane is one
-// channel n.
+// its adjoint, which computes the states of some channels again and keeps them in scratch space. One
+// vector lane is one channel n.
 //
 //   lam_sn = c_s do_n + decay_{sn,t+1} lam_{sn,t+1}, and with e_sn = lam_sn h_{sn,t-1} decay_sn:
 //   dx_n = sum_s b_s lam_sn     db_s = sum_n x_n lam_sn     dstep_n = -sum_s rate_sn e_sn
@@ -26,15 +26,15 @@ template <bool Partial, class Element> struct Channels {
     tiles = (part + 1) * all / p.parts - first_tile;
   }
   int64_t lane(int64_t k) const {
-    const int64_t lane = (first_tile + k) * width;
-    return Partial || lane + width <= channels ? lane : channels - width;
+    const int64_t first = (first_tile + k) * width;
+    return Partial || first + width <= channels ? first : channels - width;
   }
-  // 1 for the lanes that the neighbour does not have, too, and 0 for the others.
+  // 1 for the lanes that only this vector has, and 0 for those that it repeats.
   V own(int64_t k) const {
     const int64_t repeated = (first_tile + k) * width - lane(k);
-    V own;
-    for (int64_t i = 0; i < width; ++i) own[i] = i >= repeated;
-    return own;
+    V ones;
+    for (int64_t i = 0; i < width; ++i) ones[i] = i >= repeated;
+    return ones;
   }
 };
 
@@ -61,11 +61,11 @@ bool selective_forward(const SelectiveScan& p, int64_t row, int64_t part) {
     for (int64_t k = 0; k < of.tiles; ++k) {
       const int64_t at = step * p.channels + of.lane(k);
       const V x = load<Partial>((const Element*)p.inputs + at, lanes);
-      const V size = load<Partial>((const Element*)p.steps + at, lanes);
+      const V delta = load<Partial>((const Element*)p.steps + at, lanes);
       V* h = state + k * columns;
       V o = V{};
       for (int64_t s = 0; s < columns; ++s) {
-        h[s] = exp_nonpositive(size * rates[k * columns + s]) * h[s] + b[s] * x;
+        h[s] = exp_nonpositive(delta * rates[k * columns + s]) * h[s] + b[s] * x;
         o += c[s] * h[s];
       }
       store<Partial>((Element*)p.outputs + at, o, lanes);
@@ -109,11 +109,11 @@ bool selective_backward(const SelectiveScan& p, int64_t row, int64_t part) {
       const int64_t step = row * p.length + t, at = step * p.channels + of.lane(k);
       const Element* b = (const Element*)p.b + step * columns;
       const V x = load<Partial>((const Element*)p.inputs + at, lanes);
-      const V size = load<Partial>((const Element*)p.steps + at, lanes);
+      const V delta = load<Partial>((const Element*)p.steps + at, lanes);
       for (int64_t s = 0; s < columns; ++s) {
         const int64_t j = t * columns + s;
         before[j] = state[s];
-        decays[j] = exp_nonpositive(-size * rates[s]);
+        decays[j] = exp_nonpositive(-delta * rates[s]);
         state[s] = decays[j] * state[s] + b[s] * x;
       }
     }
@@ -122,10 +122,10 @@ bool selective_backward(const SelectiveScan& p, int64_t row, int64_t part) {
       const Element* b = (const Element*)p.b + step * columns;
       const Element* c = (const Element*)p.c + step * columns;
       const V x = load<Partial>((const Element*)p.inputs + at, lanes);
-      const V size = load<Partial>((const Element*)p.steps + at, lanes);
+      const V delta = load<Partial>((const Element*)p.steps + at, lanes);
       const V d_output = load<Partial>((const Element*)p.d_outputs + at, lanes);
       const V own_x = own * x, own_d_output = own * d_output;
-      V d_x = V{}, d_size = V{};
+      V d_x = V{}, d_delta = V{};
       for (int64_t s = 0; s < columns; ++s) {
         const int64_t j = t * columns + s;
         const V lam = c[s] * d_output + carry[s];
@@ -134,11 +134,11 @@ bool selective_backward(const SelectiveScan& p, int64_t row, int64_t part) {
         d_x += b[s] * lam;
         carry[s] = decays[j] * lam;
         const V slope = carry[s] * before[j];
-        d_size -= rates[s] * slope;
-        d_rates[s] -= size * slope;
+        d_delta -= rates[s] * slope;
+        d_rates[s] -= delta * slope;
       }
       store<Partial>((Element*)p.d_inputs + at, d_x, lanes);
-      store<Partial>((Element*)p.d_steps + at, d_size, lanes);
+      store<Partial>((Element*)p.d_steps + at, d_delta, lanes);
     }
     for (int64_t s = 0; s < columns; ++s) {
       const int64_t to = corner + s * p.channels;

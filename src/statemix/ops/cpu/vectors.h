@@ -104,7 +104,7 @@ template <class V, class Element> inline V copy_some(const Element* from, int64_
 }
 inline HalfU load_some(const bfloat16* from, int64_t n) { return copy_some<HalfU>(from, n); }
 inline void store_some(bfloat16* to, HalfU x, int64_t n) { memcpy(to, &x, n * sizeof(bfloat16)); }
-#ifdef __AVX2__
+#if defined(__x86_64__) && VECTOR_BYTES == 32
 // A copy whose length is no constant is a function call, and takes longer than the rest of a step.
 // The instruction that stores with a mask is slow on some processors.
 inline VectorF load_some(const float* from, int64_t lanes) {

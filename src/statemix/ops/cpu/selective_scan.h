@@ -1,6 +1,6 @@
 // h_sn = exp(-step_n rate_sn) h_{sn,t-1} + b_s x_n and o_n = sum_s c_s h_sn: the scan of Mamba and
-// its adjoint, which computes the states of some channels again and keeps them in scratch space. One
-// vector lane is one channel n.
+// its adjoint, which computes the states of some channels again and keeps them in scratch space.
+// One vector lane is one channel n.
 //
 //   lam_sn = c_s do_n + decay_{sn,t+1} lam_{sn,t+1}, and with e_sn = lam_sn h_{sn,t-1} decay_sn:
 //   dx_n = sum_s b_s lam_sn     db_s = sum_n x_n lam_sn     dstep_n = -sum_s rate_sn e_sn

@@ -78,7 +78,7 @@ def _has_kernel(*tensors: Tensor) -> bool:
     return (
         _are_plain(*tensors)
         and all(one.numel() for one in tensors)
-        and tensors[0].device.type == "cpu"
+        and tensors[0].is_cpu
         and tensors[0].dtype in (torch.float32, torch.float64)
         and loader.unavailable() is None
     )

@@ -155,9 +155,9 @@ def prove_safety(
     """Prove that a network keeps a property on words of every length, or find a shortest word.
 
     All words of the network's tokens are considered. :meth:`SafetyProperty.within` restricts a
-    property to the words of a task. The assumptions are those of
-    :func:`~statemix.proofs.search`, and rounding must not move gates of 0 and 1. A word that breaks
-    the property is confirmed by the ordinary forward pass.
+    property to the words of a task. The proof assumes what :func:`~statemix.proofs.search` assumes,
+    and that rounding does not move gates of 0 and 1. A word that breaks the property is confirmed
+    by the ordinary forward pass.
 
     Args:
         model: a causal network with finitely many states; it is put into evaluation mode.

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from statemix import ops
+from statemix.ops import selective_scan
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 if triton.knobs.runtime.interpret:
@@ -89,6 +90,20 @@ def launch(operator, gate, size, dtype, cut, length=64):
     states.sum().backward()
 
 
+def launch_selective(columns, dtype, length=64):
+    """Launch forward and backward of the scan of Mamba once."""
+
+    def zeros(*shape):
+        return torch.zeros(*shape, dtype=dtype).requires_grad_()
+
+    wide, narrow = (2, length, 192), (2, length, columns)
+    outputs, _ = selective_scan.selective_scan(
+        *(zeros(*wide), zeros(columns, 192), zeros(*wide)),
+        *(zeros(*narrow), zeros(*narrow), zeros(2, columns, 192)),
+    )
+    outputs.sum().backward()
+
+
 def spilled_bytes(kernel):
     """Return the bytes of registers that a thread keeps in memory."""
     if "cubin" not in kernel.asm:
@@ -119,8 +134,22 @@ def test_no_register_spills_and_nothing_adds_atomically(
         assert re.findall(r"\b(?:atom|red)\.\S*|\b\w*_atomic_\w*", text) == [], kernel.name
 
 
-def test_another_length_compiles_no_kernel(compiled):
+@pytest.mark.parametrize("columns", [1, 4, 16, 128])
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_register_of_the_selective_scan_spills(compiled, target, columns, monkeypatch):
+    monkeypatch.setattr(selective_scan, "_kernels", lambda *_: selective_scan._TRITON)
+    kernels = compiled(target)
+    launch_selective(columns, torch.float32)
+    assert [spilled_bytes(kernel) for kernel in kernels] == [0, 0]
+
+
+def test_another_length_compiles_no_kernel(compiled, monkeypatch):
     kernels = compiled("sm_90")
     for length in (64, 96, 1040):
         launch("bd_lru", "softmax", 2, torch.bfloat16, "chunks", length)
     assert len({id(kernel) for kernel in kernels}) == 6
+    monkeypatch.setattr(selective_scan, "_kernels", lambda *_: selective_scan._TRITON)
+    kernels.clear()
+    for length in (64, 95, 1):
+        launch_selective(4, torch.float32, length)
+    assert len({id(kernel) for kernel in kernels}) == 2

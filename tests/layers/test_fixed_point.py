@@ -194,6 +194,13 @@ def test_one_iteration_is_the_diagonal_layer():
     assert layer.reports()["iterations"] == 1
 
 
+def test_reports_are_where_the_outputs_are():
+    """Training adds them up there."""
+    layer = FPRNN(8, max_iterations=3, device="meta")
+    y, _ = layer(torch.empty(2, 5, 8, device="meta"))
+    assert {number.device for number in layer.reports().values()} == {y.device}
+
+
 def test_the_scan_is_diagonal_and_the_shift_begins_with_the_state():
     decays, inputs, initial = tokens(2, 4, 3).sigmoid(), tokens(2, 4, 3, seed=2), tokens(2, 3)
     found, final = diagonal_scan(decays, inputs, initial)

@@ -1,15 +1,18 @@
 """The scan of Mamba: a state of several columns for each channel, which inputs select."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from statemix.ops.backends import distrust_of
 from statemix.ops.block_operators import block_scan
 from statemix.ops.checks import bind, same_dtype_and_device
 from statemix.ops.cpu import loader
+from statemix.ops.triton import TRITON
 
 # Pieces of the channels, so that a single sequence keeps several threads busy. The number of
 # threads does not decide how many, because sums over channels depend on the pieces.
@@ -24,8 +27,8 @@ def selective_scan(
     .. math:: H_t = e^{-A \odot \mathbf{1} \Delta_t^\top} \odot H_{t-1} + b_t x_t^\top, \qquad
         o_t = H_t^\top c_t
 
-    Source: Gu and Dao (2023), "Mamba". On the CPU, kernels compute it and its gradients without
-    storing the states of all channels.
+    Source: Gu and Dao (2023), "Mamba". On the CPU and on GPUs, kernels compute it and its gradients
+    without storing the states of all channels.
 
     Args:
         steps: Delta >= 0, shape (B, T, N), float32 or float64.
@@ -48,10 +51,11 @@ def selective_scan(
     for name, tensor, axes in zip(_NAMES, tensors, _AXES, strict=True):
         bind(sizes, name, tensor, axes)
     same_dtype_and_device(**dict(zip(_NAMES, tensors, strict=True)))
-    if _has_kernel(*tensors):
-        outputs, final_state = _Fused.apply(*tensors)  # type: ignore[no-untyped-call]
-        return outputs, final_state
-    return _composed(*tensors)
+    kernels = _kernels(*tensors)
+    if kernels is None:
+        return _composed(*tensors)
+    outputs, final_state = _Fused.apply(kernels, *tensors)  # type: ignore[no-untyped-call]
+    return outputs, final_state
 
 
 _NAMES = ("steps", "rates", "inputs", "b", "c", "initial_state")
@@ -73,15 +77,41 @@ def _composed(
     return outputs, final.view_as(initial_state)
 
 
-def _has_kernel(*tensors: Tensor) -> bool:
-    """Return whether the kernels can run on these tensors."""
-    return (
-        _are_plain(*tensors)
-        and all(one.numel() for one in tensors)
-        and tensors[0].is_cpu
-        and tensors[0].dtype in (torch.float32, torch.float64)
-        and loader.unavailable() is None
-    )
+class _Kernels(NamedTuple):
+    """The kernels of a device.
+
+    Attributes:
+        forward: from the arguments by name to the outputs, the final state, and what backward needs.
+        backward: from the arguments, what forward kept, and the gradients of outputs and final
+            state to the gradients of the arguments.
+    """
+
+    forward: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
+    backward: Callable[..., tuple[Tensor, ...]]
+
+
+def _kernels(*tensors: Tensor) -> _Kernels | None:
+    """Return the kernels that can run on these tensors, if any."""
+    one = tensors[0]
+    if (
+        not _are_plain(*tensors)
+        or not all(tensor.numel() for tensor in tensors)
+        or one.dtype not in (torch.float32, torch.float64)
+    ):
+        return None
+    if one.is_cpu and loader.unavailable() is None:
+        return _CPU
+    if one.device.type in TRITON.devices and _triton_fault(one.device) is None:
+        return _TRITON
+    return None
+
+
+def _triton_fault(device: torch.device) -> str | None:
+    """Return why Triton's kernels must not run on a device, or None.
+
+    The check of the scan of blocks speaks for Triton.
+    """
+    return TRITON.unavailable() or distrust_of(TRITON.name, "block", str(device))
 
 
 def _are_plain(*tensors: Tensor) -> bool:
@@ -102,38 +132,67 @@ def _are_plain(*tensors: Tensor) -> bool:
 
 
 class _Fused(torch.autograd.Function):
-    """The scan by the kernels."""
+    """The scan by kernels."""
 
     @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        given = _named(tensors)
-        outputs = torch.empty_like(given["inputs"])
-        final_state = torch.empty_like(given["initial_state"])
-        found = {"outputs": outputs, "final_state": final_state}
-        loader.selective_scan(_pieces(outputs), given | found)
-        ctx.save_for_backward(*tensors)
+    def forward(ctx: Any, kernels: _Kernels, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, final_state, kept = kernels.forward(_named(tensors))
+        ctx.kernels, ctx.count = kernels, len(tensors)
+        ctx.save_for_backward(*tensors, *kept)
         return outputs, final_state
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
+        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         if torch.is_grad_enabled() or not _are_plain(*incoming):
             # Under create_graph=True, _composed refuses a second derivative.
-            return _composed_gradients(tensors, incoming)
-        given = _named(tensors)
-        parts, b, initial_state = _pieces(incoming[0]), given["b"], given["initial_state"]
-        gradients = {f"d_{name}": torch.empty_like(tensor) for name, tensor in given.items()}
-        gradients |= {
-            "d_rates": torch.empty_like(initial_state),
-            "d_b": b.new_empty(parts, *b.shape),
-            "d_c": b.new_empty(parts, *b.shape),
-        }
-        d_outputs, d_final_state = map(_in_order, incoming)
-        others = {"d_outputs": d_outputs, "d_final_state": d_final_state}
-        loader.selective_scan(parts, given | others | gradients)
-        for name in ("d_rates", "d_b", "d_c"):
-            gradients[name] = gradients[name].sum(0)
-        return tuple(gradients.values())
+            return None, *_composed_gradients(tensors, incoming)
+        given, gradients = _named(tensors), map(_in_order, incoming)
+        return None, *ctx.kernels.backward(given, kept, *gradients)
+
+
+def _cpu_forward(given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    outputs = torch.empty_like(given["inputs"])
+    final_state = torch.empty_like(given["initial_state"])
+    found = {"outputs": outputs, "final_state": final_state}
+    loader.selective_scan(_pieces(outputs), {**given, **found})
+    return outputs, final_state, ()
+
+
+def _cpu_backward(
+    given: Mapping[str, Tensor], _: tuple[()], d_outputs: Tensor, d_final_state: Tensor
+) -> tuple[Tensor, ...]:
+    parts, b, initial_state = _pieces(d_outputs), given["b"], given["initial_state"]
+    gradients = {f"d_{name}": torch.empty_like(tensor) for name, tensor in given.items()}
+    gradients |= {
+        "d_rates": torch.empty_like(initial_state),
+        "d_b": b.new_empty(parts, *b.shape),
+        "d_c": b.new_empty(parts, *b.shape),
+    }
+    others = {"d_outputs": d_outputs, "d_final_state": d_final_state}
+    loader.selective_scan(parts, {**given, **others, **gradients})
+    for name in ("d_rates", "d_b", "d_c"):
+        gradients[name] = gradients[name].sum(0)
+    return tuple(gradients.values())
+
+
+_CPU = _Kernels(_cpu_forward, _cpu_backward)
+
+
+# Triton is imported with the first call.
+def _triton_forward(given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    from statemix.ops.triton import selective
+
+    return selective.forward(given)
+
+
+def _triton_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    from statemix.ops.triton import selective
+
+    return selective.backward(*arguments)
+
+
+_TRITON = _Kernels(_triton_forward, _triton_backward)
 
 
 def _named(tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:

@@ -221,7 +221,8 @@ class FixedPointLayer(PaddedLayer):
         if torch.compiler.is_exporting():
             return found
         largest = found.residual.max() if len(found.residual) else found.residual.new_zeros(())
-        now = {"iterations": torch.tensor(before + found.iterations), "residual": largest}
+        iterations = torch.full((), before + found.iterations, device=largest.device)
+        now = {"iterations": iterations, "residual": largest}
         # Groups of packed sequences are solved one after the other.
         self._found = {
             name: torch.maximum(number, self._found.get(name, number))
@@ -308,4 +309,4 @@ def diagonal_scan(decays: Tensor, inputs: Tensor, initial: Tensor) -> tuple[Tens
 
 def shifted(y: Tensor, before: Tensor) -> Tensor:
     """Return each token's predecessor: y (B, T, N) one step later, after ``before`` (B, N)."""
-    return torch.cat([before.unsqueeze(1), y], dim=1)[:, : y.shape[1]]
+    return torch.cat([before.unsqueeze(1), y[:, :-1]], dim=1)[:, : y.shape[1]]

@@ -51,6 +51,7 @@ class Projected:
         C: readout maps likewise.
         steps: Delta, shape (B, T, N).
         decays: Delta A, shape (B, T, H), or None if the scan takes A itself.
+        rates: -A, shape (S, N), or None if it takes ``decays``.
         conv: the last inputs of the short convolution.
     """
 
@@ -60,6 +61,7 @@ class Projected:
     C: Tensor
     steps: Tensor
     decays: Tensor | None
+    rates: Tensor | None
     conv: Tensor
 
     def during(self, span: slice) -> "Projected":
@@ -118,6 +120,10 @@ class FPMamba(FixedPointLayer):
     ) -> tuple[Tensor, Tensor]:
         """Return readouts (B, T, N), D included, and the last state of the scan."""
 
+    def _arranged(self, ssm: Tensor) -> Tensor:
+        """Return the state of the scan in the memory order that every iteration reads."""
+        return ssm
+
     def _gain(self, projected: Projected) -> Tensor:
         """Return the most by which a token's readout grows with its value: shape (B, T, 1)."""
         # b and c have length 1, so that their product is at most 1.
@@ -174,16 +180,18 @@ class FPMamba(FixedPointLayer):
                 raw = [one.during(span)(before) for one in prepared]
                 difference = part.values - y
                 change = self.state_mixer.deviation(self.state_mixer.coefficients(raw), difference)
+                if share is not None:
+                    change = share[:, span] * change
                 both = torch.cat([part.B, part.C], -1)
                 if maps is not None:
                     both = both + maps(before)
                 B, C = (unit_length(one) for one in both.chunk(2, -1))
-                o, ssm = self._scan(part, part.values - share[:, span] * change, B, C, ssm)
+                o, ssm = self._scan(part, part.values - change, B, C, ssm)
                 if self.contraction is None:
                     o = self._normalised(part, o)
                 return o, (ssm, y[:, -1] if y.shape[1] else last)
 
-            carried = (state.ssm.to(dtype), first)
+            carried = (self._arranged(state.ssm.to(dtype)), first)
             start = torch.zeros_like(p.values)
             y = self._solved(piece, carried, start, valid).value
             # The state that belongs to y, through which gradients flow as through y.
@@ -194,7 +202,9 @@ class FPMamba(FixedPointLayer):
         before = shifted(y, first).to(x.dtype) if feeds_back else None
         gated = self._gated(p.z, read.to(x.dtype), before)
         out: Tensor = self.out_proj(gated)
-        return out, FPMambaState(ssm.to(state.ssm.dtype), final.to(state.output.dtype), p.conv)
+        return out, FPMambaState(
+            ssm.to(state.ssm.dtype).contiguous(), final.to(state.output.dtype), p.conv
+        )
 
     @property
     def _mixer_projections(self) -> int:
@@ -212,12 +222,12 @@ class FPMamba(FixedPointLayer):
         share = 0 if self.contraction is None else self.inner_size
         return seen + self.state_mixer.flops + maps + lengths + 2 * self.inner_size + share
 
-    def _share(self, projected: Projected) -> Tensor:
+    def _share(self, projected: Projected) -> Tensor | None:
         """Return with how much of the mixer's deviation from I the iteration is a contraction.
 
-        Shape (B, T, 1).
+        Shape (B, T, 1); None means all of it.
         """
-        gain = self._gain(projected)
         if self.contraction is None:
-            return torch.ones_like(gain)
-        return (self.contraction / (gain * self.state_mixer.bound)).clamp(max=1)
+            return None
+        bounds = self._gain(projected) * self.state_mixer.bound
+        return (self.contraction / bounds).clamp(max=1)

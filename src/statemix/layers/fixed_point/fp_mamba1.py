@@ -171,15 +171,19 @@ class FPMamba1(FPMamba):
             steps = functional.softplus(raw_steps)
             if lengths is not None:
                 steps = steps * valid_tokens(x, lengths).unsqueeze(-1)
-        return Projected(values, z, B.to(dtype), C.to(dtype), steps, None, conv)
+            rates = self.A_log.to(dtype).exp().mT.contiguous()
+        return Projected(values, z, B.to(dtype), C.to(dtype), steps, None, rates, conv)
+
+    def _arranged(self, ssm: Tensor) -> Tensor:
+        return ssm.mT.contiguous().mT
 
     def _scan(
         self, projected: Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor
     ) -> tuple[Tensor, Tensor]:
-        rates = self.A_log.to(values.dtype).exp().mT
+        assert projected.rates is not None
         written = projected.steps * values
-        read, last = selective_scan(projected.steps, rates, written, B, C, ssm.mT)
-        return read + self.D.to(values.dtype) * values, last.mT.contiguous()
+        read, last = selective_scan(projected.steps, projected.rates, written, B, C, ssm.mT)
+        return torch.addcmul(read, self.D.to(values.dtype), values), last.mT
 
     def _normalised(self, projected: Projected, o: Tensor) -> Tensor:
         del projected

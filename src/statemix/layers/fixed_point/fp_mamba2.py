@@ -160,7 +160,7 @@ class FPMamba2(FPMamba):
 
     def _project(self, x: Tensor, state: FPMambaState, lengths: Tensor | None) -> Projected:
         p = project_heads(self, x, state, lengths)
-        return Projected(p.values, p.z, p.B, p.C, p.steps, p.decays, p.conv)
+        return Projected(p.values, p.z, p.B, p.C, p.steps, p.decays, None, p.conv)
 
     def _scan(
         self, projected: Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor

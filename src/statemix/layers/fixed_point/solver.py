@@ -121,9 +121,12 @@ class _Iteration:
         # Tensors without data have nothing to converge.
         if not len(self.residual) or self.residual.is_meta:
             return True
-        still = bool((self._share < _STILL).all())
-        most = residual_of_share(self.residual, self._config.quantile)
-        return still or most < self._config.tolerance
+        config = self._config
+        # Each look at a tensor waits for the device, and most need not look at the shares.
+        lowered = self.iterations // config.patience
+        may_be_still = config.damping * config.decay**lowered < _STILL
+        still = may_be_still and bool((self._share < _STILL).all())
+        return still or residual_of_share(self.residual, config.quantile) < config.tolerance
 
     def advance(self, mapped: Tensor) -> None:
         """Take note of F(y), and move to the next iterate."""
@@ -214,7 +217,8 @@ def _with_implicit_gradient(
 
 def residual_of_share(residual: Tensor, share: float) -> float:
     """Return the residual that this share of the sequences does not exceed; NaN counts as inf."""
-    found = torch.quantile(residual.float(), share).item()
+    # On the CPU, as the quantile takes a dozen kernels of a few numbers each.
+    found = torch.quantile(residual.float().cpu(), share).item()
     return math.inf if math.isnan(found) else found
 
 

@@ -49,6 +49,7 @@ def iterated_row(ended: Ended) -> StoredRow:
         return row
     config = load_config(ended.job.folder)
     task, model = config.build_task(), load_model(ended.job.folder)
+    model.to(config.runtime.device)
     found: dict[str, dict[str, float]] = {}
     with threads(config.runtime.num_threads), attributes_set(model, config.evaluation.attributes):
         for length in map(int, row["test"]):
@@ -62,7 +63,8 @@ def iterated_row(ended: Ended) -> StoredRow:
 def _iterations(model: ReadoutModel, examples: Examples) -> dict[str, float] | None:
     """Return the iterations, the mean over layers, and the largest residual of any of them."""
     lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)
-    model(torch.from_numpy(examples.tokens), lengths=lengths)
+    tokens = torch.from_numpy(examples.tokens).to(model.device)
+    model(tokens, lengths=None if lengths is None else lengths.to(model.device))
     reports = [layer.reports() for layer in model.modules() if isinstance(layer, Layer)]
     iterating = [numbers for numbers in reports if "iterations" in numbers]
     if not iterating:

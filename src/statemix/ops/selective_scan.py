@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from statemix.ops.backends import distrust_of
 from statemix.ops.block_operators import block_scan
 from statemix.ops.checks import bind, same_dtype_and_device
 from statemix.ops.cpu import loader
@@ -81,9 +80,10 @@ class _Kernels(NamedTuple):
     """The kernels of a device.
 
     Attributes:
-        forward: from the arguments by name to the outputs, the final state, and what backward needs.
-        backward: from the arguments, what forward kept, and the gradients of outputs and final
-            state to the gradients of the arguments.
+        forward: from the arguments by name to the outputs, the final state, and what the backward
+            pass needs.
+        backward: from the arguments, what the forward pass kept, and the gradients of outputs and
+            final state to the gradients of the arguments.
     """
 
     forward: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
@@ -101,17 +101,8 @@ def _kernels(*tensors: Tensor) -> _Kernels | None:
         return None
     if one.is_cpu and loader.unavailable() is None:
         return _CPU
-    if one.device.type in TRITON.devices and _triton_fault(one.device) is None:
-        return _TRITON
-    return None
-
-
-def _triton_fault(device: torch.device) -> str | None:
-    """Return why Triton's kernels must not run on a device, or None.
-
-    The check of the scan of blocks speaks for Triton.
-    """
-    return TRITON.unavailable() or distrust_of(TRITON.name, "block", str(device))
+    # The check of the scan of blocks speaks for Triton.
+    return _TRITON if TRITON.obstacle("block", one.device, one.dtype) is None else None
 
 
 def _are_plain(*tensors: Tensor) -> bool:

@@ -4,7 +4,8 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache, partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -87,8 +88,12 @@ def solve(
     last = min(steps, budget) if learns else 1
     with torch.no_grad():
         state = _Iteration(start, config, valid)
+        advance: Callable[[], None] = partial(state.advance, function)
         while state.iterations < budget - last and not state.has_converged():
-            state.advance(function(state.value))
+            # The first application compiles kernels, which no graph may.
+            if state.iterations == 1 and budget - last > 3 and _can_capture(start):
+                advance = state.captured(function)
+            advance()
         best = state.best
     value = best
     for _ in range(last - 1):
@@ -128,21 +133,51 @@ class _Iteration:
         still = may_be_still and bool((self._share < _STILL).all())
         return still or residual_of_share(self.residual, config.quantile) < config.tolerance
 
-    def advance(self, mapped: Tensor) -> None:
+    def advance(self, function: Map) -> None:
         """Take note of F(y), and move to the next iterate."""
+        mapped = function(self.value)
         residual = _residuals(self.value, mapped, self._valid)
         lower = residual < self.residual
         # F(y) is the better guess of the two whose difference the residual is.
         self.best = torch.where(_each(lower), mapped, self.best)
         self._argument = torch.where(_each(lower), self.value, self._argument)
         self.residual = torch.where(lower, residual, self.residual)
-        self._waited = torch.where(lower, 0, self._waited + 1)
+        self._waited = (self._waited + 1).masked_fill(lower, 0)
         tired = self._waited >= self._config.patience
         self._share = torch.where(tired, self._share * self._config.decay, self._share)
-        self._waited = torch.where(tired, 0, self._waited)
+        self._waited = self._waited.masked_fill(tired, 0)
         share = _each(self._share)
         self.value = mapped + (1 - share) * (self.value - mapped)
         self.iterations += 1
+
+    def captured(self, function: Map) -> Callable[[], None]:
+        """Return a function that does what ``advance`` does by one launch, of a CUDA graph.
+
+        Launching the hundred kernels of an application takes longer than they do.
+        """
+        device = self.value.device
+        graph, (stream, pool) = torch.cuda.CUDAGraph(), _capturing(device.index)
+        # What the graph reads and writes.
+        kept = {name: getattr(self, name).clone() for name in _CHANGING}
+        vars(self).update(kept)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool.id, "thread_local")
+            try:
+                self.advance(function)
+                for name, tensor in kept.items():
+                    tensor.copy_(getattr(self, name))
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        vars(self).update(kept)
+        self.iterations -= 1
+
+        def replay() -> None:
+            graph.replay()
+            self.iterations += 1
+
+        return replay
 
     def better_of(self, before: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return F(y), or the iterate that has converged where y has not, and its residual.
@@ -161,12 +196,33 @@ class _Iteration:
         return value, torch.where(kept, self.residual, residual)
 
 
+_CHANGING = ("value", "best", "_argument", "residual", "_share", "_waited")
+
+
+def _can_capture(tensor: Tensor) -> bool:
+    """Return whether a CUDA graph can hold what is done with a tensor."""
+    return (
+        tensor.is_cuda
+        and torch.version.hip is None
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+@cache
+def _capturing(device: int) -> tuple[Any, Any]:
+    """Return a stream to capture on, and memory that one graph after another uses."""
+    with torch.cuda.device(device):
+        return torch.cuda.Stream(), torch.cuda.MemPool()  # type: ignore[no-untyped-call]
+
+
 def _unrolled(
     function: Map, start: Tensor, budget: int, config: SolverConfig, valid: Tensor | None
 ) -> Solution:
     state = _Iteration(start, config, valid)
     while state.iterations < budget - 1 and not state.has_converged():
-        state.advance(function(state.value))
+        state.advance(function)
     value, residual = state.better_of(state.best, function(state.best))
     return Solution(value, state.iterations + 1, residual.detach())
 
@@ -199,7 +255,7 @@ def _with_implicit_gradient(
 
         state = _Iteration(gradient, config, None)
         while state.iterations < budget and not state.has_converged():
-            state.advance(adjoint(state.value))
+            state.advance(adjoint)
         worst = residual_of_share(state.residual, config.quantile)
         if worst >= config.tolerance:
             warnings.warn(
@@ -230,7 +286,7 @@ def _residuals(value: Tensor, mapped: Tensor, valid: Tensor | None) -> Tensor:
         change = (value - mapped).abs().amax(-1)
         relative = change / (mapped.abs().amax(-1) + 1e-8)
         if valid is not None:
-            relative = torch.where(valid, relative, 0)
+            relative = relative.masked_fill(~valid, 0)
         return relative.amax(-1)
 
 

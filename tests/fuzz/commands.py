@@ -96,6 +96,8 @@ _FITTING: dict[str, list[list[str]]] = {
     "--schedules.epochs": [["1"]],
     "--schedules.learning-rate": [["constant"]],
     "--schedules.warmup-steps": [["0"], ["2000000000"]],
+    "--schedules.first-length": [["1"], ["2000000000"]],
+    "--schedules.grown": [["1"], ["1e-300"]],
     "--evaluation.every": [["2"], ["2000000000"]],
     "--evaluation.lengths": [["5", "9"], []],
     "--evaluation.tokens": [["1"], ["30"]],

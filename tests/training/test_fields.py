@@ -189,6 +189,13 @@ ROWS = {
     "schedules.learning_rate": Row("constant", lambda t: t.run().schedules.learning_rate(11), 1e-3),
     "schedules.min_learning_rate": Row(1e-3, lambda t: t.run().schedules.learning_rate(11), 1e-3),
     "schedules.warmup_steps": Row(4, lambda t: t.run().schedules.learning_rate(0), 2.5e-4),
+    "schedules.first_length": Row(2, lambda t: t.batch().tokens.shape[1], 2),
+    "schedules.grown": Row(
+        1.0,
+        lambda t: t.run().loop.batches.parts(6)[0].tokens.shape[1],
+        3,
+        {"schedules.first_length": 2},
+    ),
     "schedules.attributes": Row(
         (SCHEDULE,), lambda t: t.attributes(12), {"backbone.blocks.0.mixer.gate_temperature": 0.5}
     ),

@@ -293,6 +293,8 @@ configurations = st.builds(
         learning_rate=st.sampled_from(["cosine", "constant"]),
         min_learning_rate=st.floats(0, 1e-3),
         warmup_steps=st.integers(0, 9),
+        first_length=maybe(counts),
+        grown=st.floats(0.1, 1),
         attributes=st.lists(
             st.builds(
                 AttributeSchedule,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from statemix.errors import SettingError
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.training.config import BatchConfig, ScheduleConfig
 
@@ -87,6 +88,7 @@ class TaskBatches:
     ) -> None:
         self._task = task
         self._config = config
+        self._schedules = schedules
         self._seed = seed
         self._device = device
         self._examples: Examples | None = None
@@ -109,10 +111,17 @@ class TaskBatches:
     def parts(self, step: int) -> list[Batch]:
         """See :class:`Batches`. A step has at most one batch per sequence."""
         examples = self._of_step(step)
+        length = examples.tokens.shape[1]
+        kept = self._schedules.length_at(step, self.num_steps, length)
+        examples = beginnings(examples, kept)
         num_scored = {
-            head: max(int((classes != IGNORED).sum()), 1)
-            for head, classes in examples.targets.items()
+            head: int((classes != IGNORED).sum()) for head, classes in examples.targets.items()
         }
+        if kept < length and not any(num_scored.values()):
+            condition = f"must leave labels to learn from (the first {kept} tokens have none)"
+            first = self._schedules.first_length
+            raise SettingError("schedules.first_length", condition, first)
+        num_scored = {head: max(number, 1) for head, number in num_scored.items()}
         form = packed if self._config.packed else padded
         pieces = min(self._config.accumulate, len(examples.tokens))
         return [
@@ -142,6 +151,15 @@ def rows(examples: Examples, index: NDArray[np.int64]) -> Examples:
         examples.tokens[index],
         {head: classes[index] for head, classes in examples.targets.items()},
         None if examples.lengths is None else examples.lengths[index],
+    )
+
+
+def beginnings(examples: Examples, length: int) -> Examples:
+    """Cut examples to their first tokens."""
+    return Examples(
+        examples.tokens[:, :length],
+        {head: classes[:, :length] for head, classes in examples.targets.items()},
+        None if examples.lengths is None else examples.lengths.clip(max=length),
     )
 
 

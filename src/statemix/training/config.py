@@ -1,5 +1,6 @@
 """The whole configuration of a training run: one frozen model for each part."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
@@ -152,6 +153,19 @@ class ScheduleConfig(Settings):
     attributes: tuple[AttributeSchedule, ...] = ()
     """Attributes of layers that change during training, such as `gate_temperature end=0.125
     begin=0.5 finish=0.9 curve=reciprocal`; `start` is the layer's own value if not given."""
+    first_length: Count | None = None
+    """Tokens to which sequences are cut at first; the number grows linearly (no cut if not given).
+    For tasks that label every position: a long sequence teaches little before short ones are
+    learned."""
+    grown: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Share of the steps after which no sequence is cut."""
+
+    def length_at(self, step: int, num_steps: int, length: int) -> int:
+        """Return the tokens to which sequences of ``length`` are cut at a step."""
+        if self.first_length is None:
+            return length
+        done = step / (self.grown * num_steps)
+        return min(math.floor(self.first_length + (length - self.first_length) * done), length)
 
 
 class SearchConfig(Settings):

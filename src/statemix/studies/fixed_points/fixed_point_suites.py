@@ -66,8 +66,10 @@ class Scale:
     """The training of every model of a suite.
 
     ``d_state`` is the number of columns of the state of FP-Mamba, ``learning_rate`` the first of a
-    cosine to 0, and ``num_scored`` the number of sequences of a test, and of a validation. Tests
-    have as many iterations as the paper's code allows.
+    cosine to 0, ``gradient`` the number of applications that a layer which iterates differentiates
+    (1 in the paper's code), ``first_length`` the first length of sequences that grow in the first
+    half of training, and ``num_scored`` the number of sequences of a test, and of a validation.
+    Tests have as many iterations as the paper's code allows.
     """
 
     hidden_size: int
@@ -80,6 +82,8 @@ class Scale:
     weight_decay: float = 0.01
     test_iterations: int = 1000
     num_scored: int = 512
+    gradient: int = 1
+    first_length: int | None = None
 
     def runs(
         self,
@@ -118,6 +122,7 @@ class Scale:
                 warmup_steps=self.warmup_steps,
                 learning_rate="cosine",
                 min_learning_rate=0.0,
+                first_length=self.first_length,
             ),
             evaluation=EvaluationConfig(
                 every=-(-steps // _EVALUATIONS),
@@ -147,6 +152,8 @@ def words(group: str, length: int, size: SizeName) -> TaskSpec:
 def fp_mamba(version: int, scale: Scale, **options: object) -> LayerSpec:
     """FP-Mamba 1 or 2 as the paper trains it: within 10% of its fixed point."""
     usual: dict[str, object] = {"d_state": scale.d_state, "tolerance": 0.1, "quantile": _TRAINED}
+    if scale.gradient != 1:
+        usual["gradient"] = scale.gradient
     return LayerSpec(f"fp_mamba{version}", **{**usual, **options})
 
 
@@ -251,6 +258,15 @@ _BUDGET_GROUP, _BUDGET_LENGTH = "A_5", 16
 # Paper: mean of four runs.
 _BUDGET_SCALES: Scales = {
     **_TRACKING_SCALES,
+    # With a gradient of one application, and words of 16 from the start, a layer stays on its
+    # plateau for thousands of steps (results/fixed_point/pilots.jsonl).
+    "workstation": replace(
+        _TRACKING_SCALES["workstation"],
+        num_steps=5000,
+        learning_rate=4e-3,
+        gradient=4,
+        first_length=3,
+    ),
     "paper": replace(_TRACKING_SCALES["paper"], seeds=(0, 1, 2, 3)),
 }
 # The largest and the smallest say most.

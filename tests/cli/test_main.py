@@ -27,7 +27,7 @@ FLAGS = {
         --optimizer.groups --objective.position-power --objective.permutation-penalty
         --schedules.epochs --schedules.num-steps --schedules.learning-rate
         --schedules.min-learning-rate --schedules.warmup-steps --schedules.attributes
-        --schedules.first-length --schedules.grown
+        --schedules.first-length --schedules.first-share
         --search.attempts --search.max-steps --search.plateau --search.every --search.tests
         --search.accept --search.accept-last --search.confirm --search.length --search.size
         --search.attributes

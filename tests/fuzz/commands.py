@@ -97,7 +97,7 @@ _FITTING: dict[str, list[list[str]]] = {
     "--schedules.learning-rate": [["constant"]],
     "--schedules.warmup-steps": [["0"], ["2000000000"]],
     "--schedules.first-length": [["1"], ["2000000000"]],
-    "--schedules.grown": [["1"], ["1e-300"]],
+    "--schedules.first-share": [["0.999"], ["1e-300"]],
     "--evaluation.every": [["2"], ["2000000000"]],
     "--evaluation.lengths": [["5", "9"], []],
     "--evaluation.tokens": [["1"], ["30"]],

@@ -190,10 +190,10 @@ ROWS = {
     "schedules.min_learning_rate": Row(1e-3, lambda t: t.run().schedules.learning_rate(11), 1e-3),
     "schedules.warmup_steps": Row(4, lambda t: t.run().schedules.learning_rate(0), 2.5e-4),
     "schedules.first_length": Row(2, lambda t: t.batch().tokens.shape[1], 2),
-    "schedules.grown": Row(
-        1.0,
+    "schedules.first_share": Row(
+        0.9,
         lambda t: t.run().loop.batches.parts(6)[0].tokens.shape[1],
-        3,
+        2,
         {"schedules.first_length": 2},
     ),
     "schedules.attributes": Row(

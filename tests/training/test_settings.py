@@ -294,7 +294,7 @@ configurations = st.builds(
         min_learning_rate=st.floats(0, 1e-3),
         warmup_steps=st.integers(0, 9),
         first_length=maybe(counts),
-        grown=st.floats(0.1, 1),
+        first_share=st.floats(0.1, 0.9),
         attributes=st.lists(
             st.builds(
                 AttributeSchedule,

@@ -111,16 +111,15 @@ class TaskBatches:
     def parts(self, step: int) -> list[Batch]:
         """See :class:`Batches`. A step has at most one batch per sequence."""
         examples = self._of_step(step)
-        length = examples.tokens.shape[1]
-        kept = self._schedules.length_at(step, self.num_steps, length)
-        examples = beginnings(examples, kept)
+        kept = self._schedules.length_at(step, self.num_steps)
+        if kept is not None:
+            examples = beginnings(examples, kept)
         num_scored = {
             head: int((classes != IGNORED).sum()) for head, classes in examples.targets.items()
         }
-        if kept < length and not any(num_scored.values()):
-            condition = f"must leave labels to learn from (the first {kept} tokens have none)"
-            first = self._schedules.first_length
-            raise SettingError("schedules.first_length", condition, first)
+        if kept is not None and not any(num_scored.values()):
+            condition = "must leave labels to learn from (so many tokens have none)"
+            raise SettingError("schedules.first_length", condition, kept)
         num_scored = {head: max(number, 1) for head, number in num_scored.items()}
         form = packed if self._config.packed else padded
         pieces = min(self._config.accumulate, len(examples.tokens))

@@ -1,6 +1,5 @@
 """The whole configuration of a training run: one frozen model for each part."""
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
@@ -154,18 +153,14 @@ class ScheduleConfig(Settings):
     """Attributes of layers that change during training, such as `gate_temperature end=0.125
     begin=0.5 finish=0.9 curve=reciprocal`; `start` is the layer's own value if not given."""
     first_length: Count | None = None
-    """Tokens to which sequences are cut at first; the number grows linearly (no cut if not given).
-    For tasks that label every position: a long sequence teaches little before short ones are
-    learned."""
-    grown: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Share of the steps after which no sequence is cut."""
+    """Tokens to which sequences are cut at first (no cut if not given), for tasks that label every
+    position: long sequences teach little before short ones are learned."""
+    first_share: Annotated[float, Gt(0), Lt(1)] = 0.4
+    """Share of the steps with such sequences; the others have whole ones."""
 
-    def length_at(self, step: int, num_steps: int, length: int) -> int:
-        """Return the tokens to which sequences of ``length`` are cut at a step."""
-        if self.first_length is None:
-            return length
-        done = step / (self.grown * num_steps)
-        return min(math.floor(self.first_length + (length - self.first_length) * done), length)
+    def length_at(self, step: int, num_steps: int) -> int | None:
+        """Return the tokens to which sequences are cut at a step; None means all."""
+        return self.first_length if step < self.first_share * num_steps else None
 
 
 class SearchConfig(Settings):

@@ -59,8 +59,6 @@ LANGUAGE: dict[str, float] = _TABLES["language_perplexity_160M_2B_tokens_FineWeb
 # The paper's code trains until three quarters of a batch have converged.
 _TRAINED = 0.75
 _EVALUATIONS = 5
-# Share of the steps in which sequences grow.
-_GROWN = 0.8
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Scale:
 
     ``d_state`` is the number of columns of the state of FP-Mamba, ``learning_rate`` the first of a
     cosine to 0, ``gradient`` the number of applications that a layer which iterates differentiates
-    (1 in the paper's code), ``first_length`` the first length of sequences that grow, and
+    (1 in the paper's code), ``first_length`` the length of sequences at first, and
     ``num_scored`` the number of sequences of a test, and of a validation. Tests have as many
     iterations as the paper's code allows.
     """
@@ -107,9 +105,6 @@ class Scale:
         steps = num_steps or self.num_steps
         options: Mapping[str, object] = layer.options
         iterates = options.get("max_iterations", 1) != 1
-        growth: dict[str, Any] = {}
-        if self.first_length is not None:
-            growth = {"first_length": self.first_length, "grown": _GROWN}
         config = RunConfig(
             task=task,
             model=ModelConfig(
@@ -127,7 +122,7 @@ class Scale:
                 warmup_steps=self.warmup_steps,
                 learning_rate="cosine",
                 min_learning_rate=0.0,
-                **growth,
+                first_length=self.first_length,
             ),
             evaluation=EvaluationConfig(
                 every=-(-steps // _EVALUATIONS),
@@ -270,7 +265,7 @@ _BUDGET_SCALES: Scales = {
         num_steps=3000,
         learning_rate=6e-3,
         gradient=4,
-        first_length=3,
+        first_length=4,
     ),
     "paper": replace(_TRACKING_SCALES["paper"], seeds=(0, 1, 2, 3)),
 }

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from statemix.errors import OptionError, SettingError
 from statemix.layers import FPRNN, FPMamba1, FPMamba2
 from statemix.layers.fixed_point import fixed_point_layer as layer_module
-from statemix.layers.fixed_point import solver
 from statemix.layers.fixed_point.fixed_point_layer import LEAST_BUDGET, diagonal_scan, shifted
 from statemix.layers.fixed_point.mixers import _shortened, build_mixer
 from statemix.layers.fixed_point.normed import NormedLinear
@@ -698,32 +697,3 @@ def test_normed_weights_have_the_length_of_their_gain():
     with torch.no_grad():
         linear.gain *= 2
     torch.testing.assert_close(linear(x)(s), 2 * usual)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        *((FPMamba1, {"mixer": mixer, "rank": rank}) for mixer, rank in MIXERS if rank != 3),
-        *((kind, {"damping": 0.9, "rank": 2}) for kind in (FPRNN, FPMamba1, FPMamba2)),
-    ],
-)
-def test_a_cuda_graph_of_an_iteration_changes_no_bit(kind, options, monkeypatch):
-    layer = kind(32, max_iterations=12, tolerance=1e-6, device="cuda", **options)
-    x = torch.randn(5, 9, 32, device="cuda")
-
-    def run():
-        y, _ = layer(x)
-        gradients = torch.autograd.grad(y.square().sum(), list(layer.parameters()))
-        return [y, *gradients, *layer.reports().values()]
-
-    captured, made = solver._Iteration.captured, []
-    monkeypatch.setattr(
-        solver._Iteration, "captured", lambda *given: made.append(1) or captured(*given)
-    )
-    # Memory of the first graph is that of the second.
-    run()
-    found = run()
-    assert len(made) == 2
-    monkeypatch.setattr(solver, "_can_capture", lambda _: False)
-    assert all(map(torch.equal, found, run()))

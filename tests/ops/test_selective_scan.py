@@ -13,6 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from statemix.ops.cpu import loader
 from statemix.ops.selective_scan import selective_scan
 
+# A backward pass that is the first to multiply on a GPU warns, as it has a thread of its own.
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 # Sequences, tokens, columns and channels.
 SHAPES = [
     *((2, 5, 3, 7), (1, 1, 1, 1), (3, 9, 16, 40), (1, 33, 4, 17), (2, 4, 5, 64), (1, 7, 3, 300)),

@@ -4,8 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -88,12 +87,8 @@ def solve(
     last = min(steps, budget) if learns else 1
     with torch.no_grad():
         state = _Iteration(start, config, valid)
-        advance: Callable[[], None] = partial(state.advance, function)
         while state.iterations < budget - last and not state.has_converged():
-            # The first application compiles kernels, which no graph may.
-            if state.iterations == 1 and budget - last > 3 and _can_capture(start):
-                advance = state.captured(function)
-            advance()
+            state.advance(function)
         best = state.best
     value = best
     for _ in range(last - 1):
@@ -150,35 +145,6 @@ class _Iteration:
         self.value = mapped + (1 - share) * (self.value - mapped)
         self.iterations += 1
 
-    def captured(self, function: Map) -> Callable[[], None]:
-        """Return a function that does what ``advance`` does by one launch, of a CUDA graph.
-
-        Launching the hundred kernels of an application takes longer than they do.
-        """
-        device = self.value.device
-        graph, (stream, pool) = torch.cuda.CUDAGraph(), _capturing(device.index)
-        # What the graph reads and writes.
-        kept = {name: getattr(self, name).clone() for name in _CHANGING}
-        vars(self).update(kept)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool.id, "thread_local")
-            try:
-                self.advance(function)
-                for name, tensor in kept.items():
-                    tensor.copy_(getattr(self, name))
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        vars(self).update(kept)
-        self.iterations -= 1
-
-        def replay() -> None:
-            graph.replay()
-            self.iterations += 1
-
-        return replay
-
     def better_of(self, before: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return F(y), or the iterate that has converged where y has not, and its residual.
 
@@ -194,27 +160,6 @@ class _Iteration:
             iterate = iterate + (value - value.detach())
         value = torch.where(_each(kept), iterate, value)
         return value, torch.where(kept, self.residual, residual)
-
-
-_CHANGING = ("value", "best", "_argument", "residual", "_share", "_waited")
-
-
-def _can_capture(tensor: Tensor) -> bool:
-    """Return whether a CUDA graph can hold what is done with a tensor."""
-    return (
-        tensor.is_cuda
-        and torch.version.hip is None
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch.cuda.is_current_stream_capturing()
-    )
-
-
-@cache
-def _capturing(device: int) -> tuple[Any, Any]:
-    """Return a stream to capture on, and memory that one graph after another uses."""
-    with torch.cuda.device(device):
-        return torch.cuda.Stream(), torch.cuda.MemPool()  # type: ignore[no-untyped-call]
 
 
 def _unrolled(

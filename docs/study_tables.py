@@ -20,6 +20,7 @@ from statemix.studies.result_text import (
 )
 from statemix.studies.store import StoredRow, merged
 from statemix.studies.study import find_study
+from statemix.studies.study_entries import SizeName
 from statemix.studies.tidy import by_length
 from statemix.tasks.automata.automaton_text import parse_automaton
 from statemix.tasks.automata.known_languages import MONITORS
@@ -47,6 +48,8 @@ def tables() -> dict[str, str]:
         "wrapper": _wrapper(rows),
         "words": _lengths(rows, "fp-a5", (16, 32, 64, 128)),
         "budgets": _budgets(rows),
+        "budgets_of_all_elements": _budgets_of_all_elements(rows, iterations=False),
+        "iterations_of_all_elements": _budgets_of_all_elements(rows, iterations=True),
         "copies": _lengths(rows, "fp-copy", (8, 14, 26, 50)),
         "spectra": _spectra(rows),
     }
@@ -273,10 +276,10 @@ def _lengths(rows: Mapping[str, StoredRow], study: str, lengths: Sequence[int]) 
 
 
 def _by_length(
-    rows: Mapping[str, StoredRow], study: str
+    rows: Mapping[str, StoredRow], study: str, size: SizeName = "laptop"
 ) -> dict[tuple[str, str, int], dict[str, Any]]:
     found = find_study(study)
-    entries = found.entries("paper", "laptop")
+    entries = found.entries("paper", size)
     numbers = by_length(found.runs(entries, rows), entries).filter(pl.col("seeds") > 0)
     return {(one["column"], one["model"], one["length"]): one for one in numbers.to_dicts()}
 
@@ -306,6 +309,27 @@ def _budgets(rows: Mapping[str, StoredRow]) -> str:
         cells = [accuracy_text(mean) for mean in means[:3]] + [f"{mean:.0f}" for mean in means[3:]]
         texts.append((str(budget), *cells))
     return markdown(("most iterations in training", *heads), texts)
+
+
+def _budgets_of_all_elements(rows: Mapping[str, StoredRow], *, iterations: bool) -> str:
+    """Write the share of words without a mistake, or the iterations, beside the paper's numbers."""
+    found = _by_length(rows, "fp-budget", "workstation")
+    texts: dict[int, dict[int, str]] = {}
+    for (_, model, length), one in found.items():
+        if one["published"] is None:
+            continue
+        if iterations:
+            text = f"{one['iterations']:.0f} ({one['published_iterations']})"
+        else:
+            ours = accuracy_text(one["mean"])
+            if one["high"] > one["mean"]:
+                ours += f", {accuracy_text(one['high'])}"
+            text = f"{ours} ({accuracy_text(one['published'])})"
+        budget = int(model.split()[-2])
+        texts.setdefault(length, {})[budget] = text
+    budgets = sorted(next(iter(texts.values())))
+    lines = [(str(length), *(of[budget] for budget in budgets)) for length, of in texts.items()]
+    return markdown(("length", *(f"at most {budget}" for budget in budgets)), lines)
 
 
 def _spectra(rows: Mapping[str, StoredRow]) -> str:

@@ -30,8 +30,8 @@ def selective_forward(
     in_state = (column[:, None] < S) & (channel < N)
     at_state = column[:, None] * N + channel
     rate = tl.load(rates + at_state, mask=in_state, other=0.0)
-    entering += sequence * (num_tiles + 1) * S * N
-    state = tl.load(entering + at_state, mask=in_state, other=0.0)
+    stored = entering + sequence * (num_tiles + 1) * S * N + at_state
+    state = tl.load(stored, mask=in_state, other=0.0)
     for tile in range(num_tiles):
         token = tile * STEPS + row
         # Beyond the sequence, decays are 1 and nothing is written.
@@ -49,7 +49,8 @@ def selective_forward(
         read = tl.sum(c_tile[:, :, None] * states, axis=1)
         tl.store(outputs + at * N + channel, read, mask=in_wide)
         state = tl.sum(tl.where(row[:, None, None] == STEPS - 1, states, 0.0), axis=0)
-        tl.store(entering + (tile + 1) * S * N + at_state, state, mask=in_state)
+        stored += S * N
+        tl.store(stored, state, mask=in_state)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -71,7 +72,7 @@ def selective_backward(
     of_sequence = sequence * S * N + at_state
     of_program = tl.program_id(1).to(tl.int64) * tl.num_programs(0) * T * S
     rate = tl.load(rates + at_state, mask=in_state, other=0.0)
-    entering += sequence * (num_tiles + 1) * S * N
+    stored = entering + (sequence * (num_tiles + 1) + num_tiles) * S * N + at_state
     d_rate = tl.zeros_like(rate)
     # The gradient of the state after a tile.
     leaving = tl.load(d_final_state + of_sequence, mask=in_state, other=0.0)
@@ -87,7 +88,8 @@ def selective_backward(
         d_read = tl.load(d_outputs + wide, mask=in_wide, other=0.0)
         b_tile = tl.load(b + narrow, mask=in_narrow, other=0.0)
         c_tile = tl.load(c + narrow, mask=in_narrow, other=0.0)
-        state = tl.load(entering + tile * S * N + at_state, mask=in_state, other=0.0)
+        stored -= S * N
+        state = tl.load(stored, mask=in_state, other=0.0)
         decay = tl.exp(-rate[None] * step[:, None, :])
         written = b_tile[:, :, None] * x[:, None, :]
         product, states = tl.associative_scan((decay, written), 0, _joined)

@@ -42,7 +42,8 @@ part 10 "GPU" nvidia-smi
 part 300 "doctor" "$python" -m statemix doctor --check
 tests 300 "steps, CUDA graphs, no synchronisation, 16 bits at every block size" \
   tests/ops/triton/test_steps.py tests/ops/triton/test_sizes.py
-tests 600 "operators against the float64 reference" tests/ops/triton/test_kernels.py tests/ops/triton/test_launch.py
+tests 600 "operators against the float64 reference" tests/ops/triton/test_kernels.py tests/ops/triton/test_launch.py \
+  tests/ops/test_selective_scan.py
 
 shapes=(8x2048x768x1 8x2048x384x2 8x2048x256x3 8x2048x192x4 8x2048x160x5 8x2048x128x6 8x2048x96x8 8x2048x48x16)
 bench 120 "BD-LRU, 16k tokens, 768 entries of state" ops --graphs --recurrences bd_lru \

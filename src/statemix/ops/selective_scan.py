@@ -172,15 +172,15 @@ _CPU = _Kernels(_cpu_forward, _cpu_backward)
 
 # Triton is imported with the first call.
 def _triton_forward(given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    from statemix.ops.triton import selective
+    from statemix.ops.triton import selective_launch
 
-    return selective.forward(given)
+    return selective_launch.forward(given)
 
 
 def _triton_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    from statemix.ops.triton import selective
+    from statemix.ops.triton import selective_launch
 
-    return selective.backward(*arguments)
+    return selective_launch.backward(*arguments)
 
 
 _TRITON = _Kernels(_triton_forward, _triton_backward)

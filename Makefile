@@ -53,8 +53,7 @@ test-without-kernels: $(VENV)/installed-dev
 # (two to three minutes), or run every test of operators on them (about a quarter of an hour):
 # make test-triton TRITON_TESTS="tests/ops -k triton"
 TRITON_TESTS := tests/ops/triton tests/ops/test_limits.py \
-  tests/ops/test_selective_scan.py::test_the_scan_and_its_gradients_equal_the_recurrence \
-  tests/ops/test_selective_scan.py::test_triton_scans_the_largest_sizes_of_the_layer \
+  tests/ops/test_selective_scan.py \
   'tests/ops/test_sequence_parallel.py::test_ranks_together_are_one_process[2-triton]'
 test-triton: $(VENV)/installed-dev
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal $(TRITON_TESTS)

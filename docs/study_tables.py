@@ -325,11 +325,14 @@ def _budgets_of_all_elements(rows: Mapping[str, StoredRow], *, iterations: bool)
             if one["high"] > one["mean"]:
                 ours += f", {accuracy_text(one['high'])}"
             text = f"{ours} ({accuracy_text(one['published'])})"
-        budget = int(model.split()[-2])
-        texts.setdefault(length, {})[budget] = text
-    budgets = sorted(next(iter(texts.values())))
-    lines = [(str(length), *(of[budget] for budget in budgets)) for length, of in texts.items()]
-    return markdown(("length", *(f"at most {budget}" for budget in budgets)), lines)
+        texts.setdefault(length, {})[model] = text
+    models = sorted(
+        {model for of in texts.values() for model in of},
+        key=lambda model: [int(word) for word in model.split() if word.isdigit()],
+    )
+    lines = [(str(length), *(of.get(one, "") for one in models)) for length, of in texts.items()]
+    heads = [model.rpartition(", ")[2].removesuffix(" iterations") for model in models]
+    return markdown(("length", *heads), lines)
 
 
 def _spectra(rows: Mapping[str, StoredRow]) -> str:

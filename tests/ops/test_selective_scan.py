@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from statemix.ops import selective_scan as selective_scan_module
 from statemix.ops.cpu import loader
 from statemix.ops.selective_scan import selective_scan
 
@@ -63,11 +64,14 @@ def outcome(function, given, seed=1):
 
 @pytest.fixture
 def device(backend, monkeypatch):
-    """The device of a backend; Triton's interpreter runs on the CPU, where it comes second."""
-    if backend == "cpu":
-        return "cpu"
-    monkeypatch.setattr(loader, "unavailable", lambda: "none here")
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """The device of a backend, whose kernels run there, even on the CPU in an interpreter."""
+    kernels = {"cpu": selective_scan_module._CPU, "triton": selective_scan_module._TRITON}
+    device = "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"
+    if backend == "triton":
+        monkeypatch.setattr(loader, "unavailable", lambda: "none here")
+    given = [one.to(device) for one in arguments((1, 1, 1, 1))]
+    assert selective_scan_module._kernels(*given) is kernels[backend]
+    return device
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -83,6 +87,26 @@ def test_the_scan_and_its_gradients_equal_the_recurrence(backend, shape, dtype, 
         torch.testing.assert_close(one.double(), wanted, rtol=error, atol=error)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+def test_gradients_of_fast_decays_are_right_to_the_last_digits(backend, device):
+    """What has decayed to a ten-millionth of what is written decides the gradient of the steps."""
+    given = [one.to(device) for one in arguments((2, 20, 2, 5), torch.float32)]
+    given[0], given[1] = given[0] / 4 + 2, given[1] / 4 + 8
+    expected = outcome(recurrence, [one.double() for one in given])
+    for found, wanted in zip(outcome(selective_scan, given), expected, strict=True):
+        error = (found.double() - wanted).abs().max() / wanted.abs().max()
+        assert error < 1e-5
+
+
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+def test_rates_that_forget_everything(backend, device):
+    given = [one.to(device) for one in arguments((1, 3, 2, 4), torch.float32)]
+    given[1][0, 2] = math.inf
+    expected = recurrence(*given)
+    for found, wanted in zip(selective_scan(*given), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("backend", ["triton"])
 def test_triton_scans_the_largest_sizes_of_the_layer(backend, device):
     given = [one.to(device) for one in arguments((1, 18, 128, 9), torch.float32)]
@@ -92,7 +116,7 @@ def test_triton_scans_the_largest_sizes_of_the_layer(backend, device):
 
 
 def test_without_kernels_the_scan_equals_the_recurrence(monkeypatch):
-    monkeypatch.setattr(loader, "unavailable", lambda: "none here")
+    monkeypatch.setattr(selective_scan_module, "_kernels", lambda *_: None)
     given = arguments((2, 5, 3, 7))
     expected = outcome(recurrence, given)
     for found, wanted in zip(outcome(selective_scan, given), expected, strict=True):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from statemix.errors import SettingError
 from statemix.tasks import IGNORED, Examples, TaskSpec
 from statemix.training.batches import TaskBatches, packed, padded, rows
 
@@ -88,13 +87,6 @@ def test_words_of_several_lengths_are_short_at_first(fresh):
     assert one.tokens.shape[1] == 3
     assert set(one.lengths.tolist()) <= {1, 2, 3}
     assert one.num_scored["product"] == one.lengths.sum()
-
-
-def test_beginnings_without_labels_are_refused(fresh):
-    task = TaskSpec("copying", length=20)
-    batches = batches_of(fresh({"task": task, "schedules.first_length": 3}))
-    with pytest.raises(SettingError, match=r"schedules\.first_length must leave labels to learn"):
-        batches.parts(0)
 
 
 @pytest.mark.parametrize(("accumulate", "sizes"), [(1, [8]), (3, [3, 3, 2]), (9, [1] * 8)])

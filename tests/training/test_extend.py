@@ -8,6 +8,7 @@ import torch
 
 from statemix.cli.main import main
 from statemix.errors import RequestError, SettingError
+from statemix.tasks import TaskSpec
 from statemix.training import load_config, load_model, load_outcome, train
 from statemix.training.folder import read_metrics
 
@@ -149,6 +150,30 @@ def test_a_search_cannot_start_from_weights(fresh):
     message = r"start_from must be absent with search\.attempts"
     with pytest.raises(SettingError, match=message):
         fresh({"search.attempts": 2, "start_from": "run"})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("search.attempts", 2), ("objective.position_power", 1.0)]
+)
+def test_short_sequences_at_first_exclude_settings_that_count_on_all(fresh, setting, value):
+    message = rf"schedules\.first_length must be absent with {setting}"
+    with pytest.raises(SettingError, match=message):
+        fresh({"schedules.first_length": 2, setting: value})
+
+
+def test_a_run_whose_first_sequences_were_short_is_not_extended(fresh, tmp_path):
+    config = fresh({"schedules.first_length": 2})
+    train(config, tmp_path)
+    longer = fresh({"schedules.first_length": 2, "schedules.num_steps": 9})
+    with pytest.raises(SettingError, match=r"schedules\.first_length must be absent to extend"):
+        train(longer, tmp_path, extend=True)
+
+
+def test_first_sequences_without_labels_are_refused_before_anything_is_written(fresh, tmp_path):
+    task = TaskSpec("copying", length=20)
+    with pytest.raises(SettingError, match=r"schedules\.first_length must reach the labels"):
+        train(fresh({"task": task, "schedules.first_length": 3}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_command_extends_a_run_and_starts_from_another(tmp_path, capsys):

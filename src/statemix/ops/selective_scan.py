@@ -16,6 +16,8 @@ from statemix.ops.triton import TRITON
 # Pieces of the channels, so that a single sequence keeps several threads busy. The number of
 # threads does not decide how many, because sums over channels depend on the pieces.
 _PIECES, _CHANNELS_OF_PIECE = 8, 64
+# On a GPU, a program holds all columns of its channels.
+_MOST_COLUMNS = 128
 
 
 def selective_scan(
@@ -26,8 +28,8 @@ def selective_scan(
     .. math:: H_t = e^{-A \odot \mathbf{1} \Delta_t^\top} \odot H_{t-1} + b_t x_t^\top, \qquad
         o_t = H_t^\top c_t
 
-    Source: Gu and Dao (2023), "Mamba". On the CPU and on GPUs, kernels compute it and its gradients
-    without storing the states of all channels.
+    Source: Gu and Dao (2023), "Mamba". Kernels for CPUs and GPUs compute it and its gradients
+    without storing every state; those for GPUs store the state before every few tokens.
 
     Args:
         steps: Delta >= 0, shape (B, T, N), float32 or float64.
@@ -101,8 +103,9 @@ def _kernels(*tensors: Tensor) -> _Kernels | None:
         return None
     if one.is_cpu and loader.unavailable() is None:
         return _CPU
-    # The check of the scan of blocks speaks for Triton.
-    return _TRITON if TRITON.obstacle("block", one.device, one.dtype) is None else None
+    # Whether Triton works on a device is what the check of the scan of blocks has found.
+    fits = tensors[3].shape[-1] <= _MOST_COLUMNS
+    return _TRITON if fits and TRITON.obstacle("block", one.device, one.dtype) is None else None
 
 
 def _are_plain(*tensors: Tensor) -> bool:

@@ -75,7 +75,11 @@ class Forecast:
             return None
         trained = steps * min(config.batches.size, task.train_size or config.batches.size)
         scored = evaluations * (evaluation.test_size + evaluation.validation_size)
-        return task.length * (trained * price.step + scored * price.evaluation)
+        length, schedules = float(task.length), config.schedules
+        if schedules.first_length is not None:
+            cut = min(schedules.first_length, task.length)
+            length += schedules.first_share * (cut - length)
+        return trained * length * price.step + scored * task.length * price.evaluation
 
     def _price(self, config: RunConfig) -> _Price | None:
         plain = config.to_plain()
@@ -97,7 +101,7 @@ def _measure(config: RunConfig) -> _Price:
     model = config.build_model(task)
     batches = config.batches
     count = min(batches.size, max(_TOKENS // task.length, batches.accumulate))
-    schedules = config.schedules.replace(learning_rate="constant")
+    schedules = config.schedules.replace(learning_rate="constant", first_length=None)
     # A run may have fewer steps than are timed.
     if schedules.epochs is None:
         schedules = schedules.replace(num_steps=max(schedules.num_steps or 0, 1 + _CALLS))

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from statemix.errors import SettingError
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.training.config import BatchConfig, ScheduleConfig
 
@@ -72,7 +71,7 @@ class TaskBatches:
     Args:
         task: source of the examples.
         config: size and layout of the batches.
-        schedules: length of training.
+        schedules: length of training, and of its first sequences.
         seed: seed of the permutations.
         device: device of the batches.
     """
@@ -115,12 +114,9 @@ class TaskBatches:
         if kept is not None:
             examples = beginnings(examples, kept)
         num_scored = {
-            head: int((classes != IGNORED).sum()) for head, classes in examples.targets.items()
+            head: max(int((classes != IGNORED).sum()), 1)
+            for head, classes in examples.targets.items()
         }
-        if kept is not None and not any(num_scored.values()):
-            condition = "must leave labels to learn from (so many tokens have none)"
-            raise SettingError("schedules.first_length", condition, kept)
-        num_scored = {head: max(number, 1) for head, number in num_scored.items()}
         form = packed if self._config.packed else padded
         pieces = min(self._config.accumulate, len(examples.tokens))
         return [

@@ -154,7 +154,7 @@ class ScheduleConfig(Settings):
     begin=0.5 finish=0.9 curve=reciprocal`; `start` is the layer's own value if not given."""
     first_length: Count | None = None
     """Tokens to which sequences are cut at first (no cut if not given), for tasks that label every
-    position: long sequences teach little before short ones are learned."""
+    position. Long sequences may teach little before short ones are learned."""
     first_share: Annotated[float, Gt(0), Lt(1)] = 0.4
     """Share of the steps with such sequences; the others have whole ones."""
 
@@ -283,6 +283,13 @@ class RunConfig(Settings):
         if self.start_from is not None and self.search.attempts is not None:
             condition = "must be absent with search.attempts, which begin with new weights"
             raise SettingError("start_from", condition, self.start_from)
+        first = self.schedules.first_length
+        if first is not None and self.search.attempts is not None:
+            condition = "must be absent with search.attempts, which do not know their last step"
+            raise SettingError("schedules.first_length", condition, first)
+        if first is not None and self.objective.position_power:
+            condition = "must be absent with objective.position_power, whose weights are for all"
+            raise SettingError("schedules.first_length", f"{condition} positions", first)
 
     def build_task(self) -> Task:
         """Build the task, with the run's seed unless the task's options hold one.

@@ -20,7 +20,7 @@ from statemix.tasks.permutation import Permutation
 from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
 from statemix.training.attempts import Attempts
-from statemix.training.batches import CrossEntropy, TaskBatches
+from statemix.training.batches import CrossEntropy, TaskBatches, beginnings
 from statemix.training.checkpoint import load_checkpoint, newest_before
 from statemix.training.config import SCHEMA, NotNegative, RunConfig
 from statemix.training.devices import (
@@ -105,6 +105,9 @@ def train(
     if extend and config.search.attempts is not None:
         condition = "must be absent to extend a run"
         raise SettingError("search.attempts", condition, config.search.attempts)
+    if extend and config.schedules.first_length is not None:
+        condition = "must be absent to extend a run, whose sequences are no longer cut"
+        raise SettingError("schedules.first_length", condition, config.schedules.first_length)
     # A folder that cannot be written is still read.
     if runs.is_finished(folder, stored):
         return load_finished(folder, on_event)
@@ -176,6 +179,7 @@ class Run:
         self.attempts = self._add_specials()
         self.loop.hooks.append(Checkpoints(folder / runs.CHECKPOINTS, checkpoint_every_s))
         _check_backbone(config, task)
+        _check_first_length(config, task)
         self._call_once()
         check_storable(self.model)
         if not (folder / runs.CHECKPOINTS).exists():
@@ -397,3 +401,19 @@ def _check_backbone(config: RunConfig, task: Task) -> None:
         if any((classes[present] == IGNORED).any() for classes in targets.values()):
             condition = f"must be 'causal' for a task that leaves positions unscored ({task.name})"
             raise SettingError("model.backbone", condition, config.model.backbone)
+
+
+def _check_first_length(config: RunConfig, task: Task) -> None:
+    """Check that the beginnings of some training examples have labels.
+
+    Raises:
+        SettingError: if none of the first examples has.
+    """
+    first = config.schedules.first_length
+    if first is None:
+        return
+    examples = task.examples("train", 0, min(task.train_size or _TRIED, _TRIED))
+    kept = beginnings(examples, first)
+    if all((classes == IGNORED).all() for classes in kept.targets.values()):
+        condition = f"must reach the labels of the examples ({task.name} has none before)"
+        raise SettingError("schedules.first_length", condition, first)

@@ -310,4 +310,5 @@ def diagonal_scan(decays: Tensor, inputs: Tensor, initial: Tensor) -> tuple[Tens
 
 def shifted(y: Tensor, before: Tensor) -> Tensor:
     """Return each token's predecessor: y (B, T, N) one step later, after ``before`` (B, N)."""
-    return torch.cat([before.unsqueeze(1), y[:, :-1]], dim=1)[:, : y.shape[1]]
+    # Contiguous once, instead of in every product.
+    return torch.cat([before.unsqueeze(1), y], dim=1)[:, : y.shape[1]].contiguous()

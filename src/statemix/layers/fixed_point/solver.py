@@ -88,7 +88,7 @@ def solve(
     with torch.no_grad():
         state = _Iteration(start, config, valid)
         while state.iterations < budget - last and not state.has_converged():
-            state.advance(function)
+            state.advance(function(state.value))
         best = state.best
     value = best
     for _ in range(last - 1):
@@ -128,9 +128,8 @@ class _Iteration:
         still = may_be_still and bool((self._share < _STILL).all())
         return still or residual_of_share(self.residual, config.quantile) < config.tolerance
 
-    def advance(self, function: Map) -> None:
+    def advance(self, mapped: Tensor) -> None:
         """Take note of F(y), and move to the next iterate."""
-        mapped = function(self.value)
         residual = _residuals(self.value, mapped, self._valid)
         lower = residual < self.residual
         # F(y) is the better guess of the two whose difference the residual is.
@@ -167,7 +166,7 @@ def _unrolled(
 ) -> Solution:
     state = _Iteration(start, config, valid)
     while state.iterations < budget - 1 and not state.has_converged():
-        state.advance(function)
+        state.advance(function(state.value))
     value, residual = state.better_of(state.best, function(state.best))
     return Solution(value, state.iterations + 1, residual.detach())
 
@@ -200,7 +199,7 @@ def _with_implicit_gradient(
 
         state = _Iteration(gradient, config, None)
         while state.iterations < budget and not state.has_converged():
-            state.advance(adjoint)
+            state.advance(adjoint(state.value))
         worst = residual_of_share(state.residual, config.quantile)
         if worst >= config.tolerance:
             warnings.warn(

@@ -13,8 +13,9 @@ from statemix.ops.triton.kernels.selective import selective_backward, selective_
 # Entries of a tile: tokens, columns and channels. A program holds about ten such tiles.
 _ENTRIES_OF_TILE = 4096
 _MOST_STEPS = 16
-# Entries of the states that a program follows, unless there are more columns.
+# Entries of the states that a program follows, of at least 8 channels.
 _ENTRIES_OF_STATE = 256
+_FEWEST_CHANNELS = 8
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class _Cut:
     @classmethod
     def of(cls, columns: int) -> "_Cut":
         padded = triton.next_power_of_2(columns)
-        channels = max(_ENTRIES_OF_STATE // padded, 8)
-        steps = min(max(_ENTRIES_OF_TILE // (padded * channels), 1), _MOST_STEPS)
+        channels = max(_ENTRIES_OF_STATE // padded, _FEWEST_CHANNELS)
+        steps = min(_ENTRIES_OF_TILE // (padded * channels), _MOST_STEPS)
         return cls(steps, padded, channels)
 
     @property

@@ -42,7 +42,7 @@ def selective_forward(
         x = tl.load(inputs + at * N + channel, mask=in_wide, other=0.0)
         b_tile = tl.load(b + at * S + column[None, :], mask=in_narrow, other=0.0)
         c_tile = tl.load(c + at * S + column[None, :], mask=in_narrow, other=0.0)
-        decay = tl.exp(-rate[None] * step[:, None, :])
+        decay = tl.where(in_wide[:, None, :], tl.exp(-rate[None] * step[:, None, :]), 1.0)
         written = b_tile[:, :, None] * x[:, None, :]
         product, states = tl.associative_scan((decay, written), 0, _joined)
         states += product * state[None]
@@ -90,14 +90,23 @@ def selective_backward(
         c_tile = tl.load(c + narrow, mask=in_narrow, other=0.0)
         stored -= S * N
         state = tl.load(stored, mask=in_state, other=0.0)
-        decay = tl.exp(-rate[None] * step[:, None, :])
-        written = b_tile[:, :, None] * x[:, None, :]
-        product, states = tl.associative_scan((decay, written), 0, _joined)
-        states += product * state[None]
+        decay = tl.where(in_wide[:, None, :], tl.exp(-rate[None] * step[:, None, :]), 1.0)
+        # The state before each token, from the tokens before it in the tile.
+        in_last = in_wide & (row[:, None] > 0)
+        last_step = tl.load(steps + wide - N, mask=in_last, other=0.0)
+        last_x = tl.load(inputs + wide - N, mask=in_last, other=0.0)
+        last_b = tl.load(b + narrow - S, mask=in_narrow & (row[:, None] > 0), other=0.0)
+        last_decay = tl.exp(-rate[None] * last_step[:, None, :])
+        last_decay = tl.where(in_last[:, None, :], last_decay, 1.0)
+        last_written = last_b[:, :, None] * last_x[:, None, :]
+        product, before = tl.associative_scan((last_decay, last_written), 0, _joined)
+        decayed = decay * (before + product * state[None])
+        states = decayed + b_tile[:, :, None] * x[:, None, :]
         # The decay of the token after; that of the tile after is in the gradient that enters.
         in_next = in_wide & (row[:, None] < STEPS - 1) & (token[:, None] + 1 < T)
         next_step = tl.load(steps + wide + N, mask=in_next, other=0.0)
         next_decay = tl.exp(-rate[None] * next_step[:, None, :])
+        next_decay = tl.where(in_next[:, None, :], next_decay, 1.0)
         read_from = c_tile[:, :, None] * d_read[:, None, :]
         product, d_states = tl.associative_scan((next_decay, read_from), 0, _joined, reverse=True)
         d_states += product * leaving[None]
@@ -106,8 +115,7 @@ def selective_backward(
         tl.store(d_b + of_program + narrow, d_b_tile, mask=in_narrow)
         d_c_tile = tl.sum(states * d_read[:, None, :], axis=2)
         tl.store(d_c + of_program + narrow, d_c_tile, mask=in_narrow)
-        # What decayed is the state less what was written.
-        d_log = -d_states * (states - written)
+        d_log = -d_states * decayed
         tl.store(d_steps + wide, tl.sum(d_log * rate[None], axis=1), mask=in_wide)
         d_rate += tl.sum(d_log * step[:, None, :], axis=0)
         first = row[:, None, None] == 0

@@ -115,6 +115,53 @@ def test_triton_scans_the_largest_sizes_of_the_layer(backend, device):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
 
 
+def scaled(given):
+    outputs, final_state, kept = selective_scan_module._CPU.forward(given)
+    return outputs * 1.001, final_state, kept
+
+
+def broken(given):
+    raise RuntimeError("PassManager::run failed\nand more")
+
+
+def numberless(given):
+    outputs, final_state, kept = selective_scan_module._CPU.forward(given)
+    return outputs, final_state * math.nan, kept
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (scaled, r"error of outputs 1\.\de-03, tolerance 1e-04"),
+        (broken, "RuntimeError: PassManager::run failed"),
+        (numberless, "error of final_state nan"),
+    ],
+)
+def test_kernels_that_are_wrong_are_not_used_and_the_user_is_told_once(forward, message):
+    kernels = selective_scan_module._CPU._replace(forward=forward)
+    with pytest.warns(UserWarning, match=message):
+        fault = selective_scan_module._fault(kernels, "cpu")
+    assert fault
+    assert selective_scan_module._fault(kernels, "cpu") == fault
+
+
+@pytest.mark.kernels
+def test_wrong_gradients_are_found():
+    def backward(*arguments):
+        d_steps, *others = selective_scan_module._CPU.backward(*arguments)
+        return -d_steps, *others
+
+    kernels = selective_scan_module._CPU._replace(backward=backward)
+    with pytest.warns(UserWarning, match="error of d_steps"):
+        assert selective_scan_module._fault(kernels, "cpu")
+
+
+@pytest.mark.kernels
+def test_right_kernels_pass_their_check():
+    assert selective_scan_module._fault(selective_scan_module._CPU, "cpu") == ""
+
+
 def test_without_kernels_the_scan_equals_the_recurrence(monkeypatch):
     monkeypatch.setattr(selective_scan_module, "_kernels", lambda *_: None)
     given = arguments((2, 5, 3, 7))

@@ -1,6 +1,8 @@
 """The scan of Mamba: a state of several columns for each channel, which inputs select."""
 
+import warnings
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -103,9 +105,60 @@ def _kernels(*tensors: Tensor) -> _Kernels | None:
         return None
     if one.is_cpu and loader.unavailable() is None:
         return _CPU
-    # Whether Triton works on a device is what the check of the scan of blocks has found.
-    fits = tensors[3].shape[-1] <= _MOST_COLUMNS
-    return _TRITON if fits and TRITON.obstacle("block", one.device, one.dtype) is None else None
+    if one.device.type not in (TRITON.devices or ()) or tensors[3].shape[-1] > _MOST_COLUMNS:
+        return None
+    wrong = TRITON.unavailable() or (TRITON.automatic and _fault(_TRITON, str(one.device)))
+    return None if wrong else _TRITON
+
+
+@cache
+def _fault(kernels: _Kernels, device: str) -> str:
+    """Return what is wrong with kernels on a device, or an empty string; warn of it.
+
+    Compilers raise errors of any kind, and none may stop a program that has another way.
+    """
+    fault = ""
+    try:
+        errors = _errors(kernels, device)
+        worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
+        if not errors[worst] < _TOLERANCE:
+            fault = f"error of {worst} {errors[worst]:.1e}, tolerance {_TOLERANCE:.0e}"
+    except Exception as error:  # noqa: BLE001
+        fault = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    if fault:
+        warnings.warn(
+            f"the kernels of the selective scan have failed their check on {device} ({fault}); "
+            "slower operations of PyTorch run instead. Please report this with the output of "
+            "`statemix doctor`",
+            stacklevel=2,
+        )
+    return fault
+
+
+# Largest error of a tensor over its largest entry.
+_TOLERANCE = 1e-4
+
+
+def _errors(kernels: _Kernels, device: str) -> dict[str, float]:
+    """Return result or gradient -> error beside the composed scan in float64."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"B": 2, "T": 40, "N": 5, "S": 3}
+    shapes = [[sizes[axis] for axis in axes.split()] for axes in _AXES]
+    exact = [torch.rand(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    incoming = [torch.ones(shapes[number], dtype=torch.float64) for number in (0, 5)]
+    given = _named(tuple(one.to(device, torch.float32) for one in exact))
+    outputs, final_state, kept = kernels.forward(given)
+    ones = (torch.ones_like(outputs), torch.ones_like(final_state))
+    found = (outputs, final_state, *kernels.backward(given, kept, *ones))
+    with torch.enable_grad():
+        leaves = [one.requires_grad_() for one in exact]
+        results = _composed(*leaves)
+        expected = (*results, *torch.autograd.grad(results, leaves, incoming))
+    names = ("outputs", "final_state", *(f"d_{name}" for name in _NAMES))
+    return {
+        name: float((one.double().cpu() - wanted).abs().max() / wanted.abs().max())
+        for name, one, wanted in zip(names, found, (one.detach() for one in expected), strict=True)
+    }
 
 
 def _are_plain(*tensors: Tensor) -> bool:

@@ -115,7 +115,7 @@ def test_a_stranger_can_check_the_tables_of_a_proof(tracker):
     stored = certificate(tracker)
     assert check_certificate.check(stored["tables"]) == (stored["pairs"], None)
     assert stored["without_tables"] is None
-    assert (stored["letters"], stored["answers"]) == (["0", "1"], ["0", "1"])
+    assert (stored["letters"], stored["answers"]) == (["12", "21"], ["12", "21"])
     assert len((tracker / "certificate.json").read_text().splitlines()) < 60
     main(["certify", str(tracker), "--soft"])
     stored = certificate(tracker, "-soft")
@@ -123,8 +123,8 @@ def test_a_stranger_can_check_the_tables_of_a_proof(tracker):
     assert stored["without_tables"] == "the gates of the network are not 0 and 1"
 
 
-KEPT = "start: a\nbad: wrong\na 1 1 odd\nodd 1 1 wrong\nodd * 1 odd\nodd * * a\n"
-BROKEN = "start: a\nbad: wrong\na * 1 b\nb * 1 wrong\nb * * a\n"
+KEPT = "start: a\nbad: wrong\na 21 21 odd\nodd 21 21 wrong\nodd * 21 odd\nodd * * a\n"
+BROKEN = "start: a\nbad: wrong\na * 21 b\nb * 21 wrong\nb * * a\n"
 
 
 def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
@@ -157,7 +157,7 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
     assert main(["certify", str(run), "--property", str(broken), "--json"]) == 1
     row = json.loads(capsys.readouterr().out)
     assert row == json.loads((run / "property-broken.json").read_text())
-    assert (row["verdict"], row["word"], row["answers"]) == ("refuted", ["1", "0"], ["1", "1"])
+    assert (row["verdict"], row["word"], row["answers"]) == ("refuted", ["21", "12"], ["21", "21"])
     assert (row["state"], row["network"]) == ("wrong", "proven")
     assert row["property"] == BROKEN
     output = tmp_path / "elsewhere"
@@ -169,9 +169,9 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
 def test_properties_that_cannot_be_read_are_named(tracker, tmp_path, capsys):
     assert main(["certify", str(tracker), "--property", str(tmp_path / "none.txt")]) == 2
     assert "property must be a text file, got" in capsys.readouterr().err
-    (tmp_path / "wrong.txt").write_text("start: a\nbad: b\na 7 0 b\n")
+    (tmp_path / "wrong.txt").write_text("start: a\nbad: b\na 7 12 b\n")
     assert main(["certify", str(tracker), "--property", str(tmp_path / "wrong.txt")]) == 2
-    assert "property must name letters among 0, 1, got '7' on line 3" in capsys.readouterr().err
+    assert "property must name letters among 12, 21, got '7' on line 3" in capsys.readouterr().err
 
 
 def test_a_proof_is_compiled(tracker, tmp_path, capsys):
@@ -180,7 +180,8 @@ def test_a_proof_is_compiled(tracker, tmp_path, capsys):
     output = tmp_path / "new" / "folder"
     assert main(["compile", str(tracker), "--name", "s2", "--output", str(output)]) == 0
     said = capsys.readouterr().out
-    lines = ["proven at every length", "2 states, 2 letters"]
+    lines = ["proven at every length", "letters: 0 12, 1 21", "answers: 0 12, 1 21"]
+    lines.append("2 states, 2 letters")
     assert said.splitlines() == [*lines, f"written: {output}/s2.c, {output}/s2.npz"]
     assert "int32_t s2_step(s2_state *state, uint32_t letter)" in (output / "s2.c").read_text()
     with np.load(output / "s2.npz") as arrays:
@@ -439,10 +440,13 @@ def test_a_failing_word_is_shown_and_fails(train, capsys):
     assert answer != expected
     assert (found["answer"], found["expected"]) == (answer, expected)
     assert main(["certify", str(folder)]) == 1
-    words = " ".join(map(str, found["word"]))
+    names = ("12", "21")
+    words = " ".join(names[token] for token in found["word"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"refuted: wrong after {words}, a shortest such word"
-    assert lines[2] == f"  answer   {answer} after this word, where {expected} is right"
+    assert (
+        lines[2] == f"  answer   {names[answer]} after this word, where {names[expected]} is right"
+    )
     assert not [line for line in lines if line.startswith(("  checked ", "  soft "))]
 
 

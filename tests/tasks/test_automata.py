@@ -385,8 +385,22 @@ def test_letters_of_the_pattern_are_the_alphabet_unless_given():
         ({"pattern": "(ab"}, "pattern must be a regular expression, got '\\(ab': "),
         (
             {"pattern": "abc", "alphabet": "ab"},
-            "pattern must have no letters but .* 'ab', got 'abc'",
+            "pattern must have letters of the alphabet 'ab' .* alone, got 'c' in 'abc'",
         ),
+        *(
+            ({"pattern": pattern, "alphabet": "ab"}, f"alone, got {re.escape(repr(unknown))} in")
+            for pattern, unknown in [
+                ("a&~b", "~"),
+                ("[^ab]", "^"),
+                ("a{}", "{}"),
+                ("a{2", "2{"),
+                ("a1", "1"),
+            ]
+        ),
+        ({"pattern": "a\\*b", "alphabet": "ab"}, "alone, got '\\\\\\\\' in"),
+        ({"pattern": "[a", "alphabet": "ab"}, "pattern must be a regular expression, got '\\[a'"),
+        ({"pattern": "a]", "alphabet": "ab"}, "pattern must be a regular expression, got 'a\\]'"),
+        ({"pattern": "a&b"}, "pattern must match a word, got 'a&b', which matches none"),
         ({"pattern": "a", "alphabet": "a*"}, "alphabet must have different characters .* 'a\\*'"),
         ({"pattern": "a", "alphabet": "aa"}, "alphabet must have different characters .* 'aa'"),
         ({"pattern": ""}, "alphabet must have different characters .* ''"),

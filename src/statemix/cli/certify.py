@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +82,8 @@ class Certify:
     def _certified(self) -> str:
         """Certify the run and print what was found; return the verdict."""
         # Slow imports wait until the options have been checked.
-        from statemix.training.certificates import certificate_paths, certify_run
+        from statemix.training import load_config
+        from statemix.training.certificates import certificate_paths, certify_run, names_of
 
         with _progress() as show:
             found, written = certify_run(
@@ -103,7 +104,8 @@ class Certify:
             if not written:
                 print(f"statemix: {stored}", file=sys.stderr)
         else:
-            self._print(found, stored)
+            task = load_config(self.folder).build_task()
+            self._print(found, stored, *names_of(task, found.head))
         return found.verdict
 
     def _checked(self, file: Path) -> str:
@@ -138,11 +140,13 @@ class Certify:
         print(f"written: {path}" if path else "not written: the file holds a verdict, which stays")
         return verdict
 
-    def _print(self, found: "Certificate", stored: str) -> None:
+    def _print(
+        self, found: "Certificate", stored: str, letters: Sequence[str], answers: Sequence[str]
+    ) -> None:
         result = found.result
         said = {
             "proven": "right after every word of every length",
-            "refuted": f"wrong after {' '.join(map(str, result.word))}, a shortest such word",
+            "refuted": f"wrong after {_word(result.word, letters)}, a shortest such word",
             "open": result.reason,
         }
         network = {"as trained": "as trained", "hardened": "with gates of 0 and 1"}.get(
@@ -153,8 +157,10 @@ class Certify:
             network += ", readout fitted again"
         lines = {"network": network}
         if result.verdict == "refuted":
-            answer = "no number" if result.answer is None else result.answer
-            lines["answer"] = f"{answer} after this word, where {result.expected} is right"
+            answer = "no number" if result.answer is None else answers[result.answer]
+            assert result.expected is not None
+            right = answers[result.expected]
+            lines["answer"] = f"{answer} after this word, where {right} is right"
         if found.method == "structure":
             lines["proof"] = "by structure: tokens do to entries what they do to places"
         else:
@@ -188,6 +194,10 @@ def _soft(found: "Certificate") -> str:
     blocks = "all blocks" if found.tracking is None else "these blocks"
     length = f"right up to {_tokens(tokens)} at least" if tokens else "no length is guaranteed"
     return f"{blocks} with gates as trained: {length}; {reason}"
+
+
+def _word(tokens: Sequence[int], letters: Sequence[str]) -> str:
+    return " ".join(letters[token] for token in tokens) or "the empty word"
 
 
 def _tokens(count: int) -> str:

@@ -3,7 +3,7 @@
 import io
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class Subject:
     Attributes:
         names: one word, words, tokens, and contents of all places, such as "game", "games",
             "plies" and "positions".
+        letters: name of each token.
+        answers: name of each content of the first place.
         rules: the places.
         heads: heads of the first places.
         features: features of the tokens, shape (tokens, features).
@@ -52,6 +54,8 @@ class Subject:
     """
 
     names: tuple[str, str, str, str]
+    letters: Sequence[str]
+    answers: Sequence[str]
     rules: PlaceRules
     heads: dict[str, int]
     features: NDArray[np.float32]
@@ -74,6 +78,8 @@ def chess_subject(seed: int) -> Subject:
     task = Chess(seed=seed)
     return Subject(
         ("game", "games", "plies", "positions"),
+        [task.word(token) for token in range(task.vocab_size)],
+        chess_moves.PIECES,
         chess_moves.chess_rules(),
         chess_moves.HEADS,
         chess_moves.move_features(),
@@ -93,6 +99,8 @@ def cube_subject(seed: int) -> Subject:
     task, size = cube.Cube(seed=seed), len(cube.TURNS)
     return Subject(
         ("scramble", "scrambles", "turns", "cubes"),
+        cube.TURNS,
+        cube.COLOURS,
         cube.cube_rules(),
         task.heads,
         np.eye(size, dtype=np.float32),
@@ -189,7 +197,13 @@ def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh
     if found.verdict == "proven":
         tables = structure_tables(network, subject.rules)
         written.append(folder / "certificate.json")
-        certificate = {**found.to_plain(), "tables": tables}
+        certificate = {
+            **found.to_plain(),
+            "sha256": numbers["sha256"],
+            "letters": list(subject.letters),
+            "answers": list(subject.answers),
+            "tables": tables,
+        }
         files.write_file(written[-1], json.dumps(certificate, separators=(",", ":")).encode())
     names = ", ".join(map(str, written))
     console.print(f"finished in {time.monotonic() - began:.0f} s; wrote {names}")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from statemix.automaton import IGNORED, Automaton
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.models import ReadoutModel
+from statemix.models import ReadoutModel, TokenClassifier
 from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
 from statemix.proofs.horizon import Horizon, find_horizon
@@ -120,6 +120,8 @@ def prove(
         raise TypeError(f"automaton must be an Automaton, got {automaton!r}")
     if automaton.outputs.max() == IGNORED:
         raise ValueError(f"automaton must score an answer, got outputs of {IGNORED} alone")
+    if not isinstance(model, TokenClassifier):
+        raise TypeError(f"model must be a TokenClassifier, got {type(model).__name__}")
     head = model.main_head if head is None else head
 
     def search_words(network: ReadoutModel) -> SearchResult:

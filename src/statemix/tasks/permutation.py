@@ -244,10 +244,9 @@ class Permutation:
         lines = [f"{split} word {index} over {self.title}, {length} elements"]
         for first in range(0, length, _CELLS_PER_LINE):
             here = slice(first, min(first + _CELLS_PER_LINE, length))
-            word = [self.letters[token] for token in tokens[here]]
-            lines.append(self._row("word", [self._permutation(i) for i in word]))
+            lines.append(self._row("word", [self.word(token) for token in tokens[here]]))
             lines.append(self._row("token", [str(i) for i in tokens[here]]))
-            lines.append(self._row("product", [self._permutation(i) for i in targets[here]]))
+            lines.append(self._row("product", [self.label(i) for i in targets[here]]))
             lines.append(self._row("target", [str(i) for i in targets[here]]))
             lines.append("")
         return "\n".join(lines[:-1])
@@ -259,8 +258,13 @@ class Permutation:
         )
         return shortest + addressing.below(raw[:, 0], self.length - shortest + 1)
 
-    def _permutation(self, element: int) -> str:
-        return "".join(str(image) for image in self.group.elements[element])
+    def word(self, token: int) -> str:
+        """Return a token's permutation as its images of 1, 2, ..., such as "231"."""
+        return self.label(self.letters[token])
+
+    def label(self, target: int) -> str:
+        """Return an element likewise."""
+        return "".join(str(image) for image in self.group.elements[target])
 
     def _row(self, title: str, cells: list[str]) -> str:
         width = max(3, self.group.degree)

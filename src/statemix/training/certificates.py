@@ -25,6 +25,7 @@ from statemix.proofs.safety import explore
 from statemix.proofs.structure import structure_tables
 from statemix.tasks import Task
 from statemix.tasks.drawn import DrawnTask
+from statemix.tasks.permutation import Permutation
 from statemix.training import folder as runs
 from statemix.training.outcome import (
     WEIGHT_FILES,
@@ -143,7 +144,7 @@ def check_property(
     model = load_model(folder, weights)
     if not isinstance(model, TokenClassifier):
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
-    letters, classes = _names(task, model.main_head)
+    letters, classes = names_of(task, model.main_head)
     path = (output or folder) / f"property-{property_file.stem}.json"
     files.open_for_append("folder" if output is None else "output", path)
     try:
@@ -231,7 +232,7 @@ def explore_run(
     targets = examples.targets[model.main_head]
     answers, _ = machine.run(examples.tokens)
     right = (answers == targets)[targets != IGNORED]
-    names = _names(task, model.main_head)
+    names = names_of(task, model.main_head)
     return ExploredRun(machine, *names, float(right.mean()))
 
 
@@ -246,10 +247,10 @@ def _chosen(
     return ("hardened", harden(model)) if can_harden(model) else ("as trained", model)
 
 
-def _names(task: Task, head: str) -> tuple[list[str], list[str]]:
+def names_of(task: Task, head: str) -> tuple[list[str], list[str]]:
     """Return the names of a task's tokens and of a head's classes."""
     tokens, classes = range(task.vocab_size), range(task.heads[head])
-    if isinstance(task, DrawnTask):
+    if isinstance(task, DrawnTask | Permutation):
         return [task.word(token) for token in tokens], [task.label(one) for one in classes]
     return [str(token) for token in tokens], [str(one) for one in classes]
 
@@ -306,8 +307,7 @@ def save_certificate(
         if proven:
             row["sha256"] = runs.save_weights(target, network.name, certificate.model.state_dict())
         row["without_tables"] = tables if isinstance(tables, str) else None
-        if not isinstance(tables, str):
-            row["letters"], row["answers"] = _names(task, next(iter(task.heads)))
+        row["letters"], row["answers"] = names_of(task, certificate.head)
         text = json.dumps(row, indent=1, allow_nan=False)
         if not isinstance(tables, str):
             # With a line for each number, the file would be many times as large.

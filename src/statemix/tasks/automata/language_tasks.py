@@ -227,9 +227,12 @@ class RandomAutomaton(AutomatonTask):
         self.title = f"random automaton of {num_states} states and {num_letters} letters"
 
 
+_REPEATED = re.compile(r"\{(\d+(,\d*)?|,\d+)\}")
+
+
 def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
     # No other task should wait for this library.
-    from automata.base.exceptions import AutomatonException, InvalidSymbolError, RegexException
+    from automata.base.exceptions import AutomatonException, RegexException
     from automata.fa.dfa import DFA
     from automata.fa.nfa import NFA
     from automata.regex.parser import RESERVED_CHARACTERS
@@ -247,6 +250,12 @@ def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
             "alphabet must have different characters that mean nothing in a pattern, got "
             f"{''.join(letters)!r}"
         )
+    unknown = set(_REPEATED.sub("", pattern)).difference(letters, "|&*+?().[]-")
+    if unknown:
+        raise OptionError(
+            f"pattern must have letters of the alphabet {''.join(letters)!r} and the operators "
+            f"| & * + ? {{2,5}} . [a-c] ( ) alone, got {''.join(sorted(unknown))!r} in {pattern!r}"
+        )
     for least, most in re.findall(r"\{(\d+),(\d+)\}", pattern):
         if int(least) > int(most):
             raise OptionError(f"pattern must have no {{{least},{most}}}, which nothing matches")
@@ -256,16 +265,13 @@ def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
     try:
         nondeterministic = NFA.from_regex(pattern, input_symbols=set(letters))
         dfa = DFA.from_nfa(nondeterministic, retain_names=False, minify=True).to_complete()
-    except InvalidSymbolError as error:
-        raise OptionError(
-            f"pattern must have no letters but those of the alphabet {''.join(letters)!r}, got "
-            f"{pattern!r}"
-        ) from error
     except (AutomatonException, RegexException) as error:
         reason = str(error).rstrip(".")
         raise OptionError(
             f"pattern must be a regular expression, got {pattern!r}: {reason}"
         ) from error
+    if dfa.isempty():
+        raise OptionError(f"pattern must match a word, got {pattern!r}, which matches none")
     numbers, waiting = {dfa.initial_state: 0}, deque([dfa.initial_state])
     rows = []
     while waiting:

@@ -309,3 +309,8 @@ def test_heads_must_divide_the_channels():
     with pytest.raises(ValueError, match="head_dim must be at least 1, got 0"):
         FPMamba2(6, head_dim=0)
     assert FPMamba2(48).head_dim == 32
+
+
+def test_the_state_of_the_scan_is_stored_in_the_order_of_its_axes():
+    _, state = FPMamba1(8, d_state=4)(torch.randn(2, 5, 8))
+    assert state.ssm.is_contiguous()

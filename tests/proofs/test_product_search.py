@@ -379,6 +379,11 @@ def test_an_autoencoder_has_no_steps():
         search(model, Permutation(group="S_3").automaton())
 
 
+def test_a_module_of_ones_own_is_no_classifier():
+    with pytest.raises(TypeError, match="model must be a TokenClassifier, got Linear"):
+        prove(torch.nn.Linear(2, 2), Permutation(group="S_3").automaton())
+
+
 def hard_blocks(draw, tracker):
     """A random model of hard blocks over few tokens, and its own automaton, perhaps damaged."""
     num_blocks, num_tokens, m = (draw(st.integers(1, most)) for most in (2, 3, 2))

@@ -203,6 +203,10 @@ def test_the_demo_proves_and_shows_positions_side_by_side(
     certificate = json.loads((tmp_path / "certificate.json").read_text())
     assert certificate["verdict"] == "proven"
     assert check_structure(certificate["tables"]) == 69
+    # A stranger can tell which move a letter is, and which network the tables are of.
+    assert len(certificate["letters"]) == len(certificate["tables"]["letters"]) == 2000
+    assert (certificate["letters"][0], certificate["answers"][:2]) == ("a1b1", [".", "P"])
+    assert certificate["sha256"] == summary["sha256"]
 
 
 def test_trained_gates_do_what_the_rules_say(tmp_path):

@@ -33,10 +33,9 @@ class _Cut:
         steps = min(_ENTRIES_OF_TILE // (padded * channels), _MOST_STEPS)
         return cls(steps, padded, channels)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Constant arguments of both kernels."""
-        return {**asdict(self), "num_warps": 4, "enable_fp_fusion": True}
+    def options(self, num_warps: int) -> dict[str, Any]:
+        """Constant arguments of a kernel."""
+        return {**asdict(self), "num_warps": num_warps, "enable_fp_fusion": True}
 
 
 def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor]]:
@@ -54,7 +53,7 @@ def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor]]
     arguments = (given[name] for name in ("steps", "rates", "inputs", "b", "c"))
     with torch.cuda.device_of(outputs):  # type: ignore[no-untyped-call]
         selective_forward[B, triton.cdiv(N, cut.CHANNELS)](
-            *arguments, entering, outputs, T, N, S, num_tiles, **cut.options
+            *arguments, entering, outputs, T, N, S, num_tiles, **cut.options(num_warps=4)
         )
     return outputs, entering[:, -1].clone(), (entering,)
 
@@ -76,6 +75,7 @@ def backward(
             *(*arguments, entering, d_outputs, d_final_state),
             *(d_steps, d_rates, d_inputs, d_b, d_c, d_initial_state),
             *(T, N, S, entering.shape[1] - 1),
-            **cut.options,
+            # With four warps, threads run out of registers.
+            **cut.options(num_warps=8),
         )
     return d_steps, d_rates.sum(0), d_inputs, d_b.sum(0), d_c.sum(0), d_initial_state

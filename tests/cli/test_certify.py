@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from statemix.cli.main import main
 from statemix.errors import RequestError
-from statemix.proofs import StateMachine, check_certificate, search
+from statemix.proofs import EntryMachine, StateMachine, check_certificate, search
 from statemix.training import load_model, load_outcome
 from statemix.training.certificates import load_proven
 
@@ -106,8 +106,22 @@ def test_places_are_proven_by_structure(train, capsys):
         np.testing.assert_array_equal(logits[head].argmax(-1).numpy(), answers)
     assert main(["certify", str(folder), "--soft"]) == 2
     assert "soft must be absent for a task with places" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["compile", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "proven at every length"
+    assert lines[-2] == "2 entries, 2 letters, 2 answers"
+    assert lines[-1] == f"written: {folder}/machine.c, {folder}/machine.npz"
+    assert "letters: 0 (1), 1 (1 2)" in (folder / "machine.c").read_text()
+    with np.load(folder / "machine.npz") as arrays:
+        machine = EntryMachine(**arrays)
+    reached = machine.answers(machine.run(examples.tokens))
+    for place, answers in enumerate(examples.targets.values()):
+        np.testing.assert_array_equal(reached[:, place], answers[:, -1])
+    stored["tables"]["start"][0] ^= 1
+    (folder / "certificate.json").write_text(json.dumps(stored))
     assert main(["compile", str(folder)]) == 2
-    assert "must hold a proof by search, got one that visits no states" in capsys.readouterr().err
+    assert "must hold the tables of a proof, got: its tables were" in capsys.readouterr().err
 
 
 def test_a_stranger_can_check_the_tables_of_a_proof(tracker):
@@ -185,7 +199,7 @@ def test_a_proof_is_compiled(tracker, tmp_path, capsys):
     assert said.splitlines() == [*lines, f"written: {output}/s2.c, {output}/s2.npz"]
     assert "int32_t s2_step(s2_state *state, uint32_t letter)" in (output / "s2.c").read_text()
     with np.load(output / "s2.npz") as arrays:
-        machine = StateMachine(arrays["transitions"], arrays["answers"])
+        machine = StateMachine(**arrays)
     examples = load_outcome(tracker).config.build_task().examples("test", 0, 4, 5000)
     answers, _ = machine.run(examples.tokens)
     np.testing.assert_array_equal(answers, examples.targets["product"])
@@ -213,7 +227,7 @@ def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys):
     assert main(["compile", str(folder)]) == 0
     said = capsys.readouterr().out.splitlines()
     with np.load(folder / "machine.npz") as arrays:
-        machine = StateMachine(arrays["transitions"], arrays["answers"])
+        machine = StateMachine(**arrays)
     examples = load_outcome(folder).config.build_task().examples("test", 0, 20)
     (targets,) = examples.targets.values()
     accuracy = (machine.run(examples.tokens)[0] == targets).mean()

@@ -1,6 +1,9 @@
 """Models of hard blocks, written down gate by gate."""
 
+import ctypes
 import itertools
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -163,3 +166,25 @@ def of_group():
 def of_group_in_channels():
     """Build the exact tracker of a permutation group with value channels by name."""
     return group_tracker_of_channels
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """Compile a machine with the system's C compiler, and return its functions."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+
+    def build(machine):
+        source = tmp_path / "machine.c"
+        source.write_text(machine.to_c("m"))
+        library = tmp_path / "machine.so"
+        flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2"]
+        subprocess.run(
+            [compiler, *flags, "-shared", "-fPIC", "-o", str(library), str(source)], check=True
+        )
+        functions = ctypes.CDLL(str(library))
+        functions.m_run.restype = ctypes.c_size_t
+        return functions
+
+    return build

@@ -1,8 +1,6 @@
 """Proven networks as state machines, in NumPy and in C."""
 
 import ctypes
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -114,28 +112,6 @@ def test_a_comment_cannot_end_itself():
 def test_a_name_that_c_refuses_is_named():
     with pytest.raises(ValueError, match="name must be an identifier of C, got 'a b'"):
         StateMachine(LAMP, LAMP).to_c("a b")
-
-
-@pytest.fixture
-def compiled(tmp_path):
-    """Compile a machine with the system's C compiler, and return its functions."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-
-    def build(machine):
-        source = tmp_path / "machine.c"
-        source.write_text(machine.to_c("m"))
-        library = tmp_path / "machine.so"
-        flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2"]
-        subprocess.run(
-            [compiler, *flags, "-shared", "-fPIC", "-o", str(library), str(source)], check=True
-        )
-        functions = ctypes.CDLL(str(library))
-        functions.m_run.restype = ctypes.c_size_t
-        return functions
-
-    return build
 
 
 @pytest.mark.parametrize("name", ["S_3", "A_5", "S_5"])

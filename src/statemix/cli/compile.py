@@ -1,4 +1,4 @@
-"""``statemix compile``: write a proven network as a state machine for C and NumPy."""
+"""``statemix compile``: write a proven network as look-ups in tables, for C and NumPy."""
 
 import contextlib
 import io
@@ -12,21 +12,23 @@ from statemix.errors import RequestError
 from statemix.training.outcome import Weights
 
 if TYPE_CHECKING:
-    from statemix.proofs.state_machine import StateMachine
+    from statemix.proofs import EntryMachine, StateMachine
     from statemix.training.outcome import Outcome
 
 
 @dataclass(frozen=True)
 class Compile:
-    """Write a proven network as a state machine, which needs one table look-up for each token.
+    """Write a proven network as a small program, which needs table look-ups instead of gates.
 
-    The state machine gives the same answers as the proven network of "statemix certify", at every
-    length. For a run on traces, which have no automaton to compare with, it is the trained network
-    with gates of 0 and 1; the command prints its accuracy on the test traces. Two files are written
-    to the run's folder, or to --output:
+    The program gives the same answers as the proven network of "statemix certify", at every length.
+    A network that is proven by search becomes a state machine, with one look-up for each token. A
+    network that is proven by structure becomes index maps, with one look-up for each entry of its
+    state. For a run on traces, which have no automaton to compare with, the program is the trained
+    network with gates of 0 and 1; the command prints its accuracy on the test traces. Two files are
+    written to the run's folder, or to --output:
 
     NAME.c: C99 without dependencies, with the functions NAME_step and NAME_run;
-    NAME.npz: the tables "transitions" and "answers" for NumPy.
+    NAME.npz: the arrays of statemix.proofs.StateMachine or EntryMachine for NumPy.
 
     statemix compile runs/s3 --name s3
     """
@@ -47,8 +49,8 @@ class Compile:
         """Read the certificate, write the files, and print their names.
 
         Raises:
-            RequestError: if there is no certificate with tables, the name is no identifier, or the
-                output cannot be written.
+            RequestError: if there is no certificate with tables, the tables have no such form, the
+                name is no identifier, or the output cannot be written.
         """
         # Slow imports wait until the options have been checked.
         import numpy as np
@@ -59,7 +61,8 @@ class Compile:
         outcome = self._outcome()
         if outcome is not None and outcome.config.task.name == "traces":
             found = explore_run(self.folder, self.weights)
-            machine, names = found.machine, {"letters": found.letters, "answers": found.answers}
+            machine: StateMachine | EntryMachine = found.machine
+            names = {"letters": found.letters, "answers": found.answers}
             verdict = f"not proven: {found.accuracy:.4f} of the answers on test traces are right"
         else:
             machine, names = self._proven(outcome)
@@ -74,7 +77,7 @@ class Compile:
         except ValueError as error:
             raise RequestError(str(error)) from error
         arrays = io.BytesIO()
-        np.savez(arrays, transitions=machine.transitions, answers=machine.answers)
+        np.savez(arrays, **vars(machine))
         target = self.output or self.folder
         written = target / f"{self.name}.c", target / f"{self.name}.npz"
         try:
@@ -87,7 +90,7 @@ class Compile:
                 f"{name} must be writable, got {target}: {error.strerror}"
             ) from error
         print("\n".join(lines))
-        print(f"{machine.num_states:,} states, {machine.num_letters:,} letters")
+        print(machine.summary)
         print(f"written: {', '.join(map(str, written))}")
 
     def _outcome(self) -> "Outcome | None":
@@ -98,10 +101,12 @@ class Compile:
             return load_outcome(self.folder)
         return None
 
-    def _proven(self, outcome: "Outcome | None") -> tuple["StateMachine", dict[str, list[str]]]:
+    def _proven(
+        self, outcome: "Outcome | None"
+    ) -> tuple["StateMachine | EntryMachine", dict[str, list[str]]]:
         """Return the machine of the certificate, and the names of its letters and answers."""
+        from statemix.proofs import EntryMachine, StateMachine
         from statemix.proofs.check_certificate import Invalid
-        from statemix.proofs.state_machine import StateMachine
         from statemix.training.certificates import certificate_paths
         from statemix.training.outcome import WEIGHT_FILES
 
@@ -121,12 +126,12 @@ class Compile:
             raise RequestError(
                 f"{path} must hold the tables of a proof, got none: {reason or advice}"
             )
-        if certificate.get("method") == "structure":
-            raise RequestError(f"{path} must hold a proof by search, got one that visits no states")
         given = {name: certificate.get(name) for name in ("letters", "answers")}
         names = {name: each for name, each in given.items() if isinstance(each, list)}
+        by_structure = certificate.get("method") == "structure"
+        kind = EntryMachine if by_structure else StateMachine
         try:
-            machine = StateMachine.from_tables(certificate["tables"])
+            machine = kind.from_tables(certificate["tables"])
         except (Invalid, ValueError) as error:
             raise RequestError(f"{path} must hold the tables of a proof, got: {error}") from error
         if outcome is not None:

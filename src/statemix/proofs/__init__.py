@@ -4,6 +4,7 @@ from statemix.place_rules import PlaceRules
 from statemix.proofs.arrangement_search import prove_places
 from statemix.proofs.certificate import Certificate, prove
 from statemix.proofs.certificate_tables import read_tables
+from statemix.proofs.entry_machine import EntryMachine
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.joint_action import JointAction, join_actions
@@ -17,6 +18,7 @@ from statemix.proofs.token_maps import BlockActions, read_actions
 __all__ = [
     "BlockActions",
     "Certificate",
+    "EntryMachine",
     "Horizon",
     "JointAction",
     "PlaceRules",

@@ -73,6 +73,11 @@ class StateMachine:
         )
 
     @property
+    def summary(self) -> str:
+        """How large the machine is."""
+        return f"{self.num_states:,} states, {self.num_letters:,} letters"
+
+    @property
     def num_states(self) -> int:
         """Number of states."""
         return len(self.transitions)
@@ -103,16 +108,8 @@ class StateMachine:
             ValueError: if a shape or a number is out of range, or a token cannot follow.
         """
         words, before = np.asarray(tokens), np.asarray(state)
-        for name, numbers, most in (
-            ("tokens", words, self.num_letters),
-            ("state", before, self.num_states),
-        ):
-            if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
-                raise TypeError(f"{name} must be integers, got {numbers.dtype}")
-            if numbers.size and not 0 <= numbers.min() <= numbers.max() < most:
-                raise ValueError(
-                    f"{name} must be in 0..{most - 1}, got {numbers.min()}..{numbers.max()}"
-                )
+        require_numbers("tokens", words, self.num_letters)
+        require_numbers("state", before, self.num_states)
         if words.ndim not in (1, 2) or before.shape not in ((), words.shape[:-1]):
             raise ValueError(
                 "tokens must have shape (T,) or (B, T) and state () or (B,), got "
@@ -144,18 +141,16 @@ class StateMachine:
         Raises:
             ValueError: if the name is no identifier of C.
         """
-        if not (name.isascii() and name.isidentifier()):
-            raise ValueError(f"name must be an identifier of C, got {name!r}")
+        require_c_name(name)
         sink = self.num_states
         return _C.format(
             name=name,
-            # "*/" would end the comment.
-            comment="".join(f"\n   {line}" for line in comment.replace("*/", "* /").splitlines()),
+            comment=comment_lines(comment),
             states=sink,
             letters=self.num_letters,
             state="uint8_t" if sink < 2**8 else "uint16_t" if sink < 2**16 else "uint32_t",
-            transitions=_braces(np.where(self.transitions < 0, sink, self.transitions)),
-            answers=_braces(np.where(self.transitions < 0, -2, self.answers)),
+            transitions=braces(np.where(self.transitions < 0, sink, self.transitions)),
+            answers=braces(np.where(self.transitions < 0, -2, self.answers)),
         )
 
 
@@ -208,7 +203,33 @@ def _moved(table: NDArray[np.intp], places: NDArray[np.intp]) -> NDArray[np.intp
     return moved
 
 
-def _braces(table: NDArray[np.int32]) -> str:
+def require_numbers(name: str, numbers: NDArray[Any], limit: int) -> None:
+    """Refuse numbers that are no integers in 0 ... limit - 1.
+
+    Raises:
+        TypeError: if they are not integers.
+        ValueError: if a number is out of range.
+    """
+    if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
+        raise TypeError(f"{name} must be integers, got {numbers.dtype}")
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() < limit:
+        raise ValueError(f"{name} must be in 0..{limit - 1}, got {numbers.min()}..{numbers.max()}")
+
+
+def require_c_name(name: str) -> None:
+    """Raise a ValueError if a name is no identifier of C."""
+    if not (name.isascii() and name.isidentifier()):
+        raise ValueError(f"name must be an identifier of C, got {name!r}")
+
+
+def comment_lines(comment: str) -> str:
+    """Indent the lines of a comment of C."""
+    # "*/" would end the comment.
+    return "".join(f"\n   {line}" for line in comment.replace("*/", "* /").splitlines())
+
+
+def braces(table: NDArray[np.int32]) -> str:
+    """Write a table as an initialiser of C."""
     return ",\n".join("    {" + ", ".join(map(str, row)) + "}" for row in table.tolist())
 
 

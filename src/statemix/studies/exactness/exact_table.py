@@ -65,7 +65,7 @@ def tallies(runs: pl.DataFrame) -> pl.DataFrame:
 def proof_table(runs: pl.DataFrame) -> Table:
     """Lay out conditions whose networks may be proven, a line for each."""
     columns = {"proven": _verdicts, "attempts passed": _attempts, "cost of a run": _cost}
-    return _table(runs, "model", {**columns, "accuracy": _accuracy})
+    return _table(runs, "model", {**columns, "accuracy": accuracy_by_length})
 
 
 def attempts_table(runs: pl.DataFrame) -> Table:
@@ -101,7 +101,7 @@ def monitor_table(runs: pl.DataFrame) -> Table:
                     _verdicts(one),
                     f"{kept.count('proven')} of {len(kept)}",
                     "–".join(map(str, dict.fromkeys([states[0], states[-1]]))) if states else "–",
-                    _accuracy(one),
+                    accuracy_by_length(one),
                     _cost(one),
                 )
             )
@@ -160,7 +160,8 @@ def _cost(one: dict[str, Any]) -> str:
     return f"{duration_text(math.fsum(seconds) / len(seconds))}, {duration_text(max(seconds))}"
 
 
-def _accuracy(one: dict[str, Any]) -> str:
+def accuracy_by_length(one: Mapping[str, Any]) -> str:
+    """Write the mean accuracies of a line of ``tallies`` at the shortest and longest words."""
     lengths = [test["length"] for test in one["tests"]]
     ends = [
         [test["accuracy"] for test in one["tests"] if test["length"] == end]

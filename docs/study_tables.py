@@ -7,7 +7,12 @@ from typing import Any
 import polars as pl
 from measurement_tables import RESULTS, markdown, unproven
 
-from statemix.studies.exactness.exact_table import interval, monitor_table, tallies
+from statemix.studies.exactness.exact_table import (
+    accuracy_by_length,
+    interval,
+    monitor_table,
+    tallies,
+)
 from statemix.studies.fixed_points.fixed_point_studies import overview as fixed_points
 from statemix.studies.higher_order.cell_table import overview
 from statemix.studies.higher_order.claims import decide, decision_text
@@ -113,7 +118,7 @@ def _tracking(rows: Mapping[str, StoredRow], study: str) -> str:
     for one in tallies(runs).to_dicts():
         if not one["done"]:
             name = names.get(one["model"], one["model"])
-            lines.append((one["column"], name, *["–"] * 6))
+            lines.append((one["column"], name, *["–"] * 7))
             continue
         done = runs.filter(column=one["column"], model=one["model"], status="done")
         certificates = _certificates(rows, done)
@@ -130,13 +135,14 @@ def _tracking(rows: Mapping[str, StoredRow], study: str) -> str:
                 f"{verdicts.count('proven')} of {len(verdicts)}",
                 str(trained) if "proven" in verdicts else "–",
                 passed,
+                accuracy_by_length(one),
                 duration_text(math.fsum(one["seconds"]) / one["done"]),
                 duration_text(max(one["seconds"])),
                 unproven(certificates),
             )
         )
-    header = ("task", "network", "proven", "without refit", "attempts passed", "mean cost")
-    return markdown((*header, "largest cost", "seeds that are not proven"), lines)
+    header = ("task", "network", "proven", "without refit", "attempts passed", "accuracy")
+    return markdown((*header, "mean cost", "largest cost", "seeds that are not proven"), lines)
 
 
 def _factorial(rows: Mapping[str, StoredRow]) -> str:

@@ -1,6 +1,6 @@
 """How fast proven networks are before and after ``statemix compile``, as rows of results.
 
-    python benchmarks/compiled.py results/compiled.jsonl runs/random-8 runs/s8
+    python benchmarks/compiled.py results/compiled.jsonl runs/random-8 runs/S_8
 
 All forms of a network read the same test words, with one thread. Every form must give the right
 answers: index maps after the last token, the others after every token.
@@ -66,6 +66,7 @@ def main() -> None:
             assert one.time_s is not None
             row = {
                 "benchmark": "compiled",
+                "run": run.name,
                 "task": {"name": task.name, **load_outcome(run).config.task.options},
                 "form": one.provider,
                 "entries": layer.num_blocks * layer.block_size,

@@ -25,6 +25,7 @@ def tables() -> dict[str, str]:
         "races": _races(),
         "tracking_costs": _tracking_costs(),
         "layer_costs": _layer_costs(),
+        "compiled": _compiled(),
         "demo": _demo("S_3", _PUBLISHED_S_3),
         "demo_s5": _demo("S_5", {}),
         "demo_a5": _demo("A_5", {}),
@@ -189,6 +190,17 @@ def _tracking_costs() -> str:
     return markdown(
         head, [(model, *(of[name] for name in order)) for model, of in complete.items()]
     )
+
+
+def _compiled() -> str:
+    """Write what a million tokens take, for each form of a proven network."""
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in json_lines("compiled.jsonl"):
+        ms = 1e9 * row["time_s"]["p50"] / row["tokens"]
+        lines.setdefault((row["run"], row["size"]), {})[row["form"]] = f"{float(f'{ms:.2g}'):,.0f} ms"
+    forms = ("network", "NumPy", "C")
+    head = ("run", "compiled to", *forms)
+    return markdown(head, [(*names, *(of[form] for form in forms)) for names, of in lines.items()])
 
 
 def _layer_costs() -> str:

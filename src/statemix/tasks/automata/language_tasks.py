@@ -81,8 +81,13 @@ class TableAutomaton(AutomatonTask):
         """Return options that hold the text of the file in place of its name.
 
         Raises:
-            SettingError: if the file cannot be read, or there are rules, too.
+            SettingError: if the file cannot be read, or there are rules, too; or if there is a regular
+                expression, which is another task.
         """
+        for name in ("regex", "pattern"):
+            if name in options:
+                condition = "must be the pattern of another task: --task regex pattern=..."
+                raise SettingError(name, condition, options[name])
         if "file" not in options:
             return options
         others = {name: value for name, value in options.items() if name != "file"}

@@ -197,7 +197,8 @@ def _compiled() -> str:
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for row in json_lines("compiled.jsonl"):
         ms = 1e9 * row["time_s"]["p50"] / row["tokens"]
-        lines.setdefault((row["run"], row["size"]), {})[row["form"]] = f"{float(f'{ms:.2g}'):,.0f} ms"
+        of_network = lines.setdefault((row["run"], row["size"]), {})
+        of_network[row["form"]] = f"{float(f'{ms:.2g}'):,.0f} ms"
     forms = ("network", "NumPy", "C")
     head = ("run", "compiled to", *forms)
     return markdown(head, [(*names, *(of[form] for form in forms)) for names, of in lines.items()])

@@ -1,7 +1,7 @@
 """The tables of the studies in the documentation, from the rows of their results stores."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -32,6 +32,7 @@ from statemix.tasks.automata.known_languages import MONITORS
 
 RECIPE = "BD-LRU, recipe exact"
 USUAL = "as in the recipe"
+TABLES = ("table3", "table4", "table6")
 
 
 def tables() -> dict[str, str]:
@@ -46,7 +47,8 @@ def tables() -> dict[str, str]:
         "monitors": _monitors(rows),
         "monitor_words": _monitor_words(rows),
         "factorial": _factorial(rows),
-        **{name: _paper_table(cells, name) for name in ("table3", "table4", "table6")},
+        **{name: _paper_table(cells, name) for name in TABLES},
+        **{f"{name}_spread": _spreads(cells, rows, name) for name in TABLES},
         "tuned": _tuned(cells),
         "claims": _claims(rows),
         "short_data": _short_data(rows),
@@ -174,6 +176,23 @@ def _factorial(rows: Mapping[str, StoredRow]) -> str:
 
 def _paper_table(cells: Mapping[str, Any], table: str) -> str:
     """Write ours beside the paper's, of protocol "paper" at size "laptop"."""
+    columns, lines = _laid_out(cells, table, _beside)
+    return markdown(("model", *columns), lines)
+
+
+def _spreads(cells: Mapping[str, Any], rows: Mapping[str, StoredRow], table: str) -> str:
+    """Write mean and standard deviation over seeds, and the time of all runs of a model."""
+    columns, lines = _laid_out(cells, table, _spread)
+    done = _runs(rows, table).filter(status="done").group_by("model").agg(pl.col("seconds").sum())
+    minutes = {model: f"{seconds / 60:.0f}" for model, seconds in done.iter_rows()}
+    timed = [(*line, minutes.get(line[0], "")) for line in lines]
+    return markdown(("model", *columns, "core minutes"), timed)
+
+
+def _laid_out(
+    cells: Mapping[str, Any], table: str, text: Callable[[Mapping[str, Any] | None], str]
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return the columns of a table that have results, and a line for each model with results."""
     here = [
         one
         for one in cells["cells"]
@@ -185,10 +204,21 @@ def _paper_table(cells: Mapping[str, Any], table: str) -> str:
     kept = [name for name in columns if any(_ours(of[key]) for key in of if key[1] == name)]
     lines = []
     for model in dict.fromkeys(one["model"] for one in here):
-        texts = [_beside(of.get((model, column))) for column in kept]
+        texts = [text(of.get((model, column))) for column in kept]
         if any(texts):
             lines.append((model, *texts))
-    return markdown(("model", *(f"`{name}`" for name in kept)), lines)
+    return [f"`{name}`" for name in kept], lines
+
+
+def _spread(cell: Mapping[str, Any] | None) -> str:
+    """Return mean and standard deviation; of some of the data sets, their mean in italics."""
+    parts = [] if cell is None else [one["mean"] for one in cell["data"].values() if one["seeds"]]
+    if cell is None or not parts:
+        return ""
+    if cell["mean"] is None:
+        return f"*{accuracy_text(math.fsum(parts) / len(parts))}*"
+    spread = "" if cell["deviation"] is None else f" ± {accuracy_text(cell['deviation'])}"
+    return f"{accuracy_text(cell['mean'])}{spread}"
 
 
 def _beside(cell: Mapping[str, Any] | None) -> str:

@@ -510,7 +510,7 @@ def test_a_single_answer_cannot_be_wrong():
     ("options", "message"),
     [
         ({"file": "nowhere.txt"}, "file must be a text file \\(No such file.*'nowhere.txt'"),
-        ({"regex": "a*"}, r"regex must be the pattern of another task: --task regex pattern=\.\.\."),
+        ({"regex": "a*"}, "regex must be the pattern of another task: --task regex pattern="),
         ({"pattern": "a*"}, "pattern must be the pattern of another task"),
         ({"file": "nowhere.txt", "rules": PARITY}, "file must be absent where rules are given"),
         ({"file": 3}, "file must be a string, got 3"),

@@ -81,8 +81,8 @@ class TableAutomaton(AutomatonTask):
         """Return options that hold the text of the file in place of its name.
 
         Raises:
-            SettingError: if the file cannot be read, or there are rules, too; or if there is a regular
-                expression, which is another task.
+            SettingError: if the file cannot be read, or there are rules, too; or if there is a
+                regular expression, which is another task.
         """
         for name in ("regex", "pattern"):
             if name in options:

@@ -105,8 +105,9 @@ def _c(machine: Any, tokens: np.ndarray) -> Callable[[], Any]:
         functions = ctypes.CDLL(str(library))
     words = np.ascontiguousarray(tokens, dtype=np.uint32)
     places = len(machine.read) if isinstance(machine, EntryMachine) else 1
-    # Large enough for a state of any machine here.
-    state = (ctypes.c_uint8 * 4096)()
+    # No entry takes more than four bytes.
+    entries = len(machine.start) if isinstance(machine, EntryMachine) else 1
+    state = (ctypes.c_uint32 * entries)()
 
     def word(row: np.ndarray) -> Any:
         count, letters = ctypes.c_size_t(len(row)), ctypes.c_void_p(row.ctypes.data)
@@ -114,7 +115,7 @@ def _c(machine: Any, tokens: np.ndarray) -> Callable[[], Any]:
             functions.m_begin(state)
             functions.m_run(state, letters, count)
             return [functions.m_answer(state, place) for place in range(places)]
-        ctypes.memset(state, 0, len(state))
+        state[0] = 0
         answers = np.empty((len(row), 1), np.int32)
         functions.m_run(state, letters, count, ctypes.c_void_p(answers.ctypes.data))
         return answers

@@ -218,7 +218,8 @@ def _spread(cell: Mapping[str, Any] | None) -> str:
     if cell["mean"] is None:
         return f"*{accuracy_text(math.fsum(parts) / len(parts))}*"
     spread = "" if cell["deviation"] is None else f" ± {accuracy_text(cell['deviation'])}"
-    return f"{accuracy_text(cell['mean'])}{spread}"
+    few = "" if cell["seeds"] >= 3 else " ?"
+    return f"{accuracy_text(cell['mean'])}{spread}{few}"
 
 
 def _beside(cell: Mapping[str, Any] | None) -> str:

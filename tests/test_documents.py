@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -51,7 +52,7 @@ def commands_in_text():
 
 def test_every_block_has_a_language_that_is_tested():
     kinds = {kind for path in DOCUMENTS for kind, _ in BLOCK.findall(path.read_text())}
-    assert kinds <= {"python", "console", "text", "toml"}
+    assert kinds <= {"python", "c", "console", "text", "toml"}
 
 
 @pytest.fixture
@@ -69,6 +70,24 @@ def test_python_blocks_run(code, tmp_path, monkeypatch, names_restored):
     """As pasted: a block defines all that it uses, and writes into the working directory."""
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "block", "exec"), {})
+
+
+@pytest.mark.parametrize("code", blocks("c"))
+def test_c_blocks_run(code, tmp_path):
+    """As the body of a program, after its first lines, with the files that they include."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    for group, name in (("S_3", "s3"), ("S_6", "s6")):
+        source = ROOT / "results" / "certificates" / f"{group}.json"
+        shutil.copy(source, tmp_path / "certificate.json")
+        assert main.main(["compile", str(tmp_path), "--name", name]) == 0
+    head, _, body = code.partition("\n\n")
+    program = tmp_path / "program.c"
+    program.write_text(f"{head}\nint main(void) {{\n{body}return 0;\n}}\n")
+    command = [compiler, "-std=c99", "-Wall", "-o", str(tmp_path / "program"), str(program)]
+    subprocess.run(command, check=True)
+    subprocess.run([str(tmp_path / "program")], check=True)
 
 
 @pytest.mark.parametrize("code", blocks("toml"))

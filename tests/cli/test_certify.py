@@ -1,12 +1,14 @@
 """The command that proves or refutes a trained run."""
 
 import contextlib
+import copy
 import hashlib
 import io
 import json
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from statemix.proofs import EntryMachine, StateMachine, check_certificate, searc
 from statemix.training import load_model, load_outcome
 from statemix.training.certificates import load_proven
 
+CERTIFICATES = Path(__file__).parents[2] / "results" / "certificates"
 # Pairs of transpositions, learned in a second or two.
 S_2 = shlex.split(
     """
@@ -109,7 +112,8 @@ def test_places_are_proven_by_structure(train, capsys):
     capsys.readouterr()
     assert main(["compile", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "proven at every length"
+    assert lines[:2] == ["proven at every length", "letters: 0 (1), 1 (1 2)"]
+    assert lines[3] == "places: 0 place_1, 1 place_2"
     assert lines[-2] == "2 entries, 2 letters, 2 answers"
     assert lines[-1] == f"written: {folder}/machine.c, {folder}/machine.npz"
     assert "letters: 0 (1), 1 (1 2)" in (folder / "machine.c").read_text()
@@ -241,6 +245,26 @@ def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys):
     assert head.endswith("answers: 0 dark, 1 lit */\n")
 
 
+def test_a_certificate_needs_no_run_to_be_compiled(tmp_path, capsys):
+    """Names may be missing, numbers, or no text; the format of the tables decides what they are."""
+    stored = json.loads((CERTIFICATES / "cube.json").read_text())
+    del stored["method"]
+    stored |= {"answers": None, "places": [str(place) for place in range(48)]}
+    stored["letters"][0] = "\ud800"
+    (tmp_path / "certificate.json").write_text(json.dumps(stored))
+    assert main(["compile", str(tmp_path), "--name", "cube"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("letters: 0 \\ud800, 1 U2, ")
+    assert lines[2:] == [
+        "48 entries, 18 letters, 48 answers",
+        f"written: {tmp_path}/cube.c, {tmp_path}/cube.npz",
+    ]
+    with np.load(tmp_path / "cube.npz") as arrays:
+        machine, expected = EntryMachine(**arrays), EntryMachine.from_tables(stored["tables"])
+    word = np.arange(18)
+    np.testing.assert_array_equal(machine.run(word), expected.run(word))
+
+
 def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
     run = shutil.copytree(tracker, tmp_path / "run")
     for path in run.glob("certif*"):
@@ -263,6 +287,12 @@ def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
         assert re.search(message, capsys.readouterr().err)
     assert main(["certify", str(tracker)]) == 0
     stored = certificate(tracker)
+    refuted = copy.deepcopy(stored)
+    refuted["tables"]["answers"][0][0] ^= 1
+    refuted["tables"]["sha256"] = check_certificate.digest(refuted["tables"])
+    (run / "certificate.json").write_text(json.dumps(refuted))
+    assert main(["compile", str(run)]) == 2
+    assert "cannot be compiled: tables must be those of a proof" in capsys.readouterr().err
     stored["weights_sha256"] = "0" * 64
     (run / "certificate.json").write_text(json.dumps(stored))
     capsys.readouterr()

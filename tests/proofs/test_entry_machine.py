@@ -52,8 +52,9 @@ def test_a_word_may_be_cut_anywhere(monkeypatch):
         before = machine.run(words[:, :cut])
         np.testing.assert_array_equal(machine.run(words[:, cut:], before), whole)
     # Long words are composed in parts.
-    monkeypatch.setattr("statemix.proofs.entry_machine._MOST_MAPPED", 1000)
-    np.testing.assert_array_equal(machine.run(words), whole)
+    for most in (1000, 1):
+        monkeypatch.setattr("statemix.proofs.entry_machine._MOST_MAPPED", most)
+        np.testing.assert_array_equal(machine.run(words), whole)
     assert machine.run(np.zeros((0, 7), int)).shape == (0, 48)
 
 
@@ -64,14 +65,60 @@ def test_a_million_turns_are_right():
     assert machine.answers(machine.run(word)).tolist() == contents_after(tables, word)
 
 
-def test_only_entries_that_answer_are_kept():
-    tables = tables_of("S_6")
-    machine = EntryMachine.from_tables(tables)
-    assert (len(tables["start"]), machine.summary) == (9, "8 entries, 2 letters, 6 answers")
-
-
 def signed(tables):
     return {**tables, "sha256": check_certificate.digest(tables)}
+
+
+# Entry 0 answers nothing. Entry 3 answers, and copies entry 2, which copies entry 1.
+CHAIN = {
+    "format": 2,
+    "values": 5,
+    "start": [1, 0, 1, 2],
+    "letters": [[0, -2, 1, 2], [0, -3, 1, 2]],
+    "places": {"start": [5, 4, 3], "letters": [[1, 2, -5], [1, 2, -6]]},
+    "heads": 1,
+    "followers": [[3], [2], [1]],
+    "codes": [[[5, 2], [4, 1], [3, 0], [6, 3]]] * 3,
+}
+
+
+def test_only_entries_that_answer_are_kept_and_those_that_they_copy():
+    tables = signed(CHAIN)
+    machine = EntryMachine.from_tables(tables)
+    assert machine.summary == "3 entries, 2 letters, 1 answers"
+    assert machine.start.tolist() == [0, 1, 2]
+    # Value 4 stands for no content, and is left out.
+    assert machine.contents.tolist() == [[3, 4, 5, 6]]
+    for word in ([], [0], [0, 1], [0, 1, 1], [1, 0, 0, 1]):
+        assert machine.answers(machine.run(word)).tolist() == contents_after(tables, word)
+    other = {**CHAIN, "start": [4, 0, 1, 2]}
+    assert EntryMachine.from_tables(signed(other)).contents.tolist() == [[3, 4, 5, 6, -1]]
+
+
+def test_a_rule_may_load_a_value_beyond_the_number_of_entries():
+    tables = signed(
+        {
+            "format": 2,
+            "values": 5,
+            "start": [4],
+            "letters": [[0], *([-1 - value] for value in range(5))],
+            "places": {"start": [4], "letters": [[0], *([-1 - value] for value in range(5))]},
+            "heads": 1,
+            "followers": [[0]],
+            "codes": [[[value, value] for value in range(5)]],
+        }
+    )
+    machine = EntryMachine.from_tables(tables)
+    for word in ([], [0], [3, 0], [5, 1]):
+        assert machine.answers(machine.run(word)).tolist() == contents_after(tables, word)
+
+
+def test_contents_that_no_machine_can_hold_are_refused():
+    codes = [[[2**40, 2], [4, 1], [3, 0]]]
+    places = {"start": [2**40, 4, 3], "letters": [[1, 2, -5], [1, 2, -1 - 2**40]]}
+    tables = signed({**CHAIN, "places": places, "codes": codes * 3})
+    with pytest.raises(OverflowError, match="out of bounds for int32"):
+        EntryMachine.from_tables(tables)
 
 
 def test_a_place_that_takes_several_entries_to_tell_is_named():
@@ -86,7 +133,7 @@ def test_a_place_that_takes_several_entries_to_tell_is_named():
         "followers": [[0, 1]],
         "codes": [[[0, 0, 0], [1, 0, 1], [2, 1, 0], [3, 1, 1]]],
     }
-    with pytest.raises(ValueError, match="tables must tell place 0 by a single entry"):
+    with pytest.raises(ValueError, match="no single entry tells the content of place 0"):
         EntryMachine.from_tables(signed(tables))
 
 
@@ -102,6 +149,8 @@ def test_tables_that_prove_nothing_are_refused():
     [
         (([0.5],), TypeError, "tokens must be integers, got float64"),
         (([2],), ValueError, r"tokens must be in 0\.\.1, got 2\.\.2"),
+        (([-1],), ValueError, r"tokens must be in 0\.\.1, got -1\.\.-1"),
+        ((1,), ValueError, r"tokens must have shape \(T,\) or \(B, T\)"),
         (([0], [0, 1, 3]), ValueError, r"state must be in 0\.\.2, got 0\.\.3"),
         (([[[0]]],), ValueError, r"tokens must have shape \(T,\) or \(B, T\)"),
         (([[0]], [0, 0]), ValueError, r"state \(entries,\) or .*, got \(1, 1\) and \(2,\)"),
@@ -112,8 +161,35 @@ def test_bad_words_are_named(arguments, error, message):
         SWAP.run(*arguments)
 
 
-def test_every_value_that_no_word_leads_to_has_no_answer():
+def test_a_value_that_stands_for_no_content_has_no_answer():
     assert SWAP.answers([[0, 1, 0], [2, 2, 2]]).tolist() == [[5, 4], [6, -1]]
+    assert SWAP.answers(np.zeros((2, 3, 3), int)).shape == (2, 3, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint64, np.int32])
+def test_states_may_have_any_integer_dtype(dtype):
+    reached = SWAP.run([1], np.array([0, 1, 2], dtype))
+    assert (reached.tolist(), reached.dtype) == ([2, 1, 0], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ([0.0, 1.0, 0.0], TypeError, "state must be integers, got float64"),
+        ([0, -1, 0], ValueError, r"state must be in 0\.\.2, got -1\.\.0"),
+        ([0, 3, 0], ValueError, r"state must be in 0\.\.2, got 0\.\.3"),
+        ([0, 1], ValueError, r"state must have 3 entries on its last axis, got \(2,\)"),
+    ],
+)
+def test_bad_states_are_named(state, error, message):
+    with pytest.raises(error, match=message):
+        SWAP.answers(state)
+
+
+@pytest.mark.parametrize("name", ["a b", "é"])
+def test_a_name_that_c_refuses_is_named(name):
+    with pytest.raises(ValueError, match="name must be an identifier of C"):
+        SWAP.to_c(name)
 
 
 @pytest.mark.parametrize("name", ["S_6", "cube", "chess"])
@@ -122,15 +198,16 @@ def test_the_c_file_equals_numpy(compiled, name):
     check_c(compiled(machine), machine, ctypes.c_uint8)
 
 
-def test_large_machines_have_wider_tables(compiled):
-    count = 300
-    turn = np.roll(np.arange(count, dtype=np.int32), 1)[None]
-    load = np.where(np.arange(count) == 7, -count, turn).astype(np.int32)
-    numbers = np.arange(count, dtype=np.int32)
-    machine = EntryMachine(
-        numbers, np.concatenate([turn, load]), numbers, np.tile(numbers, (count, 1))
-    )
-    check_c(compiled(machine), machine, ctypes.c_uint32)
+@pytest.mark.parametrize(
+    ("values", "entries"), [(128, 128), (129, 2), (2, 129), (255, 2), (256, 2), (257, 2)]
+)
+def test_larger_machines_have_wider_tables(compiled, values, entries):
+    numbers = np.arange(entries, dtype=np.int32)
+    load = np.where(numbers == 0, -values, numbers).astype(np.int32)
+    contents = np.tile(np.arange(values, dtype=np.int32), (entries, 1))
+    rules = np.stack([np.roll(numbers, 1), load])
+    machine = EntryMachine(numbers % values, rules, numbers, contents)
+    check_c(compiled(machine), machine, ctypes.c_uint8 if values < 256 else ctypes.c_uint32)
 
 
 def check_c(functions, machine, kind):
@@ -152,3 +229,7 @@ def check_c(functions, machine, kind):
     assert functions.m_run(state, word.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(9)) == 5
     assert list(state) == machine.run(word[:5], reached).tolist()
     assert functions.m_answer(state, len(places)) == -2
+    state[machine.read[0]] = machine.contents.shape[1]
+    assert functions.m_answer(state, 0) == -2
+    numbers = f"m_num_letters = {num_letters}, m_num_places = {len(places)} "
+    assert f"enum {{ {numbers}}};" in machine.to_c("m")

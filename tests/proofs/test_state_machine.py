@@ -104,9 +104,14 @@ def test_bad_words_are_named(arguments, error, message):
         StateMachine(LAMP, LAMP).run(*arguments)
 
 
-def test_a_comment_cannot_end_itself():
-    head = StateMachine(LAMP, LAMP).to_c("m", "first */\nsecond").partition("#include")[0]
-    assert head.endswith('"statemix compile".\n   first * /\n   second */\n')
+def test_a_comment_cannot_end_itself_or_begin_another():
+    head = StateMachine(LAMP, LAMP).to_c("m", "first */\n/* second").partition("#include")[0]
+    assert head.endswith('"statemix compile".\n   first * /\n   / * second */\n')
+
+
+def test_a_summary_tells_the_size():
+    table = np.zeros((1000, 1), np.int32)
+    assert StateMachine(table, table).summary == "1,000 states, 1 letters"
 
 
 def test_a_name_that_c_refuses_is_named():
@@ -135,6 +140,17 @@ def test_the_c_file_refuses_letters_that_cannot_follow(compiled):
     assert steps == [1, -2, -2, 2, 0]
     state.value = 3
     assert functions.m_step(ctypes.byref(state), 0) == -2
+
+
+@pytest.mark.parametrize(("count", "kind"), [(255, ctypes.c_uint8), (256, ctypes.c_uint16)])
+def test_states_have_room_for_the_number_that_means_no_state(compiled, count, kind):
+    table = ((np.arange(count)[:, None] + [0, 1]) % count).astype(np.int32)
+    table[-1, 0] = -1
+    functions, state = compiled(StateMachine(table, table)), kind(0)
+    for _ in range(count - 1):
+        functions.m_step(ctypes.byref(state), 1)
+    assert functions.m_step(ctypes.byref(state), 0) == -2
+    assert state.value == count - 1
 
 
 def test_large_machines_have_wider_states(compiled):

@@ -10,7 +10,13 @@ from statemix import tasks
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
 from statemix.place_rules import PlaceRules
-from statemix.proofs import arrangement_search, prove_by_structure, prove_places, structure
+from statemix.proofs import (
+    EntryMachine,
+    arrangement_search,
+    prove_by_structure,
+    prove_places,
+    structure,
+)
 from statemix.proofs.place_readouts import Reading
 from statemix.tasks.arrangement import Arrangement
 
@@ -120,6 +126,29 @@ def test_the_exact_follower_is_proven_and_right(rules, norm):
     assert 0 < found.result.margin <= least * (1 + 1e-4)
     if norm == "none":
         assert found.result.margin == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_proofs_and_machines_of_random_places_are_right(seed):
+    """Tokens may load more contents than there are entries."""
+    draw = np.random.default_rng(seed)
+    answered = 0
+    for _ in range(5):
+        places, contents, tokens = draw.integers([1, 2, 1], [5, 8, 5])
+        sources = draw.integers(-contents, places, size=(tokens, places))
+        rules = PlaceRules(draw.integers(contents, size=places), sources, int(contents))
+        found = prove_by_structure(follower(rules), rules)
+        if found.verdict != "proven":
+            # The exact follower lacks nothing but values that tell contents apart.
+            assert found.result.reason.startswith("no entry follows")
+            continue
+        tables = structure.structure_tables(found.model, rules)
+        machine = EntryMachine.from_tables(tables)
+        words = draw.integers(tokens, size=(3, 40))
+        expected = rules.contents(words)[:, -1]
+        np.testing.assert_array_equal(machine.answers(machine.run(words)), expected)
+        answered += 1
+    assert answered > 1
 
 
 def leads(logits, answers):

@@ -114,6 +114,7 @@ def test_what_is_accepted_is_right_whatever_was_changed(rules):
     [
         (lambda t: t.pop("codes"), "its tables must be"),
         (lambda t: t.update(more=1), "its tables must be"),
+        (lambda t: t.update(format=3), "its format holds 3"),
         (lambda t: t.update(values=0), "values must be a number of values"),
         (lambda t: t["start"].__setitem__(0, -1), "start holds -1"),
         (lambda t: t["letters"].pop(), "places must have a row per letter"),

@@ -206,6 +206,7 @@ def test_the_demo_proves_and_shows_positions_side_by_side(
     # A stranger can tell which move a letter is, and which network the tables are of.
     assert len(certificate["letters"]) == len(certificate["tables"]["letters"]) == 2000
     assert (certificate["letters"][0], certificate["answers"][:2]) == ("a1b1", [".", "P"])
+    assert certificate["places"][:2] == ["a1", "b1"]
     assert certificate["sha256"] == summary["sha256"]
 
 

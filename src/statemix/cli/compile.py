@@ -27,7 +27,8 @@ class Compile:
     network with gates of 0 and 1; the command prints its accuracy on the test traces. Two files are
     written to the run's folder, or to --output:
 
-    NAME.c: C99 without dependencies, with the functions NAME_step and NAME_run;
+    NAME.c: C99 without dependencies, with the functions NAME_step and NAME_run, and for index maps
+    NAME_begin and NAME_answer;
     NAME.npz: the arrays of statemix.proofs.StateMachine or EntryMachine for NumPy.
 
     statemix compile runs/s3 --name s3
@@ -104,7 +105,7 @@ class Compile:
     def _proven(
         self, outcome: "Outcome | None"
     ) -> tuple["StateMachine | EntryMachine", dict[str, list[str]]]:
-        """Return the machine of the certificate, and the names of its letters and answers."""
+        """Return the machine of the certificate, and the names of letters, answers and places."""
         from statemix.proofs import EntryMachine, StateMachine
         from statemix.proofs.check_certificate import Invalid
         from statemix.training.certificates import certificate_paths
@@ -126,14 +127,22 @@ class Compile:
             raise RequestError(
                 f"{path} must hold the tables of a proof, got none: {reason or advice}"
             )
-        given = {name: certificate.get(name) for name in ("letters", "answers")}
-        names = {name: each for name, each in given.items() if isinstance(each, list)}
-        by_structure = certificate.get("method") == "structure"
+        given = {name: certificate.get(name) for name in ("letters", "answers", "places")}
+        # JSON may name a letter by half of a surrogate pair, which no file can hold.
+        names = {
+            name: [str(one).encode(errors="backslashreplace").decode() for one in each]
+            for name, each in given.items()
+            if isinstance(each, list)
+        }
+        tables = certificate["tables"]
+        by_structure = isinstance(tables, dict) and tables.get("format") == 2
         kind = EntryMachine if by_structure else StateMachine
         try:
-            machine = kind.from_tables(certificate["tables"])
-        except (Invalid, ValueError) as error:
+            machine = kind.from_tables(tables)
+        except Invalid as error:
             raise RequestError(f"{path} must hold the tables of a proof, got: {error}") from error
+        except (ValueError, OverflowError) as error:
+            raise RequestError(f"{path} cannot be compiled: {error}") from error
         if outcome is not None:
             trained = outcome.weights.get(WEIGHT_FILES[self.weights])
             if certificate.get("weights_sha256") != trained:

@@ -202,6 +202,7 @@ def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh
             "sha256": numbers["sha256"],
             "letters": list(subject.letters),
             "answers": list(subject.answers),
+            "places": list(subject.heads),
             "tables": tables,
         }
         files.write_file(written[-1], json.dumps(certificate, separators=(",", ":")).encode())

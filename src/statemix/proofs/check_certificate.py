@@ -133,6 +133,7 @@ def check_structure_form(tables: dict[str, Any]) -> None:
     require(isinstance(tables, dict), "it has no tables")
     names = {"format", "values", "start", "letters", "places", "heads", "followers", "codes"}
     require(set(tables) == {*names, "sha256"}, f"its tables must be {sorted(names)} and sha256")
+    integers([tables["format"]], "its format", 1, 2, 3)
     require(tables["sha256"] == digest(tables), "its tables were changed after it was written")
     values, letters, places = tables["values"], tables["letters"], tables["places"]
     require(type(values) is int and values > 0, "values must be a number of values")

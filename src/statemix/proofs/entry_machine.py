@@ -25,7 +25,7 @@ class EntryMachine:
             of entry j, -1 - v for value v. All rules of a letter read the state before the letter.
         read: the entry that answers for each place, shape (places,), int32.
         contents: the answer of a place for each value of its entry, shape (places, values), int32;
-            -1 for a value that no word leads to.
+            -1 for a value that stands for no content of the place.
 
     Example:
         >>> swap = EntryMachine(
@@ -50,9 +50,13 @@ class EntryMachine:
         Raises:
             Invalid: if they have another form, or do not prove the network.
             ValueError: if the content of a place takes several entries to tell.
+            OverflowError: if a content is 2^31 or more.
         """
         check_structure(tables)
-        contents = np.full((tables["heads"], tables["values"]), -1, dtype=np.int32)
+        rules = np.array(tables["letters"], dtype=np.int32)
+        held = [number for rows in tables["codes"] for _, *code in rows for number in code]
+        num_values = 1 + max([*tables["start"], *held, int(-1 - rules.min(initial=-1))])
+        contents = np.full((tables["heads"], num_values), -1, dtype=np.int32)
         read = []
         for place, row in enumerate(contents):
             codes = tables["codes"][place]
@@ -63,15 +67,14 @@ class EntryMachine:
                     row[[value for value, _ in told]] = [content for _, content in told]
                     break
             else:
-                raise ValueError(f"tables must tell place {place} by a single entry")
-        rules = np.array(tables["letters"], dtype=np.int32)
+                raise ValueError(f"no single entry tells the content of place {place}")
         kept = _closure(set(read), rules)
         renumbered = np.full(rules.shape[1], -1, dtype=np.int32)
         renumbered[kept] = np.arange(len(kept))
         rules = rules[:, kept]
         return cls(
             np.array(tables["start"], dtype=np.int32)[kept],
-            np.where(rules < 0, rules, renumbered[rules]),
+            np.where(rules < 0, rules, renumbered[np.maximum(rules, 0)]),
             renumbered[read],
             contents,
         )
@@ -85,8 +88,8 @@ class EntryMachine:
     def run(self, tokens: ArrayLike, state: ArrayLike | None = None) -> NDArray[np.int32]:
         """Follow words.
 
-        Letters are maps of entries. Maps are composed in any order without an error, so neighbours
-        are composed at the same time.
+        Letters are maps of entries. Maps are composed in any order without an error, so the maps of
+        neighbours are composed at the same time.
 
         Args:
             tokens: integers, shape (T,) or (B, T).
@@ -113,7 +116,7 @@ class EntryMachine:
         reached = np.broadcast_to(-1 - before.astype(np.int32), shape)
         part = max(_MOST_MAPPED // max(reached.size, 1), 1)
         for begin in range(0, words.shape[-1], part):
-            letters = words[..., begin : begin + part].astype(np.intp)
+            letters = words[..., begin : begin + part]
             reached = _then(reached, _composed(self.rules[letters]))
         return -1 - reached
 
@@ -124,10 +127,19 @@ class EntryMachine:
             state: values, shape (..., entries).
 
         Returns:
-            The answers, shape (..., places); -1 where no word leads to the value.
+            The answers, shape (..., places); -1 where a value stands for no content of the place.
+
+        Raises:
+            TypeError: if values are not integers.
+            ValueError: if the shape or a value is out of range.
         """
-        values = np.asarray(state)[..., self.read]
-        answers: NDArray[np.int32] = self.contents[np.arange(len(self.read)), values]
+        held = np.asarray(state)
+        require_numbers("state", held, self.contents.shape[1])
+        if held.shape[-1:] != self.start.shape:
+            raise ValueError(
+                f"state must have {len(self.start)} entries on its last axis, got {held.shape}"
+            )
+        answers: NDArray[np.int32] = self.contents[np.arange(len(self.read)), held[..., self.read]]
         return answers
 
     def to_c(self, name: str, comment: str = "") -> str:
@@ -151,7 +163,8 @@ class EntryMachine:
             letters=letters,
             places=places,
             values=values,
-            value="uint8_t" if values <= 2**8 else "uint32_t",
+            # Below 2^8 values, a bad one can be told.
+            value="uint8_t" if values < 2**8 else "uint32_t",
             rule="int8_t" if small else "int32_t",
             start=", ".join(map(str, self.start.tolist())),
             rules=braces(self.rules),
@@ -207,7 +220,7 @@ static const int32_t {name}_contents[{places}][{values}] = {{
 {contents}
 }};
 
-/* Write the state before the first letter. */
+/* Write the state before the first letter: call this function before all others. */
 void {name}_begin({name}_state *state) {{ *state = {name}_start; }}
 
 /* Read a letter: return 0, or return -2 and change nothing if the letter is unknown. */
@@ -228,9 +241,9 @@ size_t {name}_run({name}_state *state, const uint32_t *letters, size_t count) {{
   return read;
 }}
 
-/* Return the answer for a place; -2 if the place is unknown. */
+/* Return the answer for a place; -2 if the place is unknown or its entry holds no value. */
 int32_t {name}_answer(const {name}_state *state, uint32_t place) {{
-  if (place >= {places}) return -2;
+  if (place >= {places} || state->entry[{name}_read[place]] >= {values}) return -2;
   return {name}_contents[place][state->entry[{name}_read[place]]];
 }}
 """

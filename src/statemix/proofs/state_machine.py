@@ -43,6 +43,7 @@ class StateMachine:
         Raises:
             Invalid: if they have another form.
             ValueError: if the tables do not prove the network.
+            OverflowError: if an answer is 2^31 or more.
         """
         _, word = check(tables)
         if word is not None:
@@ -224,8 +225,9 @@ def require_c_name(name: str) -> None:
 
 def comment_lines(comment: str) -> str:
     """Indent the lines of a comment of C."""
-    # "*/" would end the comment.
-    return "".join(f"\n   {line}" for line in comment.replace("*/", "* /").splitlines())
+    # "*/" would end the comment, and compilers warn of "/*".
+    text = comment.replace("*/", "* /").replace("/*", "/ *")
+    return "".join(f"\n   {line}" for line in text.splitlines())
 
 
 def braces(table: NDArray[np.int32]) -> str:

@@ -160,7 +160,8 @@ def _steps_as(network: TokenClassifier, layer: BDLRU, entries: EntryRules) -> bo
     after = reached.double().cpu().numpy().reshape(num_tokens, len(held), -1)
     loads = entries.sources < 0
     loaded = entries.values[np.where(loads, -1 - entries.sources, 0)]
-    expected = np.where(loads[..., None], loaded, before[entries.sources])
+    copied = before[np.where(loads, 0, entries.sources)]
+    expected = np.where(loads[..., None], loaded, copied)
     return np.array_equal(after, expected)
 
 
@@ -248,7 +249,8 @@ def _reached(entries: EntryRules, rules: PlaceRules, pairs: NDArray[np.int64]) -
         from_entry, from_place = entry_sources[entry], place_sources[place]
         loads = from_entry < 0
         found[every[loads], -1 - from_place[loads], -1 - from_entry[loads]] = True
-        sources = np.where(loads, every, numbers[from_entry, from_place])
+        copied = numbers[np.where(loads, 0, from_entry), np.where(loads, 0, from_place)]
+        sources = np.where(loads, every, copied)
         changed = np.flatnonzero(sources != every)
         moves.append((changed, sources[changed]))
     total = None

@@ -308,6 +308,8 @@ def save_certificate(
             row["sha256"] = runs.save_weights(target, network.name, certificate.model.state_dict())
         row["without_tables"] = tables if isinstance(tables, str) else None
         row["letters"], row["answers"] = names_of(task, certificate.head)
+        if certificate.method == "structure":
+            row["places"] = list(task.heads)
         text = json.dumps(row, indent=1, allow_nan=False)
         if not isinstance(tables, str):
             # With a line for each number, the file would be many times as large.

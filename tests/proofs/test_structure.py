@@ -392,13 +392,25 @@ def test_a_place_that_no_block_follows_is_named():
     )
 
 
-def test_other_models_are_refused():
+def test_other_models_are_searched():
     rules = EXAMPLES[0]
     columns = LayerSpec("bd_lru", num_blocks=1, block_size=3, gate="column_softmax")
     rows = LayerSpec("bd_lru", num_blocks=1, block_size=3)
+    three = {f"place_{number}": 3 for number in range(3)}
     for layers in ([LayerSpec("lstm")], [columns], [rows, rows]):
-        with pytest.raises(ValueError, match="must be one BD-LRU layer with gate='softmax'"):
-            prove_by_structure(TokenClassifier(2, {"a": 3}, 8, layers), rules)
+        model = TokenClassifier(2, three, 8, layers)
+        found = prove_by_structure(model, rules)
+        assert (found.verdict, found.network, found.method) == ("open", "as trained", "structure")
+        assert found.result.reason.endswith("needs one BD-LRU layer with gate='softmax'")
+        # A search refutes it, as it has not been trained.
+        found = prove_places(model, rules)
+        form = "as trained" if layers[0].name == "lstm" else "hardened"
+        assert (found.verdict, found.network, found.method) == ("refuted", form, "search")
+        word = torch.tensor([found.result.word])
+        contents = rules.contents(word.numpy())[0, -1, int(found.head[-1])]
+        assert found.model(word)[found.head][0, -1].argmax() == found.result.answer != contents
+        many = TokenClassifier(2, {f"place_{number}": 8 for number in range(8)}, 8, layers)
+        assert prove_places(many, EXAMPLES[1]).verdict == "open"
     with pytest.raises(ValueError, match="must have 2 tokens and 8 heads, got 2 and 3"):
         prove_by_structure(follower(rules), EXAMPLES[1])
 

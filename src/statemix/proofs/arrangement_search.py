@@ -10,7 +10,7 @@ from statemix.automaton import Automaton
 from statemix.models import ReadoutModel
 from statemix.place_rules import PlaceRules
 from statemix.proofs.certificate import Certificate, NetworkForm
-from statemix.proofs.hardening import harden, prune, refit
+from statemix.proofs.hardening import can_harden, can_prune, harden, prune, refit
 from statemix.proofs.product_search import search
 from statemix.proofs.structure import prove_by_structure
 from statemix.proofs.ties import watch_gaps
@@ -32,7 +32,7 @@ def prove_places(
     from its seven lines, too. If :func:`prove_by_structure` does not prove the network, and words
     lead to at most 1,000 arrangements (the contents of all places together), these are the states
     of an automaton for each place. All heads of a network are then searched, and the networks are
-    those that :func:`prove` tries.
+    those that :func:`prove` tries: the trained one, if its gates cannot be hardened.
 
     Args:
         model: as in :func:`prove_by_structure`.
@@ -42,7 +42,7 @@ def prove_places(
 
     Returns:
         The certificate by structure, unless a search proves all heads of a network, or refutes a
-        head of the hardened one. The certificate of a search that proves has the most pairs and the
+        head of the last one. The certificate of a search that proves has the most pairs and the
         least margin of all heads.
 
     Raises:
@@ -53,8 +53,7 @@ def prove_places(
     if automata is None:
         return by_structure
     heads = dict(zip(model.heads, automata, strict=True))
-    hard = harden(model).cpu().eval()
-    for name, network, tracking in _candidates(hard, heads):
+    for name, network, tracking in _candidates(model.eval(), heads):
         with watch_gaps(network, tracking) as gaps:
             found = {
                 head: search(
@@ -71,7 +70,7 @@ def prove_places(
         if verdicts == {"proven"} and not gaps.doubt:
             most = max(result.pairs for result in found.values())
             result, head = replace(result, pairs=most), by_structure.head
-        elif name == "hardened" and "refuted" in verdicts:
+        elif name in ("hardened", "as trained") and "refuted" in verdicts:
             head, result = next(one for one in found.items() if one[1].verdict == "refuted")
         else:
             continue
@@ -89,18 +88,23 @@ def prove_places(
 
 
 def _candidates(
-    hard: ReadoutModel, heads: Mapping[str, Automaton]
+    model: ReadoutModel, heads: Mapping[str, Automaton]
 ) -> Iterator[tuple[NetworkForm, ReadoutModel, tuple[int, ...] | None]]:
     """Yield networks to search and the blocks that they keep, as :func:`prove` tries them."""
-    first, *_ = heads.values()
-    # Which blocks track depends on the transitions alone, which all heads share.
-    cut = prune(hard, first)
-    yield "pruned", cut.model, cut.tracking
-    if cut.varying:
-        fitted = cut.model
-        for head, automaton in heads.items():
-            fitted = refit(fitted, automaton, head)
-        yield "refitted", fitted, cut.tracking
+    if not can_harden(model):
+        yield "as trained", model, None
+        return
+    hard = harden(model).cpu().eval()
+    if can_prune(hard):
+        first, *_ = heads.values()
+        # Which blocks track depends on the transitions alone, which all heads share.
+        cut = prune(hard, first)
+        yield "pruned", cut.model, cut.tracking
+        if cut.varying:
+            fitted = cut.model
+            for head, automaton in heads.items():
+                fitted = refit(fitted, automaton, head)
+            yield "refitted", fitted, cut.tracking
     yield "hardened", hard, None
 
 

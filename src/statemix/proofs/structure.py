@@ -55,24 +55,23 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
         rules: the places, with the model's tokens.
 
     Returns:
-        The certificate: proven, or open for a reason.
+        The certificate: proven, or open for a reason, such as another layer.
 
     Raises:
-        RequestError: if the model has other tokens or heads, or another layer.
+        RequestError: if the model has other tokens or heads.
     """
-    mixer = model.backbone.blocks[0].mixer
-    if (
-        not isinstance(model, TokenClassifier)
-        or not can_prune(model)
-        or getattr(mixer, "gate", None) != "softmax"
-    ):
-        raise RequestError("model must be one BD-LRU layer with gate='softmax'")
-    heads = list(model.heads.items())
-    if model.backbone.vocab_size != rules.num_tokens or len(heads) != rules.num_heads:
+    head, *others = model.heads
+    if model.backbone.vocab_size != rules.num_tokens or 1 + len(others) != rules.num_heads:
         raise RequestError(
             f"model must have {rules.num_tokens} tokens and {rules.num_heads} heads, got "
-            f"{model.backbone.vocab_size} and {len(heads)}"
+            f"{model.backbone.vocab_size} and {1 + len(others)}"
         )
+    without_bound = Horizon(None, "the bound is for tasks with an automaton")
+    mixer = model.backbone.blocks[0].mixer
+    if not can_prune(model) or getattr(mixer, "gate", None) != "softmax":
+        reason = "a proof by structure needs one BD-LRU layer with gate='softmax'"
+        result = SearchResult("open", 0, None, reason=reason)
+        return Certificate(result, "as trained", model, head, without_bound, method="structure")
     hard = harden(model).cpu().eval()
     layer = hard.backbone.blocks[0].mixer
     assert isinstance(hard, TokenClassifier)
@@ -102,8 +101,8 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
         SearchResult("open" if reason else "proven", 0, margin, reason=reason),
         network,
         hard,
-        heads[0][0],
-        Horizon(None, "the bound is for tasks with an automaton"),
+        head,
+        without_bound,
         tracking,
         layer.num_blocks,
         gaps.finite,

@@ -186,7 +186,7 @@ def _spreads(cells: Mapping[str, Any], rows: Mapping[str, StoredRow], table: str
     done = _runs(rows, table).filter(status="done").group_by("model").agg(pl.col("seconds").sum())
     minutes = {model: f"{seconds / 60:.0f}" for model, seconds in done.iter_rows()}
     timed = [(*line, minutes.get(line[0], "")) for line in lines]
-    return markdown(("model", *columns, "core minutes"), timed)
+    return markdown(("model", *columns, "minutes"), timed)
 
 
 def _laid_out(

@@ -245,6 +245,17 @@ def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys):
     assert head.endswith("answers: 0 dark, 1 lit */\n")
 
 
+def test_another_layer_gets_a_verdict_on_places(train, capsys):
+    moves = ["--task", "arrangement", "moves=(1); (1 2)", "length=8", "train_size=100"]
+    folder = train("places-lstm", *moves, "--model.layers", "lstm")
+    assert main(["certify", str(folder)]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith(("open: ", "refuted: "))
+    assert "  network  as trained" in printed
+    assert "by structure" not in printed
+    assert certificate(folder)["method"] == "search"
+
+
 def test_a_certificate_needs_no_run_to_be_compiled(tmp_path, capsys):
     """Names may be missing, numbers, or no text; the format of the tables decides what they are."""
     stored = json.loads((CERTIFICATES / "cube.json").read_text())

@@ -113,6 +113,14 @@ def test_a_rule_may_load_a_value_beyond_the_number_of_entries():
         assert machine.answers(machine.run(word)).tolist() == contents_after(tables, word)
 
 
+def test_a_machine_with_millions_of_values_is_refused():
+    letters = [[0, -2, 1, 2], [0, -(2**31), 1, 2]]
+    codes = [[[5, 2], [4, 1], [3, 0], [5, 2**31 - 1]]] * 3
+    tables = signed({**CHAIN, "values": 2**40, "letters": letters, "codes": codes})
+    with pytest.raises(ValueError, match="values must be at most 1,000,000, got 2,147,483,648"):
+        EntryMachine.from_tables(tables)
+
+
 def test_contents_that_no_machine_can_hold_are_refused():
     codes = [[[2**40, 2], [4, 1], [3, 0]]]
     places = {"start": [2**40, 4, 3], "letters": [[1, 2, -5], [1, 2, -1 - 2**40]]}

@@ -12,6 +12,7 @@ from statemix.models import TokenClassifier
 from statemix.place_rules import PlaceRules
 from statemix.proofs import (
     EntryMachine,
+    SearchResult,
     arrangement_search,
     prove_by_structure,
     prove_places,
@@ -392,7 +393,7 @@ def test_a_place_that_no_block_follows_is_named():
     )
 
 
-def test_other_models_are_searched():
+def test_other_models_are_searched(monkeypatch):
     rules = EXAMPLES[0]
     columns = LayerSpec("bd_lru", num_blocks=1, block_size=3, gate="column_softmax")
     rows = LayerSpec("bd_lru", num_blocks=1, block_size=3)
@@ -409,6 +410,12 @@ def test_other_models_are_searched():
         word = torch.tensor([found.result.word])
         contents = rules.contents(word.numpy())[0, -1, int(found.head[-1])]
         assert found.model(word)[found.head][0, -1].argmax() == found.result.answer != contents
+        # A search that does not end is the verdict, too.
+        stopped = SearchResult("open", 7, None, reason="stopped", checked=3)
+        with monkeypatch.context() as patched:
+            patched.setattr(arrangement_search, "search", lambda *_, **__: stopped)
+            found = prove_places(model.train(), rules)
+        assert (found.result, found.method, model.training) == (stopped, "search", False)
         many = TokenClassifier(2, {f"place_{number}": 8 for number in range(8)}, 8, layers)
         assert prove_places(many, EXAMPLES[1]).verdict == "open"
     with pytest.raises(ValueError, match="must have 2 tokens and 8 heads, got 2 and 3"):

@@ -162,7 +162,8 @@ class Certify:
             right = answers[result.expected]
             lines["answer"] = f"{answer} after this word, where {right} is right"
         if found.method == "structure":
-            lines["proof"] = "by structure: tokens do to entries what they do to places"
+            if result.verdict == "proven":
+                lines["proof"] = "by structure: tokens do to entries what they do to places"
         else:
             lines["pairs"] = f"{result.pairs:,} visited"
         if result.verdict == "open" and result.checked:

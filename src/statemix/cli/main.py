@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Certify",
         "prove that what a model has learned is right at every length, or refute it",
     ),
-    "compile": ("Compile", "write a proven network as a state machine for C and NumPy"),
+    "compile": ("Compile", "write a proven network as look-ups in tables, for C and NumPy"),
     "reproduce": (
         "Reproduce",
         "run a study: a table or figure of a paper, or an experiment of ours",

@@ -35,15 +35,15 @@ def prove_places(
     those that :func:`prove` tries: the trained one, if its gates cannot be hardened.
 
     Args:
-        model: as in :func:`prove_by_structure`.
+        model: any model with the heads of the places; it is put into evaluation mode.
         rules: as in :func:`prove_by_structure`.
         max_pairs: as in :func:`prove`, but at most 5,000.
         on_progress: as in :func:`prove`.
 
     Returns:
         The certificate by structure, unless a search proves all heads of a network, or refutes a
-        head of the last one. The certificate of a search that proves has the most pairs and the
-        least margin of all heads.
+        head of the last one. For a model that no structure can prove, it is that of the search. The
+        certificate of a search that proves has the most pairs and the least margin of all heads.
 
     Raises:
         RequestError: as in :func:`prove_by_structure`.
@@ -53,7 +53,7 @@ def prove_places(
     if automata is None:
         return by_structure
     heads = dict(zip(model.heads, automata, strict=True))
-    for name, network, tracking in _candidates(model.eval(), heads):
+    for name, network, tracking in _candidates(model, heads):
         with watch_gaps(network, tracking) as gaps:
             found = {
                 head: search(
@@ -66,12 +66,15 @@ def prove_places(
                 for head, automaton in heads.items()
             }
         verdicts = {result.verdict for result in found.values()}
+        failed = [one for one in found.items() if one[1].verdict != "proven"]
+        last = name in ("hardened", "as trained")
         head, result = min(found.items(), key=lambda one: one[1].margin or 0.0)
         if verdicts == {"proven"} and not gaps.doubt:
             most = max(result.pairs for result in found.values())
             result, head = replace(result, pairs=most), by_structure.head
-        elif name in ("hardened", "as trained") and "refuted" in verdicts:
-            head, result = next(one for one in found.items() if one[1].verdict == "refuted")
+        elif failed and last and ("refuted" in verdicts or by_structure.network == "as trained"):
+            # A wrong answer says more than a search that has not ended.
+            head, result = min(failed, key=lambda one: one[1].verdict != "refuted")
         else:
             continue
         return replace(

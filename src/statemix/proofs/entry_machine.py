@@ -11,6 +11,7 @@ from statemix.proofs.state_machine import braces, comment_lines, require_c_name,
 
 # Entries of the maps that are composed at the same time.
 _MOST_MAPPED = 2_000_000
+_MOST_VALUES = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +50,16 @@ class EntryMachine:
 
         Raises:
             Invalid: if they have another form, or do not prove the network.
-            ValueError: if the content of a place takes several entries to tell.
+            ValueError: if no single entry tells the content of a place, or there are more than a
+                million values.
             OverflowError: if a content is 2^31 or more.
         """
         check_structure(tables)
         rules = np.array(tables["letters"], dtype=np.int32)
         held = [number for rows in tables["codes"] for _, *code in rows for number in code]
         num_values = 1 + max([*tables["start"], *held, int(-1 - rules.min(initial=-1))])
+        if num_values > _MOST_VALUES:
+            raise ValueError(f"values must be at most {_MOST_VALUES:,}, got {num_values:,}")
         contents = np.full((tables["heads"], num_values), -1, dtype=np.int32)
         read = []
         for place, row in enumerate(contents):
@@ -241,7 +245,8 @@ size_t {name}_run({name}_state *state, const uint32_t *letters, size_t count) {{
   return read;
 }}
 
-/* Return the answer for a place; -2 if the place is unknown or its entry holds no value. */
+/* Return the answer for a place: -1 if its value stands for no content, -2 if the place is unknown
+   or its entry holds no value. */
 int32_t {name}_answer(const {name}_state *state, uint32_t place) {{
   if (place >= {places} || state->entry[{name}_read[place]] >= {values}) return -2;
   return {name}_contents[place][state->entry[{name}_read[place]]];

@@ -51,7 +51,8 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     entries alone. No state is visited, so their number does not matter.
 
     Args:
-        model: a model of one BD-LRU with softmax gates, with the heads of the places.
+        model: a model with the heads of the places; it is not changed, but put into evaluation
+            mode. Only a model of one BD-LRU layer with softmax gates can be proven.
         rules: the places, with the model's tokens.
 
     Returns:
@@ -66,6 +67,7 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
             f"model must have {rules.num_tokens} tokens and {rules.num_heads} heads, got "
             f"{model.backbone.vocab_size} and {1 + len(others)}"
         )
+    model.eval()
     without_bound = Horizon(None, "the bound is for tasks with an automaton")
     mixer = model.backbone.blocks[0].mixer
     if not can_prune(model) or getattr(mixer, "gate", None) != "softmax":

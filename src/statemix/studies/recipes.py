@@ -61,7 +61,7 @@ _ENTRIES_PER_PLACE = 1.5
 # In short words, entries that hand on what they hold and lose it at the end are as good as a cycle.
 _TOKENS_PER_PLACE = 4
 _MOST_TOKENS = 64
-# Without noise from the beginning, trained networks lose long words (the study larger-groups).
+# Without noise from the beginning, most trained networks lose long words (study larger-groups).
 _PLACE_NOISE = 0.5
 
 

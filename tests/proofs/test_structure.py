@@ -397,6 +397,7 @@ def test_other_models_are_searched(monkeypatch):
     rules = EXAMPLES[0]
     columns = LayerSpec("bd_lru", num_blocks=1, block_size=3, gate="column_softmax")
     rows = LayerSpec("bd_lru", num_blocks=1, block_size=3)
+    stopped = SearchResult("open", 7, None, reason="stopped", checked=3)
     three = {f"place_{number}": 3 for number in range(3)}
     for layers in ([LayerSpec("lstm")], [columns], [rows, rows]):
         model = TokenClassifier(2, three, 8, layers)
@@ -411,7 +412,6 @@ def test_other_models_are_searched(monkeypatch):
         contents = rules.contents(word.numpy())[0, -1, int(found.head[-1])]
         assert found.model(word)[found.head][0, -1].argmax() == found.result.answer != contents
         # A search that does not end is the verdict, too.
-        stopped = SearchResult("open", 7, None, reason="stopped", checked=3)
         with monkeypatch.context() as patched:
             patched.setattr(arrangement_search, "search", lambda *_, **__: stopped)
             found = prove_places(model.train(), rules)

@@ -37,7 +37,8 @@ def main() -> None:
     torch.set_num_threads(1)
     process = rows.describe_process()
     for run in arguments.runs:
-        task = load_outcome(run).config.build_task()
+        config = load_outcome(run).config
+        task = config.build_task()
         examples = task.examples("test", 0, _WORDS, _LENGTH)
         right = np.stack([*examples.targets.values()], -1)
         network = load_proven(run)
@@ -67,7 +68,7 @@ def main() -> None:
             row = {
                 "benchmark": "compiled",
                 "run": run.name,
-                "task": {"name": task.name, **load_outcome(run).config.task.options},
+                "task": {"name": task.name, **config.task.options},
                 "form": one.provider,
                 "entries": layer.num_blocks * layer.block_size,
                 "size": machine.summary,

@@ -397,16 +397,22 @@ def test_other_models_are_searched(monkeypatch):
     rules = EXAMPLES[0]
     columns = LayerSpec("bd_lru", num_blocks=1, block_size=3, gate="column_softmax")
     rows = LayerSpec("bd_lru", num_blocks=1, block_size=3)
+    ended = SearchResult("proven", 7, 1.0)
     stopped = SearchResult("open", 7, None, reason="stopped", checked=3)
     three = {f"place_{number}": 3 for number in range(3)}
-    for layers in ([LayerSpec("lstm")], [columns], [rows, rows]):
+    first_networks = {"lstm": "as trained", "columns": "pruned", "rows": "hardened"}
+    for kind, layers in (
+        ("lstm", [LayerSpec("lstm")]),
+        ("columns", [columns]),
+        ("rows", [rows, rows]),
+    ):
         model = TokenClassifier(2, three, 8, layers)
         found = prove_by_structure(model, rules)
         assert (found.verdict, found.network, found.method) == ("open", "as trained", "structure")
         assert found.result.reason.endswith("needs one BD-LRU layer with gate='softmax'")
         # A search refutes it, as it has not been trained.
         found = prove_places(model, rules)
-        form = "as trained" if layers[0].name == "lstm" else "hardened"
+        form = "as trained" if kind == "lstm" else "hardened"
         assert (found.verdict, found.network, found.method) == ("refuted", form, "search")
         word = torch.tensor([found.result.word])
         contents = rules.contents(word.numpy())[0, -1, int(found.head[-1])]
@@ -416,6 +422,10 @@ def test_other_models_are_searched(monkeypatch):
             patched.setattr(arrangement_search, "search", lambda *_, **__: stopped)
             found = prove_places(model.train(), rules)
         assert (found.result, found.method, model.training) == (stopped, "search", False)
+        # Blocks are left out of a single layer alone.
+        with monkeypatch.context() as patched:
+            patched.setattr(arrangement_search, "search", lambda *_, **__: ended)
+            assert prove_places(model, rules).network == first_networks[kind]
         many = TokenClassifier(2, {f"place_{number}": 8 for number in range(8)}, 8, layers)
         assert prove_places(many, EXAMPLES[1]).verdict == "open"
     with pytest.raises(ValueError, match="must have 2 tokens and 8 heads, got 2 and 3"):

@@ -50,7 +50,7 @@ class Compile:
         """Read the certificate, write the files, and print their names.
 
         Raises:
-            RequestError: if there is no certificate with tables, the tables have no such form, the
+            RequestError: if there is no certificate with tables, the tables cannot be compiled, the
                 name is no identifier, or the output cannot be written.
         """
         # Slow imports wait until the options have been checked.

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from statemix.proofs.check_certificate import check_structure
-from statemix.proofs.state_machine import braces, comment_lines, require_c_name, require_numbers
+from statemix.proofs.state_machine import braces, c_source, require_numbers
 
 # Entries of the maps that are composed at the same time.
 _MOST_MAPPED = 2_000_000
+# Each place has a content for each value.
 _MOST_VALUES = 1_000_000
 
 
@@ -147,22 +148,14 @@ class EntryMachine:
         return answers
 
     def to_c(self, name: str, comment: str = "") -> str:
-        """Return a C99 file without dependencies that runs the machine.
-
-        Args:
-            name: prefix of the functions.
-            comment: lines for the comment at the top, such as the names of letters and answers.
-
-        Raises:
-            ValueError: if the name is no identifier of C.
-        """
-        require_c_name(name)
+        """Return a C file, as :meth:`StateMachine.to_c` does."""
         letters, entries = self.rules.shape
         places, values = self.contents.shape
         small = max(values, entries) <= 2**7
-        return _C.format(
-            name=name,
-            comment=comment_lines(comment),
+        return c_source(
+            _C,
+            name,
+            comment,
             entries=entries,
             letters=letters,
             places=places,

@@ -142,11 +142,11 @@ class StateMachine:
         Raises:
             ValueError: if the name is no identifier of C.
         """
-        require_c_name(name)
         sink = self.num_states
-        return _C.format(
-            name=name,
-            comment=comment_lines(comment),
+        return c_source(
+            _C,
+            name,
+            comment,
             states=sink,
             letters=self.num_letters,
             state="uint8_t" if sink < 2**8 else "uint16_t" if sink < 2**16 else "uint32_t",
@@ -217,17 +217,18 @@ def require_numbers(name: str, numbers: NDArray[Any], limit: int) -> None:
         raise ValueError(f"{name} must be in 0..{limit - 1}, got {numbers.min()}..{numbers.max()}")
 
 
-def require_c_name(name: str) -> None:
-    """Raise a ValueError if a name is no identifier of C."""
+def c_source(template: str, name: str, comment: str, **parts: object) -> str:
+    """Fill in a C file, whose functions begin with a name and whose first comment has more lines.
+
+    Raises:
+        ValueError: if the name is no identifier of C.
+    """
     if not (name.isascii() and name.isidentifier()):
         raise ValueError(f"name must be an identifier of C, got {name!r}")
-
-
-def comment_lines(comment: str) -> str:
-    """Indent the lines of a comment of C."""
     # "*/" would end the comment, and compilers warn of "/*".
     text = comment.replace("*/", "* /").replace("/*", "/ *")
-    return "".join(f"\n   {line}" for line in text.splitlines())
+    lines = "".join(f"\n   {line}" for line in text.splitlines())
+    return template.format(name=name, comment=lines, **parts)
 
 
 def braces(table: NDArray[np.int32]) -> str:

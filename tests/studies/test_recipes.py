@@ -59,6 +59,29 @@ def test_a_state_with_several_answers_needs_entries_for_each():
     assert layer.options["block_size"] == 2 * 3
 
 
+def test_states_that_share_answers_are_told_apart_by_words_of_the_training_length():
+    """Answers tell no state of a language; they do where the answer is the state."""
+    config = exact(TaskSpec("regex", preset="tomita-4"))
+    assert config.task.options["words"] == "distinguishing"
+    search = config.search
+    assert (search.size, search.length, search.tests) == (2048, 16, 15)
+    assert (search.accept, search.accept_last) == (0.99, 0.95)
+    assert search.attributes == {"gate_temperature": 1 / 8}
+    for unchanged in (
+        TaskSpec("regex", preset="tomita-4", words="covering"),
+        TaskSpec("regex", preset="tomita-4", train_size=1000),
+        TaskSpec("random_automaton"),
+    ):
+        config = exact(unchanged)
+        assert config.task == unchanged
+        assert (config.search.size, config.search.length) == (64, 64)
+    for kept in (
+        TaskSpec("regex", preset="tomita-4", labels="last"),
+        TaskSpec("automaton", preset="login", flipped=0.1),
+    ):
+        assert exact(kept).task == kept
+
+
 def test_single_labels_are_tested_on_many_words_of_the_training_length():
     config = exact(TaskSpec("regex", preset="D_2", labels="last", length=40))
     assert config.batches.packed

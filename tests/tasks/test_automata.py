@@ -14,8 +14,8 @@ from statemix.cli.main import main
 from statemix.errors import OptionError, RequestError, SettingError
 from statemix.tasks import TASKS, TaskSpec, addressing
 from statemix.tasks.automata.automaton_text import parse_automaton
-from statemix.tasks.automata.automaton_words import BalancedWords
 from statemix.tasks.automata.known_languages import LANGUAGES, NESTED, TOMITA
+from statemix.tasks.automata.word_kinds import BalancedWords
 
 PARITY = """
 # Bits with an odd number of ones.
@@ -178,6 +178,51 @@ def test_covering_words_see_every_transition_where_uniform_words_do_not():
 def test_covering_words_see_every_transition_of_random_automata(seed):
     task = tasks.build("random_automaton", num_states=16, num_letters=4, table_seed=seed)
     assert seen_transitions(task, 200) == set(itertools.product(range(16), range(4)))
+
+
+@pytest.mark.parametrize(("words", "all_found"), [("distinguishing", True), ("covering", False)])
+def test_distinguishing_words_show_every_wrong_transition(words, all_found):
+    """An automaton with one transition to a wrong state gives a wrong answer to some word."""
+    task = tasks.build("regex", pattern="(a|b)*babbabaa(a|b)*", length=16, words=words)
+    raw = addressing.draws("regex", 19, seed=0, split="train", start=0, stop=4000)
+    examples = task.examples("train", 0, 4000)
+    # The others have uniform letters, and are drawn with the same first numbers.
+    chosen = raw[:, 0] >= 2**63
+    tokens, targets = examples.tokens[chosen], examples.targets["answer"][chosen]
+    after, answers = task.automaton().transitions, task.automaton().outputs
+    missed = []
+    for state, letter, wrong in itertools.product(range(9), range(2), range(9)):
+        # The accepting state leads to itself alone; all others are told apart.
+        if wrong == after[state, letter]:
+            continue
+        changed = after.copy()
+        changed[state, letter] = wrong
+        found, at = np.zeros_like(targets), np.full(len(tokens), task.automaton().start)
+        for t, column in enumerate(tokens.T):
+            found[:, t] = answers[at, column]
+            at = changed[at, column]
+        if (found == targets).all():
+            missed.append((state, letter, wrong))
+    assert (not missed) == all_found
+
+
+def test_distinguishing_words_take_letters_that_can_follow():
+    rules = LAMP + "accept: broken"
+    task = tasks.build("automaton", rules=rules, length=9, words="distinguishing")
+    examples = task.examples("train", 0, 200)
+    assert examples.targets["answer"].tolist() == replayed(task, examples)
+    alone = [task.examples("train", n, n + 1).tokens[0].tolist() for n in range(200)]
+    assert examples.tokens.tolist() == alone
+
+
+def test_states_that_no_word_tells_apart_have_covering_words():
+    """All states of this automaton give the same answers."""
+    rules = "start: p\np x q yes\nq x p yes\np y p no\nq y q no"
+    kinds = [
+        tasks.build("automaton", rules=rules, words=words).examples("train", 0, 50).tokens.tolist()
+        for words in ("distinguishing", "covering")
+    ]
+    assert kinds[0] == kinds[1]
 
 
 def test_half_of_the_covering_words_have_uniform_letters():
@@ -414,8 +459,8 @@ def test_letters_of_the_pattern_are_the_alphabet_unless_given():
         ({"pattern": "a", "alphabet": 3}, "alphabet must be a string, got 3"),
         ({"pattern": "a", "labels": "first"}, "labels must be one of all, last, got 'first'"),
         (
-            {"pattern": "a", "words": "some"},
-            "words must be one of covering, uniform, balanced, repeating, got 'some'",
+            {"pattern": "a", "words": "s"},
+            "words must be one of covering, distinguishing, uniform, balanced, repeating, got 's'",
         ),
         (
             {"pattern": "abc", "words": "balanced", "length": 671_089},

@@ -140,8 +140,11 @@ def group_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, .
 
 # States of random automata, and lengths of absorbing patterns.
 _RANDOM, _PATTERNS = (8, 12, 16), tuple(range(3, 13))
-# Words of 15 letters do not determine the automata of longer patterns; three seeds show that.
-_DETERMINED = 8
+# Words of 15 letters do not determine the automata of patterns of more than 8; words of twice the
+# length of the pattern do. Runs on such words take minutes, so there are fewer seeds.
+_DETERMINED, _SHORT_WORDS = 8, 15
+# Languages have the words that the recipe chooses, also for other networks.
+_TELLING = "distinguishing"
 _LETTERS = 2
 # Columns are normalised in memory: tests of a million tokens would take gigabytes.
 _AUTOMATON_LENGTHS = (64, 1024, 4096)
@@ -154,15 +157,21 @@ def _random(num_states: int, seed: int) -> TaskSpec:
 
 
 def _pattern(length: int, seed: int) -> TaskSpec:
-    """Return the words that contain a pattern, which the seed decides, trained on 15 letters."""
+    """Return the words that contain a pattern, which the seed decides."""
     bits = random.Random(1000 * length + seed)
     pattern = "".join(bits.choice("01") for _ in range(length))
-    return TaskSpec("regex", pattern=f"(0|1)*{pattern}(0|1)*", alphabet="01", length=15)
+    return TaskSpec(
+        "regex",
+        pattern=f"(0|1)*{pattern}(0|1)*",
+        alphabet="01",
+        length=_SHORT_WORDS if length <= _DETERMINED else 2 * length,
+        words=_TELLING,
+    )
 
 
 def _language(name: str, seed: int) -> TaskSpec:
     del seed
-    return TaskSpec("regex", preset=name)
+    return TaskSpec("regex", preset=name, words=_TELLING)
 
 
 def _each_its_own(

@@ -1,181 +1,27 @@
-"""Words for an automaton, drawn so that every state and transition is seen."""
+"""Tasks whose answers an automaton gives."""
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from statemix.automaton import IGNORED, NEVER, Automaton
+from statemix.automaton import IGNORED, Automaton
 from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.automata.automaton_text import NamedAutomaton
+from statemix.tasks.automata.word_kinds import BalancedWords, Walks, balanced_words, fractions
 from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.task import Examples
 
 Labels = Literal["all", "last"]
 Lengths = Literal["uniform", "log-uniform"]
-Words = Literal["covering", "uniform", "balanced", "repeating"]
+Words = Literal["covering", "distinguishing", "uniform", "balanced", "repeating"]
 
 # Words that the frequency of the most common class is estimated from, and their letters at most.
 _COUNTED, _COUNTED_LENGTH = 1000, 100
 # Numbers of a table of balanced words at most: they fill 128 MiB.
 _MOST_NUMBERS = 2**24
-
-
-class Walks:
-    """The words of an automaton.
-
-    In a *uniform* word, each letter is drawn uniformly among those that can follow. In a
-    *repeating* word, each letter that is drawn then stands 1, 2, 4, ... times in a row, as long as
-    it can follow; the number is drawn uniformly among these up to the length of the word. In a
-    *covering* word, a transition that can still be reached is drawn uniformly, the word goes to it
-    on a shortest path and takes it; then the next transition is drawn.
-
-    Args:
-        automaton: the automaton.
-
-    Raises:
-        OptionError: if no letter can follow in a state that words reach.
-    """
-
-    def __init__(self, automaton: Automaton) -> None:
-        self._after = after = automaton.transitions
-        can_follow = after != NEVER
-        # Steps from each state to each other one; the number of states where there is no path.
-        far = automaton.num_states
-        steps = np.full((far, far), far, dtype=np.int64)
-        np.fill_diagonal(steps, 0)
-        for _ in range(far):
-            nearer = steps
-            for letter in range(automaton.num_tokens):
-                one_more = np.where(can_follow[:, letter, None], steps[after[:, letter]] + 1, far)
-                nearer = np.minimum(nearer, one_more)
-            if (nearer == steps).all():
-                break
-            steps = nearer
-        reached = steps[automaton.start] < far
-        if not can_follow[reached].any(axis=1).all():
-            raise OptionError("rules must have a letter that can follow in every state, got none")
-        self._num_letters = can_follow.sum(1)
-        # The letters that can follow come first.
-        self._letters = np.argsort(~can_follow, axis=1, kind="stable")
-        # First letter of a shortest path to each state.
-        self._toward = np.zeros((far, far), dtype=np.int64)
-        for letter in reversed(range(automaton.num_tokens)):
-            leads = can_follow[:, letter, None] & (steps[after[:, letter]] + 1 == steps)
-            self._toward[leads] = letter
-        self._sources, self._taken = np.nonzero(can_follow)
-        open_to = steps[:, self._sources] < far
-        self._num_targets = open_to.sum(1)
-        self._targets = np.argsort(~open_to, axis=1, kind="stable")
-        self._start = automaton.start
-
-    def words(
-        self, raw: Raw, covering: NDArray[np.bool_], repeating: NDArray[np.bool_]
-    ) -> NDArray[np.int64]:
-        """Draw words.
-
-        Args:
-            raw: uniform 64-bit values, shape (N, length + 1).
-            covering: which words are covering, shape (N,).
-            repeating: which words are repeating, shape (N,).
-
-        Returns:
-            tokens, shape (N, length).
-        """
-        count, length = raw.shape[0], raw.shape[1] - 1
-        tokens = np.empty((length, count), dtype=np.int64)
-        state = np.full(count, self._start)
-        letter, left = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        target = self._drawn(raw[:, 0], state, self._num_targets, self._targets)
-        for t in range(length):
-            there = state == self._sources[target]
-            toward = np.where(
-                there, self._taken[target], self._toward[state, self._sources[target]]
-            )
-            drawn = self._drawn(raw[:, t + 1], state, self._num_letters, self._letters)
-            again = repeating & (left > 0) & (self._after[state, letter] != NEVER)
-            # The upper half of the random number has decided the letter.
-            times = 1 << addressing.below(raw[:, t + 1] << np.uint64(32), length.bit_length())
-            left = np.where(again, left, times) - 1
-            tokens[t] = letter = np.where(covering, toward, np.where(again, letter, drawn))
-            state = self._after[state, letter]
-            following = self._drawn(raw[:, t + 1], state, self._num_targets, self._targets)
-            target = np.where(there | ~covering, following, target)
-        return np.ascontiguousarray(tokens.T)
-
-    @staticmethod
-    def _drawn(
-        raw: NDArray[np.uint64],
-        state: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        table: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        return table[state, addressing.below(raw, sizes[state])]
-
-
-class BalancedWords:
-    """Words whose last answers are equally frequent.
-
-    The answer after the last letter is drawn uniformly among those that words of the length can
-    have; then the last transition uniformly among those with the answer; then the word uniformly
-    among those that end with the transition.
-
-    Args:
-        automaton: the automaton.
-        length: letters of the longest word.
-    """
-
-    def __init__(self, automaton: Automaton, length: int) -> None:
-        after = automaton.transitions
-        self._start, self._after, self._can_follow = automaton.start, after, after != NEVER
-        # paths[r, s, q] is proportional to the number of paths of r letters from state q to s.
-        paths = np.empty((length, automaton.num_states, automaton.num_states))
-        paths[0] = np.eye(automaton.num_states)
-        for r in range(1, length):
-            paths[r] = (paths[r - 1][:, after] * self._can_follow).sum(-1)
-            # Counts grow exponentially with r; only their ratios matter.
-            paths[r] /= np.maximum(paths[r].max(1, keepdims=True), np.finfo(float).tiny)
-        self._paths = paths
-        self._sources, self._taken = np.nonzero(self._can_follow)
-        answers = automaton.outputs[self._sources, self._taken]
-        last = paths[:, self._sources, self._start] > 0
-        chance = np.zeros(last.shape)
-        for answer in np.unique(answers):
-            having = last & (answers == answer)
-            chance += having / np.maximum(having.sum(1, keepdims=True), 1)
-        # Row r: distribution of the last transition of words of r + 1 letters.
-        self._last = chance.cumsum(1)
-        self._last /= self._last[:, -1:]
-
-    @staticmethod
-    def numbers_per_letter(automaton: Automaton) -> int:
-        """Return the size of the tables of an automaton for each letter of the longest word."""
-        return automaton.num_states * max(automaton.num_states, automaton.num_tokens)
-
-    def words(self, raw: Raw, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draw words.
-
-        Args:
-            raw: uniform 64-bit values, shape (N, T).
-            lengths: letters of each word, at most T, shape (N,).
-
-        Returns:
-            tokens, shape (N, T); any letter where the word has ended.
-        """
-        chance = _fractions(raw)
-        rows, state = np.arange(len(raw)), np.full(len(raw), self._start)
-        last = (self._last[lengths - 1] > chance[rows, lengths - 1, None]).argmax(1)
-        tokens = np.zeros(raw.shape, dtype=np.int64)
-        for t in range(int(lengths.max(initial=0)) - 1):
-            left = np.maximum(lengths - t - 2, 0)
-            weight = self._paths[left, self._sources[last]][rows[:, None], self._after[state]]
-            total = (weight * self._can_follow[state]).cumsum(1)
-            tokens[:, t] = (total > chance[:, t, None] * total[:, -1:]).argmax(1)
-            state = self._after[state, tokens[:, t]]
-        tokens[rows, lengths - 1] = self._taken[last]
-        return tokens
 
 
 class AutomatonTask(DrawnTask):
@@ -190,7 +36,8 @@ class AutomatonTask(DrawnTask):
             below 7: there a network first sees what letters do, if the last one alone has a label.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
         words: the kind of half of the words; the others have letters drawn uniformly.
-            "covering": words go through transitions drawn uniformly. "repeating": each letter
+            "covering": words go through transitions drawn uniformly. "distinguishing": after each
+            of these transitions, words tell the state from another one. "repeating": each letter
             stands a drawn number of times in a row. "uniform": letters are drawn uniformly.
             "balanced": last answers are equally frequent; here the others are covering words.
         train_size: number of training examples; None means an endless stream of fresh examples.
@@ -283,7 +130,7 @@ class AutomatonTask(DrawnTask):
             low = self.min_length or 1 if length <= self.length else self.length + 1
         low = min(low, length)
         if training and self.lengths == "log-uniform":
-            lengths = (low * ((length + 1) / low) ** _fractions(raw[:, 1])).astype(np.int64)
+            lengths = (low * ((length + 1) / low) ** fractions(raw[:, 1])).astype(np.int64)
         else:
             lengths = low + addressing.below(raw[:, 1], length - low + 1)
         tokens = self._words(raw[:, 0] >= 2**63, raw[:, 2 : length + 3], lengths)
@@ -293,7 +140,7 @@ class AutomatonTask(DrawnTask):
             targets[:, t] = self.language.automaton.outputs[state, tokens[:, t]]
             state = self.language.automaton.transitions[state, tokens[:, t]]
         if self.flipped and split != "test":
-            wrong = _fractions(raw[:, length + 3 :]) < self.flipped
+            wrong = fractions(raw[:, length + 3 :]) < self.flipped
             lower = raw[:, length + 3 :] << np.uint64(32)
             others = targets + 1 + addressing.below(lower, self.num_classes - 1)
             targets = np.where(wrong, others % self.num_classes, targets)
@@ -308,10 +155,15 @@ class AutomatonTask(DrawnTask):
     ) -> NDArray[np.int64]:
         """Draw words from values of shape (N, length + 1); half of them are of the kind chosen."""
         none = np.zeros_like(chosen)
-        covering = {"covering": chosen, "balanced": ~chosen}.get(self.words, none)
-        tokens = self._walks.words(raw, covering, chosen if self.words == "repeating" else none)
+        covering = {"covering": chosen, "distinguishing": chosen, "balanced": ~chosen}
+        tokens = self._walks.words(
+            raw,
+            covering=covering.get(self.words, none),
+            repeating=chosen if self.words == "repeating" else none,
+            distinguishing=chosen if self.words == "distinguishing" else none,
+        )
         if self.words == "balanced":
-            balanced = _balanced(self.language.automaton, tokens.shape[1])
+            balanced = balanced_words(self.language.automaton, tokens.shape[1])
             tokens[chosen] = balanced.words(raw[chosen, 1:], lengths[chosen])
         return tokens
 
@@ -327,13 +179,3 @@ def check_flipped(flipped: object, num_classes: int) -> float:
     if flipped and num_classes < 2:
         raise OptionError(f"flipped must be 0 with a single answer, got {flipped!r}")
     return float(flipped)
-
-
-def _fractions(raw: Raw) -> NDArray[np.float64]:
-    """Return uniform values in [0, 1), of so few bits that x times a value is below x."""
-    return np.ldexp((raw >> np.uint64(12)).astype(np.float64), -52)
-
-
-@lru_cache(maxsize=8)
-def _balanced(automaton: Automaton, length: int) -> BalancedWords:
-    return BalancedWords(automaton, length)

@@ -29,8 +29,8 @@ class TableAutomaton(AutomatonTask):
             is scored, and 1 otherwise.
         lengths: "uniform" or "log-uniform": how lengths of training words are drawn.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
-            :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
+        words: kind of words: "covering", "distinguishing", "uniform", "balanced" or "repeating", as
+            in :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
         flipped: share of the labels of training and validation that are wrong.
@@ -116,8 +116,8 @@ class Regex(AutomatonTask):
             is scored, and 1 otherwise.
         lengths: "uniform" or "log-uniform": how lengths of training words are drawn.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
-            :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
+        words: kind of words: "covering", "distinguishing", "uniform", "balanced" or "repeating", as
+            in :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
@@ -174,8 +174,8 @@ class RandomAutomaton(AutomatonTask):
             is scored, and 1 otherwise.
         lengths: "uniform" or "log-uniform": how lengths of training words are drawn.
         labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: kind of words: "covering", "uniform", "balanced" or "repeating", as in
-            :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
+        words: kind of words: "covering", "distinguishing", "uniform", "balanced" or "repeating", as
+            in :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 

@@ -143,6 +143,7 @@ _RANDOM, _PATTERNS = (8, 12, 16), tuple(range(3, 13))
 # Words of 15 letters do not determine the automata of patterns of more than 8; words of twice the
 # length of the pattern do. Runs on such words take minutes, so there are fewer seeds.
 _DETERMINED, _SHORT_WORDS = 8, 15
+_COMPARED_PATTERNS = ("pattern of 6", "pattern of 7")
 # Languages have the words that the recipe chooses, also for other networks.
 _TELLING = "distinguishing"
 _LETTERS = 2
@@ -174,6 +175,13 @@ def _language(name: str, seed: int) -> TaskSpec:
     return TaskSpec("regex", preset=name, words=_TELLING)
 
 
+def _on_covering_words(task: TaskSpec) -> RunConfig:
+    """Return the recipe on the words that a task has by default, for comparison."""
+    options = {name: value for name, value in task.options.items() if name != "words"}
+    config = exact(TaskSpec(task.name, **options, words="covering"))
+    return config.replace(task=TaskSpec(task.name, **options))
+
+
 def _each_its_own(
     configured: Callable[[TaskSpec], RunConfig], task: Callable[[int], TaskSpec], seeds: int
 ) -> Trials:
@@ -199,13 +207,17 @@ def automaton_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntr
             for k in _PATTERNS
         },
     }
+    everywhere = tuple(kinds)
+    ways = (
+        ("BD-LRU, recipe exact", exact, 20, everywhere),
+        ("BD-LRU, recipe exact, covering words", _on_covering_words, 20, _COMPARED_PATTERNS),
+        ("LSTM", _lstm, 3, everywhere),
+    )
     return tuple(
-        StudyEntry(column, model, _each_its_own(configured, task, fewer or seeds))
+        StudyEntry(column, model, _each_its_own(configured, task, min(most, seeds)))
         for column, (task, seeds) in kinds.items()
-        for model, configured, fewer in (
-            ("BD-LRU, recipe exact", exact, None),
-            ("LSTM", _lstm, 3),
-        )
+        for model, configured, most, columns in ways
+        if column in columns
     )
 
 

@@ -63,6 +63,9 @@ def test_states_that_share_answers_are_told_apart_by_words_of_the_training_lengt
     """Answers tell no state of a language; they do where the answer is the state."""
     config = exact(TaskSpec("regex", preset="tomita-4"))
     assert config.task.options["words"] == "distinguishing"
+    # Both answers lead to both states.
+    toggle = "start: p\np x q 0\np y p 0\nq x p 1\nq y q 0"
+    assert exact(TaskSpec("automaton", rules=toggle)).task.options["words"] == "distinguishing"
     search = config.search
     assert (search.size, search.length, search.tests) == (2048, 16, 15)
     assert (search.accept, search.accept_last) == (0.99, 0.95)
@@ -96,9 +99,8 @@ def test_single_labels_are_tested_on_many_words_of_the_training_length():
 
 
 def test_wrong_labels_are_tested_by_labels_alone():
-    task = TaskSpec("automaton", preset="login")
     right, search = (
-        exact(task).search,
+        exact(TaskSpec("automaton", preset="login", words="covering")).search,
         exact(TaskSpec("automaton", preset="login", flipped=0.1)).search,
     )
     # Wrong answers, too, meet wrong labels.

@@ -4,6 +4,7 @@ import itertools
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from statemix.errors import OptionError, RequestError, SettingError
 from statemix.tasks import TASKS, TaskSpec, addressing
 from statemix.tasks.automata.automaton_text import parse_automaton
 from statemix.tasks.automata.known_languages import LANGUAGES, NESTED, TOMITA
-from statemix.tasks.automata.word_kinds import BalancedWords
+from statemix.tasks.automata.word_kinds import BalancedWords, TellingLetters
 
 PARITY = """
 # Bits with an odd number of ones.
@@ -192,7 +193,6 @@ def test_distinguishing_words_show_every_wrong_transition(words, all_found):
     after, answers = task.automaton().transitions, task.automaton().outputs
     missed = []
     for state, letter, wrong in itertools.product(range(9), range(2), range(9)):
-        # The accepting state leads to itself alone; all others are told apart.
         if wrong == after[state, letter]:
             continue
         changed = after.copy()
@@ -206,13 +206,45 @@ def test_distinguishing_words_show_every_wrong_transition(words, all_found):
     assert (not missed) == all_found
 
 
-def test_distinguishing_words_take_letters_that_can_follow():
-    rules = LAMP + "accept: broken"
+@pytest.mark.parametrize(
+    "rules",
+    [
+        LAMP + "accept: broken",
+        # Some transitions cannot be reached again.
+        "start: 0\naccept: 1\n0 a 1\n0 b 1\n1 a 1\n1 b 2\n2 a -\n2 b 2",
+        "start: 0\naccept: 2 3\n0 a 1\n0 b -\n1 a 3\n1 b 2\n2 a 1\n2 b 1\n3 a -\n3 b 1",
+    ],
+)
+def test_distinguishing_words_take_letters_that_can_follow(rules):
     task = tasks.build("automaton", rules=rules, length=9, words="distinguishing")
     examples = task.examples("train", 0, 200)
     assert examples.targets["answer"].tolist() == replayed(task, examples)
+    state = np.full(200, task.automaton().start)
+    for letter in examples.tokens.T:
+        state = task.automaton().transitions[state, letter]
+        assert (state != NEVER).all()
     alone = [task.examples("train", n, n + 1).tokens[0].tolist() for n in range(200)]
     assert examples.tokens.tolist() == alone
+
+
+def test_states_are_told_apart_by_a_shortest_word():
+    automaton = tasks.build("regex", pattern="(a|b)*babb(a|b)*").automaton()
+    letters = TellingLetters(automaton).letters
+    lengths = set()
+    for pair in itertools.permutations(range(automaton.num_states), 2):
+        both = [replace(automaton, start=start) for start in pair]
+
+        def told(word, both=both):
+            return both[0].answers(word) != both[1].answers(word)
+
+        state, other, word = *pair, []
+        while not told(word):
+            word.append(int(letters[state, other]))
+            state, other = automaton.transitions[[state, other], word[-1]]
+        shorter = itertools.product(range(2), repeat=len(word) - 1)
+        assert not any(told(one) for one in shorter)
+        lengths.add(len(word))
+    assert lengths == {1, 2, 3}
 
 
 def test_states_that_no_word_tells_apart_have_covering_words():

@@ -53,9 +53,9 @@ _LAST_ONLY = {
     "accept_last": 0.999,
     "attributes": Assignments(),
 }
-# Tests where states share answers. Long words seldom tell such states apart: once a pattern is
-# seen, all answers are the same. Half of all words of training length do.
-_SHARED_ANSWERS = {"size": 2048, "tests": 15, "accept": 0.99, "accept_last": 0.95}
+# Tests on distinguishing words. In long words, most answers come after the pattern, and are the
+# same.
+_DISTINGUISHING = {"size": 2048, "tests": 15, "accept": 0.99, "accept_last": 0.95}
 
 # Places: values of one number are too few for a readout to tell contents apart.
 _CHANNELS = 8
@@ -72,10 +72,11 @@ def exact(task: TaskSpec) -> RunConfig:
     """Return the settings that make a BD-LRU track an automaton or places exactly.
 
     One layer begins in a known state, and its input gates begin closed, so that tokens only mix
-    what the blocks hold. Attempts from new weights are trained until one still answers words of
-    four times the length with sharp gates. Then the gates are sharpened while the learning rate
-    falls, and the attempt is tested again; if it fails, the next one begins. ``statemix certify``
-    sets the gates to 0 and 1, keeps the blocks that track, and proves the result.
+    what the blocks hold. Attempts from new weights are trained until one answers test words with
+    sharp gates; where nothing else is said, these words have four times the training length. Then
+    the gates are sharpened while the learning rate falls, and the attempt is tested again; if it
+    fails, the next one begins. ``statemix certify`` sets the gates to 0 and 1, keeps the blocks
+    that track, and proves the result.
 
     - The layer of a group, or of a task with an automaton of its own, has six blocks with learned
       initial states. A block has an entry for each point that the group permutes, or for each state
@@ -83,11 +84,11 @@ def exact(task: TaskSpec) -> RunConfig:
       while the gates are sharpened.
     - The layer of an automaton of the user has one block with column gates and two entries for each
       state. Noise in the gates makes the letters choose clearly. The test after the schedules is
-      the proof itself. If states share answers, half of the words tell states apart, and attempts
-      are tested more often, on more words, of the length of training. If only the last letter of
-      each word has a label, a batch has few labels, and long words of most languages have the same
-      one. Attempts are then tested more often, on more words, of all lengths up to that of
-      training; nearly all answers must be right, and there is more noise.
+      the proof itself. If states share answers, half of the words are distinguishing words. On
+      distinguishing words, attempts are tested more often, on more words, of the training length.
+      If only the last letter of each word has a label, a batch has few labels, and long words of
+      most languages have the same one. Attempts are then tested more often, on more words, of all
+      lengths up to that of training; nearly all answers must be right, and there is more noise.
     - The layer of n places has one block of 1.5 n entries of eight values each, and noise in the
       gates from the beginning. Words have 4 n tokens, but at most 64, if the task does not give
       their length. The width is 8 n, but at least 128.
@@ -123,7 +124,7 @@ def exact(task: TaskSpec) -> RunConfig:
         if last_only:
             search = search.replace(**_LAST_ONLY, length=built.length)
         elif isinstance(built, AutomatonTask) and built.words == "distinguishing":
-            search = search.replace(**_SHARED_ANSWERS, length=built.length)
+            search = search.replace(**_DISTINGUISHING, length=built.length)
         if isinstance(built, Traces):
             search = search.replace(length=built.length)
         if isinstance(built, Traces) or built.flipped:
@@ -144,7 +145,7 @@ def exact(task: TaskSpec) -> RunConfig:
 def _has_hidden(task: AutomatonTask) -> bool:
     """Return whether states share answers, where fresh words are drawn with all labels right."""
     fresh = task.train_size is None and task.labels == "all" and not task.flipped
-    return fresh and task.num_classes < task.automaton().num_states
+    return fresh and task.num_classes < _num_told_apart(task.automaton())
 
 
 def _for_places(task: TaskSpec, num_places: int) -> RunConfig:
@@ -276,8 +277,8 @@ def _num_told_apart(automaton: Automaton) -> int:
 
 DESCRIPTIONS = {
     "exact": "no start token but a learned initial state, input gates that begin closed, attempts "
-    "from new weights until one still answers words four times as long, then sharpening, after "
-    "which it must answer them again, or be proven",
+    "from new weights until one answers test words, which are mostly four times as long, then "
+    "sharpening, after which it must answer them again, or be proven",
 }
 """Name -> what a recipe does, for readers of results."""
 

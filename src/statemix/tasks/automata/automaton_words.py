@@ -160,7 +160,7 @@ class AutomatonTask(DrawnTask):
             raw,
             covering=covering.get(self.words, none),
             repeating=chosen if self.words == "repeating" else none,
-            distinguishing=chosen if self.words == "distinguishing" else none,
+            distinguishing=self.words == "distinguishing",
         )
         if self.words == "balanced":
             balanced = balanced_words(self.language.automaton, tokens.shape[1])

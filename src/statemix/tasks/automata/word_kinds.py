@@ -5,7 +5,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from statemix.automaton import IGNORED, NEVER, Automaton
+from statemix.automaton import NEVER, Automaton
 from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.drawn import Raw
@@ -21,7 +21,7 @@ def _drawn(
     return table[state, addressing.below(raw, sizes[state])]
 
 
-class _TellingLetters:
+class TellingLetters:
     """Shortest words that two states answer differently, one letter after the other.
 
     Attributes:
@@ -32,8 +32,7 @@ class _TellingLetters:
     def __init__(self, automaton: Automaton) -> None:
         self._after, answers = automaton.transitions, automaton.outputs
         can_follow = (self._after[:, None] != NEVER) & (self._after != NEVER)
-        scored = (answers[:, None] != IGNORED) & (answers != IGNORED)
-        self._differ = can_follow & scored & (answers[:, None] != answers)
+        self._differ = can_follow & (answers[:, None] != answers)
         self.letters = np.full(can_follow.shape[:2], NEVER)
         tells = self._differ
         while True:
@@ -47,7 +46,7 @@ class _TellingLetters:
         self._others = np.argsort(~told_apart, axis=1, kind="stable")
 
     def drawn(self, raw: NDArray[np.uint64], state: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draw a state that some word tells from another, uniformly; ``NEVER`` if there is none."""
+        """Draw another state that some word tells from ``state``; ``NEVER`` if there is none."""
         other = _drawn(raw, state, np.maximum(self._num_others, 1), self._others)
         return np.where(self._num_others[state] > 0, other, NEVER)
 
@@ -66,10 +65,12 @@ class Walks:
     *repeating* word, each letter that is drawn then stands 1, 2, 4, ... times in a row, as long as
     it can follow; the number is drawn uniformly among these up to the length of the word. In a
     *covering* word, a transition that can still be reached is drawn uniformly, the word goes to it
-    on a shortest path and takes it; then the next transition is drawn. In a *distinguishing* word,
-    such a transition leads to a state, another state is drawn uniformly among those that answer
-    some word differently, and a shortest such word follows; then the next transition is drawn. A
-    network that takes the one state for the other answers this word wrongly.
+    on a shortest path and takes it; then the next transition is drawn.
+
+    A *distinguishing* word is a covering word that checks where transitions lead. After each such
+    transition, another state is drawn uniformly among those that answer some word differently. A
+    shortest such word follows, if there is one, and then the next transition is drawn. A network
+    that takes the one state for the other gives a wrong answer to this word.
 
     Args:
         automaton: the automaton.
@@ -112,15 +113,16 @@ class Walks:
         self._automaton = automaton
 
     @cached_property
-    def _telling(self) -> "_TellingLetters":
-        return _TellingLetters(self._automaton)
+    def _telling(self) -> TellingLetters:
+        return TellingLetters(self._automaton)
 
     def words(
         self,
         raw: Raw,
         covering: NDArray[np.bool_],
         repeating: NDArray[np.bool_],
-        distinguishing: NDArray[np.bool_],
+        *,
+        distinguishing: bool,
     ) -> NDArray[np.int64]:
         """Draw words.
 
@@ -128,7 +130,7 @@ class Walks:
             raw: uniform 64-bit values, shape (N, length + 1).
             covering: which words are covering, shape (N,).
             repeating: which words are repeating, shape (N,).
-            distinguishing: which of the covering words are distinguishing, shape (N,).
+            distinguishing: whether covering words are distinguishing words.
 
         Returns:
             tokens, shape (N, length).
@@ -145,7 +147,7 @@ class Walks:
             toward = np.where(
                 there, self._taken[target], self._toward[state, self._sources[target]]
             )
-            if distinguishing.any():
+            if distinguishing:
                 toward = np.where(other == NEVER, toward, self._telling.letters[state, other])
             drawn = _drawn(raw[:, t + 1], state, self._num_letters, self._letters)
             again = repeating & (left > 0) & (self._after[state, letter] != NEVER)
@@ -155,11 +157,11 @@ class Walks:
             tokens[t] = letter = np.where(covering, toward, np.where(again, letter, drawn))
             before, state = state, self._after[state, letter]
             ended = there | ~covering
-            if distinguishing.any():
+            if distinguishing:
+                # The target may be out of reach after a word that tells states apart.
+                ended |= other != NEVER
                 after = self._telling.next_other(before, other, letter)
-                # A target may be out of reach after a word that tells states apart.
-                ended |= (other != NEVER) & (after == NEVER)
-                other = np.where(there & distinguishing, self._telling.drawn(lower, state), after)
+                other = np.where(there, self._telling.drawn(lower, state), after)
             following = _drawn(raw[:, t + 1], state, self._num_targets, self._targets)
             target = np.where(ended, following, target)
         return np.ascontiguousarray(tokens.T)

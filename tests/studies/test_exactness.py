@@ -377,7 +377,7 @@ def test_training_words_determine_the_automata_of_patterns(length):
                 changed[state, letter] = target
                 needed = max(needed, letters_until_answers_differ(automaton, changed))
     assert needed <= task.length
-    # Longer words than those of the published work are used only where its words do not suffice.
+    # The published work trains on 15 letters. Only patterns that need more letters have more.
     assert (needed > 15) == (task.length > 15)
 
 

@@ -1,5 +1,6 @@
 """Automata as input: texts, regular expressions, random tables, and the words drawn for them."""
 
+import hashlib
 import itertools
 import re
 import shutil
@@ -245,6 +246,20 @@ def test_states_are_told_apart_by_a_shortest_word():
         assert not any(told(one) for one in shorter)
         lengths.add(len(word))
     assert lengths == {1, 2, 3}
+
+
+def test_the_kinds_of_words_stay_what_they_were():
+    """Other words would make old results incomparable."""
+    found = {}
+    for kind in ("distinguishing", "balanced", "repeating"):
+        task = tasks.build("regex", pattern="(a|b)*babbab(a|b)*", words=kind)
+        tokens = task.examples("train", 0, 500).tokens
+        found[kind] = hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
+    assert found == {
+        "distinguishing": "4cdcbeb1d8d2dea7",
+        "balanced": "4728b960ba3d259e",
+        "repeating": "e527c868ec4f072e",
+    }
 
 
 def test_states_that_no_word_tells_apart_have_covering_words():

@@ -108,7 +108,11 @@ def exact(task: TaskSpec) -> RunConfig:
     if isinstance(built, HasPlaces):
         return _for_places(task, built.places().num_places)
     num_entries = _num_entries(task.name, built)
-    if isinstance(built, AutomatonTask) and "words" not in task.options and _has_hidden(built):
+    if (
+        isinstance(built, AutomatonTask)
+        and "words" not in task.options
+        and _has_shared_answers(built)
+    ):
         task = TaskSpec(task.name, **task.options, words="distinguishing")
         built = cast(AutomatonTask, task.build())
     search, attributes, last_only = _search(built), [_SHARPENING], False
@@ -142,8 +146,8 @@ def exact(task: TaskSpec) -> RunConfig:
     )
 
 
-def _has_hidden(task: AutomatonTask) -> bool:
-    """Return whether states share answers, where fresh words are drawn with all labels right."""
+def _has_shared_answers(task: AutomatonTask) -> bool:
+    """Return whether states share answers, for fresh words with all labels, none of them wrong."""
     fresh = task.train_size is None and task.labels == "all" and not task.flipped
     return fresh and task.num_classes < _num_told_apart(task.automaton())
 

@@ -24,9 +24,15 @@ def _drawn(
 class TellingLetters:
     """Shortest words that two states answer differently, one letter after the other.
 
+    Source: Chow (1978), "Testing Software Design Modeled by Finite-State Machines", whose tests of
+    a transition end with such words.
+
+    Args:
+        automaton: the automaton.
+
     Attributes:
-        letters: first letter of such a word, shape (states, states); ``NEVER`` where no word that
-            can follow both states tells them apart.
+        letters: first letter of such a word, shape (states, states), int64; ``NEVER`` where no word
+            that can follow both states tells them apart.
     """
 
     def __init__(self, automaton: Automaton) -> None:
@@ -46,7 +52,12 @@ class TellingLetters:
         self._others = np.argsort(~told_apart, axis=1, kind="stable")
 
     def drawn(self, raw: NDArray[np.uint64], state: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draw another state that some word tells from ``state``; ``NEVER`` if there is none."""
+        """Draw a state that a word distinguishes from ``state``; ``NEVER`` if no word does.
+
+        Args:
+            raw: uniform 64-bit values, shape (N,).
+            state: the states, shape (N,).
+        """
         other = _drawn(raw, state, np.maximum(self._num_others, 1), self._others)
         return np.where(self._num_others[state] > 0, other, NEVER)
 

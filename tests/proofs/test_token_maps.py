@@ -9,7 +9,7 @@ from statemix.automaton import Automaton
 from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
 from statemix.proofs import harden, read_actions
-from statemix.proofs.token_maps import entry_maps
+from statemix.proofs.token_maps import maps_of
 from statemix.studies.figure import png
 from statemix.studies.inspection.layer_pictures import draw_actions, drawable
 from statemix.studies.inspection.layer_text import sentences
@@ -201,8 +201,8 @@ def test_channels_of_a_block_move_together_and_are_one_value(of_group_in_channel
     tracking, other = read_actions(model, automaton)
     assert (tracking["role"], tracking["order"], tracking["permutes"]) == ("tracks", 6, True)
     assert other["role"] == "other"
-    maps = entry_maps(harden(model))
-    assert maps.shape == (2, 6, 3)
-    of_second = maps[1]
+    sources = maps_of(harden(model)).sources
+    assert sources.shape == (6, 2, 3)
+    of_second = sources[:, 1]
     assert len(np.unique(of_second)) == 2
     assert (of_second[[0, 2, 3, 4, 5]] == of_second[0, 0]).all()

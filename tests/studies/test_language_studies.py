@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -247,7 +248,9 @@ def test_paper_size_is_that_of_the_paper():
     entries = figure_entries("paper", "paper")
     runs = [run for entry in entries for _, run, _ in entry.trials.runs]
     assert {run.corpus.sources for run in runs} == {("hub:HuggingFaceFW/fineweb:sample-10BT",)}
-    assert {run.tokens for run in runs} == {2_516_582_400}
+    sizes = ("steps", "batch_size", "length")
+    tokens = {math.prod(run.training[size] for size in sizes) for run in runs}
+    assert tokens == {2_516_582_400}
     for column, preset in (("block size", "140M"), ("block size, 210M", "210M")):
         (m4,) = [one for one in entries if (one.column, one.model) == (column, "BD-LRU m=4")]
         run = m4.trials.runs[0][1]

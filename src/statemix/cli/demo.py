@@ -96,7 +96,6 @@ class Demo:
         # Slow imports wait until the options have been checked.
         import torch
 
-        from statemix.files import write_file
         from statemix.studies.page import render_page
         from statemix.studies.store import Store
         from statemix.studies.study import find_study
@@ -134,9 +133,9 @@ class Demo:
         show_study(console, study, entries, store, folder / "demo.png")
         rows = store.rows()
         page, summary = folder / "index.html", folder / "summary.json"
-        write_file(page, render_page([study], rows, folder).encode())
+        files.write_file(page, render_page([study], rows, folder).encode())
         numbers = study.runs(entries, rows).drop("lengths", "published_for").to_dicts()
-        write_file(summary, (json.dumps(numbers, indent=1) + "\n").encode())
+        files.write_file(summary, (json.dumps(numbers, indent=1) + "\n").encode())
         console.print(f"finished in {time.monotonic() - began:.0f} s; wrote {page} and {summary}")
         if lost := lost_text(planned, store):
             raise RunsFailedError(lost)

@@ -252,7 +252,6 @@ class Inspect:
         return self.output or self.folder / "inspect"
 
     def _write(self, found: _Found) -> None:
-        from statemix.files import write_file
         from statemix.studies.figure import png
         from statemix.studies.inspection import layer_pictures as drawing
 
@@ -281,7 +280,7 @@ class Inspect:
         contents = {name: png(figure) for name, figure in drawn.items()}
         contents[NUMBERS] = (json.dumps(numbers, allow_nan=False) + "\n").encode()
         for name, content in contents.items():
-            write_file(self._folder / name, content)
+            files.write_file(self._folder / name, content)
 
     def _print(self, found: _Found, *, judged: bool) -> None:
         from statemix.studies.inspection import layer_text as text

@@ -84,13 +84,12 @@ class Report:
         if self.kind == "claims":
             self._print_claims(rows)
             return
-        from statemix.files import write_file
         from statemix.studies.page import render_page
         from statemix.studies.study import studies
 
         output = self.output or Path("report/index.html")
         files.open_for_append("output", output)
-        write_file(output, render_page(studies().values(), rows, self.results).encode())
+        files.write_file(output, render_page(studies().values(), rows, self.results).encode())
         print(f"wrote {output}")
 
     def _draw_throughput(self) -> None:

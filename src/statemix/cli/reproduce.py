@@ -17,8 +17,6 @@ from statemix.cli.watch import watched
 from statemix.errors import RequestError, RunsFailedError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from statemix.studies.runner import Ended
     from statemix.studies.store import Store
     from statemix.studies.study import Study
@@ -233,9 +231,8 @@ def show_study(
     entries: "Sequence[StudyEntry]",
     store: "Store",
     picture: Path,
-) -> "Figure | None":
-    """Print the table of a study, draw its picture, and return it if there is one."""
-    from statemix.files import write_file
+) -> None:
+    """Print the table of a study, and draw its picture if there is one."""
     from statemix.studies.figure import png
 
     rows = store.rows()
@@ -248,9 +245,8 @@ def show_study(
         console.print(text)
     figure = study.draw(runs, store.path.parent)
     if figure is not None:
-        write_file(picture, png(figure))
+        files.write_file(picture, png(figure))
         console.print(f"drawn: {picture}")
-    return figure
 
 
 def lost_text(planned: "Sequence[Planned]", store: "Store") -> str:

@@ -164,7 +164,9 @@ class Train:
                 on_end=_report_trouble,
                 checkpoint_every_s=self.checkpoint_every_s,
             )
-        outcomes = {row.job.name: load_outcome(row.job.folder) for row in ended if _done(row)}
+        outcomes = {
+            row.job.name: load_outcome(row.job.folder) for row in ended if row.status == "done"
+        }
         _print_grid(axes, ended, outcomes)
         if outcomes:
             best = best_by_validation(outcomes.values())
@@ -183,10 +185,6 @@ def _axis(text: str) -> Axis:
     if not (name and equals and values):
         raise RequestError(f"grid must have the form NAME=VALUE,VALUE..., got {text!r}")
     return Axis(name.replace("-", "_"), tuple(split_values(values)))
-
-
-def _done(row: Ended) -> bool:
-    return row.status == "done"
 
 
 def _report_trouble(row: Ended) -> None:

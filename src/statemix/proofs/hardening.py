@@ -200,20 +200,25 @@ def refit(model: ReadoutModel, automaton: Automaton, head: str) -> ReadoutModel:
     inputs, answers = _pairs(copied, automaton)
     fit = nn.Linear(readout.in_features, readout.out_features, dtype=torch.float64)
     fit.load_state_dict({name: one.double() for name, one in readout.state_dict().items()})
+    fit_readout(fit, inputs, answers)
+    readout.load_state_dict(fit.state_dict())
+    return copied
+
+
+def fit_readout(readout: nn.Linear, inputs: Tensor, answers: Tensor) -> None:
+    """Fit a readout to answers by logistic regression, from the weights that it has."""
     optimizer = torch.optim.LBFGS(
-        fit.parameters(), max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
+        readout.parameters(), max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
     )
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        found = cross_entropy(fit(inputs), answers, ignore_index=IGNORED)
+        found = cross_entropy(readout(inputs), answers, ignore_index=IGNORED)
         found.backward()  # type: ignore[no-untyped-call]
         return found
 
     with torch.enable_grad():
         optimizer.step(loss)  # type: ignore[no-untyped-call]
-    readout.load_state_dict(fit.state_dict())
-    return copied
 
 
 @torch.no_grad()

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from statemix.layers import BDLRU
 from statemix.models import TokenClassifier
 from statemix.place_rules import PlaceRules
 from statemix.proofs.certificate_tables import EntryRules
+from statemix.proofs.hardening import fit_readout
 
 # Terms of the relative error of a logit beyond those of its sums.
 _ROUNDINGS = 64
@@ -265,14 +265,5 @@ def _separate(
     fit = nn.Linear(x.shape[1], num_classes, dtype=torch.float64)
     nn.init.zeros_(fit.weight)
     nn.init.zeros_(fit.bias)
-    optimizer = torch.optim.LBFGS(fit.parameters(), max_iter=2000, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        found = cross_entropy(fit(x), y)
-        found.backward()  # type: ignore[no-untyped-call]
-        return found
-
-    with torch.enable_grad():
-        optimizer.step(loss)  # type: ignore[no-untyped-call]
+    fit_readout(fit, x, y)
     return fit.weight.detach().numpy(), fit.bias.detach().numpy()

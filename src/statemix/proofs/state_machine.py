@@ -51,27 +51,26 @@ class StateMachine:
         letters, places = tables["letters"], tables["automaton"]["transitions"]
         answers = dict(zip(map(tuple, tables["states"]), tables["answers"], strict=True))
         first = tuple(tables["start"])
-        numbers, rows = {first: 0}, [_Row(len(letters))]
+        nothing = [-1] * len(letters)
+        numbers, transitions, given = {first: 0}, [nothing.copy()], [nothing.copy()]
         pairs = [(first, tables["automaton"]["start"])]
         seen = set(pairs)
         for state, place in pairs:
-            row = rows[numbers[state]]
+            number = numbers[state]
             for letter, next_place in enumerate(places[place]):
                 if next_place < 0:
                     continue
                 after = step(state, letters[letter])
                 if after not in numbers:
-                    numbers[after] = len(rows)
-                    rows.append(_Row(len(letters)))
-                row.transitions[letter] = numbers[after]
-                row.answers[letter] = answers[after][letter] if after in answers else -1
+                    numbers[after] = len(numbers)
+                    transitions.append(nothing.copy())
+                    given.append(nothing.copy())
+                transitions[number][letter] = numbers[after]
+                given[number][letter] = answers[after][letter] if after in answers else -1
                 if (after, next_place) not in seen:
                     seen.add((after, next_place))
                     pairs.append((after, next_place))
-        return cls(
-            np.array([row.transitions for row in rows], dtype=np.int32),
-            np.array([row.answers for row in rows], dtype=np.int32),
-        )
+        return cls(np.array(transitions, dtype=np.int32), np.array(given, dtype=np.int32))
 
     @property
     def summary(self) -> str:
@@ -153,13 +152,6 @@ class StateMachine:
             transitions=braces(np.where(self.transitions < 0, sink, self.transitions)),
             answers=braces(np.where(self.transitions < 0, -2, self.answers)),
         )
-
-
-class _Row:
-    """What letters do in one state."""
-
-    def __init__(self, num_letters: int) -> None:
-        self.transitions, self.answers = [-1] * num_letters, [-1] * num_letters
 
 
 def _follow(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from statemix.automaton import Automaton
 from statemix.layers import BDLRU
 from statemix.models import ReadoutModel
+from statemix.proofs.certificate_tables import read_rules
 from statemix.proofs.column_maps import ColumnMaps
 from statemix.proofs.hardening import can_harden, can_prune, harden, prune
 
@@ -110,25 +111,25 @@ class RowMaps(NamedTuple):
     """What tokens put into the entries of blocks.
 
     Attributes:
-        maps: as :func:`entry_maps` returns them.
+        sources: shape (tokens, blocks, m): number of the entry that is copied, within its block;
+            or -1 - v if value v is loaded. All blocks share the numbers of values.
     """
 
-    maps: NDArray[np.int64]
+    sources: NDArray[np.int64]
 
     @property
     def shown(self) -> NDArray[np.int64]:
         """The maps with ``LOADS`` in place of every value, shape (blocks, tokens, m)."""
-        return np.where(self.maps < self.maps.shape[-1], self.maps, LOADS)
+        return np.maximum(self.sources, LOADS).transpose(1, 0, 2)
 
     def generators(self, blocks: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the maps of tokens on several blocks as arguments of :func:`semigroup_order`."""
-        maps = self.maps[list(blocks)]
-        number, tokens, size = maps.shape
-        first = size * np.arange(number).reshape(-1, 1, 1)
+        maps = self.sources[:, list(blocks)]
+        tokens, number, size = maps.shape
+        first = size * np.arange(number).reshape(-1, 1)
         # The numbers of values come after all entries.
-        numbered = np.where(maps < size, maps + first, maps + size * (number - 1))
-        sources: NDArray[np.int64] = numbered.transpose(1, 0, 2).reshape(tokens, -1)
-        return sources, np.empty((tokens, 0), np.int64)
+        numbered = np.where(maps < 0, size * number - 1 - maps, maps + first)
+        return numbered.reshape(tokens, -1), np.empty((tokens, 0), np.int64)
 
 
 @torch.no_grad()
@@ -138,30 +139,8 @@ def maps_of(hard: ReadoutModel) -> RowMaps | ColumnMaps:
     assert isinstance(layer, BDLRU)
     if layer.gate == "column_softmax":
         return ColumnMaps.of(hard)
-    return RowMaps(entry_maps(hard))
-
-
-@torch.no_grad()
-def entry_maps(hard: ReadoutModel) -> NDArray[np.int64]:
-    """Return what each token puts into each entry of each block of a hardened model.
-
-    Returns:
-        Shape (blocks, tokens, m): the entry of the block that is copied, or m plus the number of
-        the value that is loaded. All blocks share the numbers of values. With value channels, an
-        entry is a row of the block's state.
-    """
-    layer = hard.backbone.blocks[0].mixer
-    assert isinstance(layer, BDLRU)
-    x = hard.backbone.blocks[0].norm(hard.backbone.embedding.weight[: hard.backbone.vocab_size])
-    recurrence = layer.recurrence(x.unsqueeze(0))
-    assert recurrence.gates is not None
-    maps: NDArray[np.int64] = recurrence.gates[0].argmax(-1).numpy()
-    loads = maps == layer.block_size
-    # NumPy has no bfloat16.
-    values = recurrence.values[0].double().numpy()
-    _, numbers = np.unique(values[loads], axis=0, return_inverse=True)
-    maps[loads] += numbers.reshape(-1)  # NumPy 2.0 keeps the axis of channels.
-    return maps.transpose(1, 0, 2)
+    sources = read_rules(hard).sources.reshape(-1, layer.num_blocks, layer.block_size)
+    return RowMaps(np.where(sources < 0, sources, sources % layer.block_size))
 
 
 def _name(table: NDArray[np.int64]) -> bytes:

@@ -13,7 +13,12 @@ from torch.nn import functional
 
 from statemix.models import TokenClassifier
 from statemix.proofs import Certificate, prove_by_structure
-from statemix.studies.place_tracker import FollowedWords, follow, train_tracker
+from statemix.studies.place_tracker import (
+    FollowedWords,
+    contents_before,
+    follow,
+    train_tracker,
+)
 from statemix.tasks.chess_moves import (
     HEADS,
     KINDS,
@@ -82,15 +87,9 @@ class _Plies:
 
     def __init__(self, games: NDArray[np.int64], seed: int) -> None:
         rules, self._seed = chess_rules(), seed
-        before = np.concatenate(
-            [
-                np.broadcast_to(rules.start, (len(games), 1, rules.num_places)),
-                rules.contents(games[:, :-1]),
-            ],
-            axis=1,
-        )
+        before = contents_before(rules, games)
         squares = np.array([(move.start, move.end) for move in all_moves()])[games]
-        pieces = np.take_along_axis(before, squares, axis=-1)
+        pieces = np.take_along_axis(before, squares, axis=-1).astype(np.int64)
         kinds = np.array([KINDS.index(move.kind) for move in all_moves()])[games]
         columns = [tokens_without_kinds()[games], pieces[..., 0], pieces[..., 1], kinds]
         order = np.argsort(games, axis=None, kind="stable")

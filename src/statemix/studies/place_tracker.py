@@ -124,6 +124,15 @@ def alike(model: TokenClassifier, rules: PlaceRules) -> float:
     return float(((entries == rules.sources) | ((entries < 0) & (rules.sources < 0))).all(1).mean())
 
 
+def contents_before(rules: PlaceRules, words: NDArray[np.int64]) -> NDArray[np.int8]:
+    """Return the contents before each token of words (N, T), shape (N, T, places)."""
+    start = np.broadcast_to(rules.start, (len(words), 1, rules.num_places))
+    # In bytes, as positions of chess take more memory than all the rest.
+    return np.concatenate(
+        [start.astype(np.int8), rules.contents(words[:, :-1]).astype(np.int8)], axis=1
+    )
+
+
 class _Segments(NamedTuple):
     """Segments of words.
 
@@ -153,14 +162,7 @@ class SegmentSampler:
 
     def __init__(self, words: NDArray[np.int64], rules: PlaceRules, seed: int) -> None:
         self._words, self._rules, self._seed = words, rules, seed
-        # In bytes, as positions take more memory than all the rest.
-        self._before = np.concatenate(
-            [
-                np.broadcast_to(rules.start.astype(np.int8), (len(words), 1, rules.num_places)),
-                rules.contents(words[:, :-1]).astype(np.int8),
-            ],
-            axis=1,
-        )
+        self._before = contents_before(rules, words)
         self._order = np.argsort(words, axis=None, kind="stable")
         self._tokens, self._first, self._counts = np.unique(
             words.ravel()[self._order], return_index=True, return_counts=True

@@ -279,12 +279,5 @@ def _num_told_apart(automaton: Automaton) -> int:
     return len(pairs) + len(silent)
 
 
-DESCRIPTIONS = {
-    "exact": "no start token but a learned initial state, input gates that begin closed, attempts "
-    "from new weights until one answers test words, which are mostly four times as long, then "
-    "sharpening, after which it must answer them again, or be proven",
-}
-"""Name -> what a recipe does, for readers of results."""
-
 RECIPES: dict[str, Callable[[TaskSpec], RunConfig]] = {"exact": exact}
 """Name -> configuration for a task."""

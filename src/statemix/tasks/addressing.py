@@ -18,6 +18,7 @@ function, ``words``:
 
 import hashlib
 import operator
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -251,15 +252,15 @@ def check_length(value: object, *, minimum: int = 1) -> int:
     return check_integer("length", value, minimum=minimum, maximum=MAX_LENGTH)
 
 
-def check_seed(value: object) -> int:
+def check_seed(value: object, name: str = "seed") -> int:
     """Return a checked seed of the data, 0 <= seed < 2^64."""
-    number = check_integer("seed", value, minimum=0)
+    number = check_integer(name, value, minimum=0)
     if number >= 2**64:
-        raise OptionError(f"seed must be below 2^64, got {value}")
+        raise OptionError(f"{name} must be below 2^64, got {value}")
     return number
 
 
-def check_split(value: object) -> None:
-    """Check the name of a split."""
-    if not isinstance(value, str) or value not in SPLITS:
-        raise OptionError(f"split must be one of {', '.join(SPLITS)}, got {value!r}")
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Check that a value is one of some words."""
+    if not isinstance(value, str) or value not in choices:
+        raise OptionError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

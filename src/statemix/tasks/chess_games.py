@@ -85,11 +85,8 @@ class Chess(PlacesTask):
         seed: int = 0,
     ) -> None:
         super().__init__(length=length, train_size=train_size, seed=seed)
-        for option, value, kind in (("form", form, MoveForm), ("moves", moves, MoveChoice)):
-            if not isinstance(value, str) or value not in get_args(kind):
-                raise OptionError(
-                    f"{option} must be one of {', '.join(get_args(kind))}, got {value!r}"
-                )
+        addressing.check_choice("form", form, get_args(MoveForm))
+        addressing.check_choice("moves", moves, get_args(MoveChoice))
         self.form, self.moves = form, moves
         self._tokens = np.arange(len(all_moves())) if form == "flagged" else tokens_without_kinds()
 

@@ -93,7 +93,7 @@ class DrawnTask(ABC):
             OptionError: if the split is unknown, the range is not within it, or the length is
                 out of range.
         """
-        addressing.check_split(split)
+        addressing.check_choice("split", split, addressing.SPLITS)
         start = addressing.check_integer("start", start, minimum=0)
         stop = addressing.check_integer("stop", stop, minimum=start)
         length = self.length if length is None else addressing.check_length(length)

@@ -125,10 +125,7 @@ class Permutation:
         self.letters = self.group.generators if generators else tuple(range(self.group.order))
         if len(self.letters) < 2:
             raise OptionError(f"generators must be false for {group}, which has only one, got true")
-        try:
-            self.generator_seed = addressing.check_seed(generator_seed)
-        except OptionError as error:
-            raise OptionError(f"generator_{error}") from None
+        self.generator_seed = addressing.check_seed(generator_seed, "generator_seed")
         self.num_generators: int | None = None
         if num_generators is not None:
             self.num_generators = addressing.check_integer(
@@ -191,7 +188,7 @@ class Permutation:
             OptionError: if the split is unknown, the range is not within it, or the length is
                 out of range.
         """
-        addressing.check_split(split)
+        addressing.check_choice("split", split, addressing.SPLITS)
         start = addressing.check_integer("start", start, minimum=0)
         stop = addressing.check_integer("stop", stop, minimum=start)
         length = self.length if length is None else addressing.check_length(length)

@@ -94,7 +94,7 @@ def certify_run(
         else:
             tables = "the task has a head for each place"
         # The attributes of evaluation are part of the network that is written.
-        written = save_certificate(
+        written = _save_certificate(
             folder, certificate, tables, task, weights=weights, soft=soft, output=output
         )
     return certificate, written
@@ -265,41 +265,28 @@ def certificate_paths(folder: Path, weights: Weights, *, soft: bool) -> tuple[Pa
     return folder / f"certificate{about}.json", folder / f"certified{about}.safetensors"
 
 
-def save_certificate(
+def _save_certificate(
     folder: Path,
     certificate: Certificate,
     tables: dict[str, Any] | str,
     task: Task,
     *,
     weights: Weights,
-    soft: bool = False,
-    output: Path | None = None,
+    soft: bool,
+    output: Path | None,
 ) -> list[Path]:
-    """Write a certificate and, if it is a proof, the network that is proven.
+    """Write a certificate and, if it is a proof, the network; return the files.
 
     A stored proof of the same weights stays: another verdict may only mean that fewer pairs were
     visited.
-
-    Args:
-        folder: folder of the run.
-        certificate: certificate of the run's network.
-        tables: tables of the proof, or the reason why there are none.
-        task: the run's task, which names the letters and answers of the tables.
-        weights: weights of the network.
-        soft: whether the network was searched as it was trained.
-        output: folder for the files; None means the run's folder.
-
-    Returns:
-        The files that were written; none if a stored proof stays.
-
-    Raises:
-        RequestError: if the folder holds no finished run or the output cannot be written.
     """
     target = output or folder
     path, network = certificate_paths(target, weights, soft=soft)
     proven = certificate.verdict == "proven"
-    if not proven and _is_proven(folder, weights, soft=soft, output=output):
-        return []
+    if not proven:
+        with contextlib.suppress(RequestError):
+            load_proven(folder, weights, soft=soft, output=output)
+            return []
     sha256 = load_outcome(folder).weights[WEIGHT_FILES[weights]]
     row = {"weights": weights, "weights_sha256": sha256, **certificate.to_plain()}
     try:
@@ -320,14 +307,6 @@ def save_certificate(
         name = "folder" if output is None else "output"
         raise RequestError(f"{name} must be writable, got {target}: {error.strerror}") from error
     return [path, network] if proven else [path]
-
-
-def _is_proven(folder: Path, weights: Weights, *, soft: bool, output: Path | None) -> bool:
-    try:
-        load_proven(folder, weights, soft=soft, output=output)
-    except RequestError:
-        return False
-    return True
 
 
 def load_proven(

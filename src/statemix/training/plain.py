@@ -115,27 +115,18 @@ def import_modules(names: Any) -> None:
     Raises:
         SettingError: if a module cannot be found.
     """
-    for name in checked_names(names):
+    if not isinstance(names, list | tuple) or not all(
+        isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
+        for name in names
+    ):
+        raise SettingError("imports", "must be a list of module names", names)
+    for name in names:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             raise SettingError(
                 "imports", f"must name importable modules ({error})", name
             ) from error
-
-
-def checked_names(names: Any) -> tuple[str, ...]:
-    """Return the names of modules as a tuple.
-
-    Raises:
-        SettingError: if the value is not a list of names.
-    """
-    if not isinstance(names, list | tuple) or not all(
-        isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
-        for name in names
-    ):
-        raise SettingError("imports", "must be a list of module names", names)
-    return tuple(names)
 
 
 def read_tree(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -82,10 +82,6 @@ class LearnedAutomaton(StudyRun):
                 "seed": self.seed,
             }
         }
-
-    def with_seed(self, seed: int) -> "LearnedAutomaton":
-        """Return the same run with another seed."""
-        return replace(self, seed=seed)
 
     def train(
         self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float

@@ -1,6 +1,7 @@
 """Monitors of protocols, learned from labelled traces: networks beside RPNI and L*."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import get_args
 
 from statemix.layers import LayerSpec
@@ -104,7 +105,7 @@ def _runs(column: str, share: float) -> Iterator[tuple[str, tuple[Runnable, ...]
         yield learner, tuple(measured.replace(seed=seed) for seed in _SEEDS)
     for algorithm in get_args(Algorithm):
         run = LearnedAutomaton(algorithm, task, PROPERTIES[column], _TRACES, _LENGTH, _TESTS)
-        yield algorithm, tuple(run.with_seed(seed) for seed in _SEEDS)
+        yield algorithm, tuple(replace(run, seed=seed) for seed in _SEEDS)
 
 
 def _blind(task: TaskSpec, share: float) -> RunConfig:

@@ -1,7 +1,6 @@
 """One language model of a study: its text, its model, its training, and its scores."""
 
 import json
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,6 @@ from statemix.training.loop import Loop
 
 if TYPE_CHECKING:
     from statemix.lm.hub_config import StatemixConfig
-    from statemix.lm.presets import LanguageSettings
     from statemix.lm.shards import TokenFile
 
 SCORES = "language.json"
@@ -85,15 +83,6 @@ class LanguageRun(StudyRun):
     def asked(self) -> dict[str, Any]:
         return {"language": json.loads(json.dumps(asdict(self)))}
 
-    def with_seed(self, seed: int) -> "LanguageRun":
-        """Return the same run with another seed."""
-        return replace(self, seed=seed)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the training reads."""
-        return math.prod(self.training[name] for name in ("steps", "batch_size", "length"))
-
     def config(self, vocab_size: int, end: int | None) -> "StatemixConfig":
         """Return the configuration of the model for a vocabulary with an end token."""
         from statemix.lm.hub_config import StatemixConfig
@@ -102,12 +91,6 @@ class LanguageRun(StudyRun):
             vocab_size=vocab_size, bos_token_id=end, eos_token_id=end, **self.model
         )
 
-    def settings(self) -> "LanguageSettings":
-        """Return how the model is trained."""
-        from statemix.lm.presets import LanguageSettings
-
-        return LanguageSettings(seed=self.seed, **self.training)
-
     def train(
         self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float
     ) -> None:
@@ -115,6 +98,7 @@ class LanguageRun(StudyRun):
         from statemix.lm.language_training import train_language_model
         from statemix.lm.model_costs import count_sizes
         from statemix.lm.prepared import read_prepared
+        from statemix.lm.presets import LanguageSettings
         from statemix.lm.text_tokenizers import end_of
 
         data = folder.parent / self.corpus.name
@@ -122,7 +106,7 @@ class LanguageRun(StudyRun):
         tokens, held_out, tokenizer = read_prepared(data)
         validation, test = split(held_out)
         config = self.config(tokenizer.get_vocab_size(), end_of(tokenizer))
-        settings = self.settings()
+        settings = LanguageSettings(seed=self.seed, **self.training)
         with quiet():
             model, _ = train_language_model(
                 config,

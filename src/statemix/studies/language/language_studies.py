@@ -64,10 +64,6 @@ class LanguageStudy(Study):
             texts += [head, *(f"  {line}" for line in details)]
         return texts
 
-    def counts(self, rows: Mapping[str, StoredRow]) -> tuple[int, int, int]:
-        del rows
-        return 0, 0, 0
-
     def run_lines(self, runs: pl.DataFrame) -> Iterator[list[str]]:
         return language_run_lines(runs)
 

@@ -1,6 +1,7 @@
 """The models and entries of the language studies: Figure 4, and the duel."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -167,7 +168,7 @@ def _run(
 
 
 def _seeded(run: LanguageRun) -> Trials:
-    return Trials(lambda: [Trial("", tuple(run.with_seed(seed) for seed in SEEDS))])
+    return Trials(lambda: [Trial("", tuple(replace(run, seed=seed) for seed in SEEDS))])
 
 
 BLOCKS, LARGER = "block size", "block size, 210M"
@@ -301,7 +302,9 @@ def contenders() -> tuple[LanguageContender, ...]:
         LanguageContender("H-LRU m=4", _lru(setting, "h_lru", 4)),
         LanguageContender("m=1 (minGRU)", _lru(setting, "bd_lru", 1)),
         *(
-            LanguageContender(f"BD-LRU m=4 C={channels}", _channels(setting, channels))
+            LanguageContender(
+                f"BD-LRU m=4 C={channels}", _lru(setting, "bd_lru", 4, value_channels=channels)
+            )
             for channels in (4, 8, 16)
         ),
         LanguageContender("Mamba-2", _model(mamba2, **size, inner=480)),
@@ -310,10 +313,6 @@ def contenders() -> tuple[LanguageContender, ...]:
         LanguageContender("Transformer", transformer),
         LanguageContender("BD-LRU and attention 3:1", hybrid),
     )
-
-
-def _channels(setting: _Setting, channels: int) -> dict[str, Any]:
-    return _lru(setting, "bd_lru", 4, value_channels=channels)
 
 
 @cache
@@ -325,7 +324,7 @@ def duel_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ..
     def trials(model: Mapping[str, Any]) -> list[Trial]:
         runs = {rate: _run(setting, model, rate) for rate in RATES}
         return [
-            Trial(f"lr={rate:g}", tuple(run.with_seed(seed) for seed in SEEDS))
+            Trial(f"lr={rate:g}", tuple(replace(run, seed=seed) for seed in SEEDS))
             for rate, run in runs.items()
         ]
 

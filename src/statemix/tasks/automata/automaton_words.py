@@ -64,15 +64,9 @@ class AutomatonTask(DrawnTask):
         seed: int,
         flipped: float = 0.0,
     ) -> None:
-        for name, value, known in (
-            ("lengths", lengths, Lengths),
-            ("labels", labels, Labels),
-            ("words", words, Words),
-        ):
-            if value not in get_args(known):
-                raise OptionError(
-                    f"{name} must be one of {', '.join(get_args(known))}, got {value!r}"
-                )
+        addressing.check_choice("lengths", lengths, get_args(Lengths))
+        addressing.check_choice("labels", labels, get_args(Labels))
+        addressing.check_choice("words", words, get_args(Words))
         self.lengths, self.labels, self.words = lengths, labels, words
         self.language = language
         self.flipped = check_flipped(flipped, self.num_classes)

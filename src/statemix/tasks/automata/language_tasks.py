@@ -208,10 +208,7 @@ class RandomAutomaton(AutomatonTask):
         self.num_letters = addressing.check_integer(
             "num_letters", num_letters, minimum=2, maximum=64
         )
-        try:
-            self.table_seed = addressing.check_seed(table_seed)
-        except OptionError as error:
-            raise OptionError(f"table_{error}") from None
+        self.table_seed = addressing.check_seed(table_seed, "table_seed")
         table = _random_table(self.num_states, self.num_letters, self.table_seed)
         states = tuple(map(str, range(num_states)))
         super().__init__(

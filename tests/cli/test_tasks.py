@@ -139,7 +139,7 @@ def test_options_are_read_as_they_are_meant(assignments, options):
         (["permutation", "--start", "-1"], RequestError, "index must be at least 0, got -1"),
         (["group=S_3"], RequestError, "task must be one of .*, got 'group=S_3'"),
         (["permutation", "S_3"], RequestError, "form option=value, got 'S_3'"),
-        (["permutation", "group="], RequestError, "form option=value"),
+        (["permutation", "group="], RequestError, "got 'group=', which has no value"),
         (
             ["permutation", "length=4", "length=5"],
             RequestError,

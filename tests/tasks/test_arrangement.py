@@ -79,6 +79,7 @@ def test_an_example_as_text_shows_moves_and_arrangements():
         (3, "moves must be a string, got 3"),
         ("", "moves must be at least two, separated by ';', got ''"),
         ("(1 2)", "moves must be at least two"),
+        ("(1 1)", "moves must name each place from 1 on at most once, got '\\(1 1\\)'"),
         ("(1 2); 1 2", r"moves must be cycles such as '\(1 2\)\(3 4\)', .* got '1 2'"),
         ("(1 2); ()", "moves must be cycles"),
         ("(1 2); (a b)", "moves must be cycles"),

@@ -69,10 +69,11 @@ def test_answers_may_stand_on_the_transitions():
         ("a x a", "a line 'start: STATE', got none"),
         ("start: a b\na x a", "one start state, .* got 'start: a b'"),
         ("start: a\nstart: a\na x a", "one start state"),
-        ("start: -\na x a", "transitions from each state, got none from '-' \\(start\\)"),
-        ("start: b\na x a", "transitions from each state, got none from 'b' \\(start\\)"),
-        ("start: a\na x c", ".*got none from 'c' \\(line 2\\)"),
-        ("start: a\naccept: b\na x a", ".*got none from 'b' \\(accept\\)"),
+        ("start: -\na x a", "transitions from each state, got none from '-', which start: names"),
+        ("start: b\na x a", "transitions from each state, got none from 'b', which start: names"),
+        ("start: a\na x c", ".*got none from 'c', which line 2 names"),
+        ("start: a\naccept: b\na x a", ".*got none from 'b', which accept: names"),
+        ("start: a\naccept:\na x a", "a state after 'accept:', got 'accept:' on line 2"),
         ("start: a\naccept: a\naccept: a\na x a", "one line 'accept:"),
         ("start: a\na x", ".* of the form 'STATE LETTER NEXT' or .*, got 'a x' on line 2"),
         ("start: a\na x - y", ".* of the form 'STATE LETTER NEXT' or .*, got 'a x - y' on line 2"),
@@ -91,6 +92,16 @@ def test_answers_may_stand_on_the_transitions():
 def test_what_cannot_be_read_is_named(text, message):
     with pytest.raises(OptionError, match=f"rules must (have|name|lead) {message}"):
         parse_automaton(text)
+
+
+def test_an_automaton_has_at_most_500_states():
+    def chain(size):
+        lines = [f"{state} x {min(state + 1, size - 1)}" for state in range(size)]
+        return "\n".join(["start: 0", *lines])
+
+    assert len(parse_automaton(chain(500)).states) == 500
+    with pytest.raises(OptionError, match="rules must have at most 500 states, got 501"):
+        parse_automaton(chain(501))
 
 
 def test_states_without_a_letter_are_refused():
@@ -495,12 +506,27 @@ def test_letters_of_the_pattern_are_the_alphabet_unless_given():
         ({"pattern": "a&b"}, "pattern must match a word, got 'a&b', which matches none"),
         ({"pattern": "a", "alphabet": "a*"}, "alphabet must have different characters .* 'a\\*'"),
         ({"pattern": "a", "alphabet": "aa"}, "alphabet must have different characters .* 'aa'"),
-        ({"pattern": ""}, "alphabet must have different characters .* ''"),
+        ({"pattern": ""}, "pattern must have a letter, got ''"),
+        ({"pattern": "|"}, "pattern must have a letter, got '\\|'"),
+        ({"pattern": "a", "alphabet": ""}, "alphabet must have different characters .* ''"),
+        (
+            {"pattern": "(a{40}){26}", "alphabet": "ab"},
+            "pattern must repeat at most 1,000 times in all .* got 1,040 in",
+        ),
+        ({"pattern": "a{,1001}", "alphabet": "ab"}, "pattern must repeat at most 1,000 times"),
+        (
+            {"pattern": "a{600}", "alphabet": "ab"},
+            "pattern must have an automaton of at most 500 states, got 602 for",
+        ),
+        (
+            {"pattern": "(a|b)*a" + "(a|b)" * 20},
+            "pattern must have an automaton of at most 500 states, .* ended at 10,000",
+        ),
         ({"pattern": 3}, "pattern must be a string, got 3"),
-        ({"pattern": "[a-c]*"}, "alphabet must be given for the pattern '\\[a-c\\]\\*', got None"),
-        ({"pattern": "a{2,5}"}, "alphabet must be given for the pattern"),
-        ({"pattern": ".*"}, "alphabet must be given for the pattern"),
-        ({"pattern": "\\d+"}, "alphabet must be given for the pattern"),
+        ({"pattern": "[a-c]*"}, "alphabet must be given where .* got None with '\\[a-c\\]\\*'"),
+        ({"pattern": "a{2,5}"}, "alphabet must be given where a pattern has more than letters"),
+        ({"pattern": "a.*"}, "alphabet must be given where a pattern has more than letters"),
+        ({"pattern": "\\d+"}, "alphabet must be given where a pattern has more than letters"),
         ({"pattern": "a{3,2}", "alphabet": "ab"}, "pattern must have no \\{3,2\\}, which nothing"),
         ({"pattern": "a[b-a]", "alphabet": "ab"}, "pattern must have no b-a, which nothing mat"),
         ({"pattern": "a", "alphabet": 3}, "alphabet must be a string, got 3"),
@@ -604,7 +630,7 @@ def test_a_single_answer_cannot_be_wrong():
         ({"file": "nowhere.txt"}, "file must be a text file \\(No such file.*'nowhere.txt'"),
         ({"regex": "a*"}, "regex must be the pattern of another task: --task regex pattern="),
         ({"pattern": "a*"}, "pattern must be the pattern of another task"),
-        ({"file": "nowhere.txt", "rules": PARITY}, "file must be absent where rules are given"),
+        ({"file": "nowhere.txt", "rules": PARITY}, "file must be absent where rules \\(or"),
         ({"file": 3}, "file must be a string, got 3"),
     ],
 )

@@ -156,12 +156,15 @@ def test_a_game_of_the_user_is_read_in_two_notations():
     ("moves", "message"),
     [
         ([], "moves must be at least one, got none"),
-        (["e4", "e4"], "moves must be legal, got 'e4' as ply 2, where .* allows Na6, Nc6, "),
+        (
+            ["e4", "e4"],
+            "moves must be legal, got 'e4' as ply 2 where the legal moves are Na6, Nc6, ",
+        ),
         (["e2e5"], "moves must be legal, got 'e2e5' as ply 1"),
         (["e4", "--"], "moves must be legal, got '--' as ply 2"),
         (["e4", 5], "moves must be strings, got 5"),
         (["e4", "castles"], "moves must be legal, got 'castles' as ply 2"),
-        (["f3", "e5", "g4", "Qh4#", "a3"], "got 'a3' as ply 5, where .* allows none"),
+        (["f3", "e5", "g4", "Qh4#", "a3"], "got 'a3' as ply 5 where the legal moves are none"),
     ],
 )
 def test_illegal_moves_are_named(moves, message):

@@ -114,6 +114,12 @@ def test_a_run_keeps_to_its_file(file):
     assert TaskSpec("traces", file=str(file)).build().length == 3
 
 
+def test_a_mark_of_the_byte_order_is_no_letter(file):
+    letters = tasks.build("traces", file=str(file)).letters
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert tasks.build("traces", file=str(file)).letters == letters
+
+
 def test_slashes_within_a_letter_belong_to_it(tmp_path):
     path = tmp_path / "log.txt"
     path.write_text("GET/index/ok\n" * 10)
@@ -143,7 +149,7 @@ def test_a_monitor_is_trained_on_traces_and_its_property_is_decided(tmp_path, ca
     assert main(["certify", str(folder), "--property", str(rule)]) == 0
     assert "proven" in capsys.readouterr().out
     assert main(["certify", str(folder)]) != 0
-    assert "give a property to prove by --property" in capsys.readouterr().err
+    assert "prove a property with --property FILE" in capsys.readouterr().err
     assert main(["compile", str(folder), "--name", "log"]) == 0
     named = capsys.readouterr().out.splitlines()
     task = tasks.build("traces", file=str(path))

@@ -64,7 +64,10 @@ def options_of(assignments: Iterable[str]) -> dict[str, Any]:
     for assignment in assignments:
         option, equals, text = assignment.partition("=")
         if not (option and equals and text):
-            raise RequestError(f"an option must have the form option=value, got {assignment!r}")
+            reason = ", which has no value" if option and equals else ""
+            raise RequestError(
+                f"an option must have the form option=value, got {assignment!r}{reason}"
+            )
         if option in given:
             raise RequestError(f"option {option!r} must be given once, got {assignment!r} as well")
         given.add(option)

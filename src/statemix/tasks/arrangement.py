@@ -143,6 +143,9 @@ def _texts(moves: object) -> list[str]:
             raise OptionError(
                 f"moves must be cycles such as '(1 2)(3 4)', separated by ';', got {text!r}"
             )
+        points = [int(point) for point in re.findall(r"\d+", text)]
+        if len(set(points)) < len(points) or min(points) < 1:
+            raise OptionError(f"moves must name each place from 1 on at most once, got {text!r}")
     if len(texts) < 2:
         raise OptionError(f"moves must be at least two, separated by ';', got {moves!r}")
     return texts
@@ -191,10 +194,7 @@ def _images(texts: list[str]) -> NDArray[np.int64]:
     if size > _MOST_PLACES:
         raise OptionError(f"moves must have places up to {_MOST_PLACES}, got {size}")
     images = np.tile(np.arange(size), (len(texts), 1))
-    for row, text, move in zip(images, texts, cycles, strict=True):
-        points = [point for cycle in move for point in cycle]
-        if len(set(points)) < len(points) or min(points) < 1:
-            raise OptionError(f"moves must name each place from 1 on at most once, got {text!r}")
+    for row, move in zip(images, cycles, strict=True):
         for cycle in move:
             row[np.array(cycle) - 1] = np.roll(cycle, -1) - 1
     return images

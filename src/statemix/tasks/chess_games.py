@@ -140,9 +140,10 @@ class Chess(PlacesTask):
         for ply, text in enumerate(moves, 1):
             move = _read(board, text)
             if move is None:
+                legal = sorted(board.san(legal) for legal in board.legal_moves)
                 raise OptionError(
-                    f"moves must be legal, got {text!r} as ply {ply}, where {board.fen()} allows "
-                    + ", ".join(sorted(board.san(legal) for legal in board.legal_moves) or ["none"])
+                    f"moves must be legal, got {text!r} as ply {ply} where the legal moves are "
+                    f"{', '.join(legal) or 'none'} (position {board.fen()})"
                 )
             tokens.append(_number(board, move))
             board.push(move)

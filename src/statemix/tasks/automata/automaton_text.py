@@ -8,6 +8,9 @@ import numpy as np
 from statemix.automaton import IGNORED, NEVER, Automaton, reachable
 from statemix.errors import OptionError
 
+MOST_STATES = 500
+"""States of an automaton; the shortest paths between 500 take seconds to find."""
+
 _NEVER = "-"
 
 
@@ -47,7 +50,8 @@ def parse_automaton(text: str) -> NamedAutomaton:
 
     Raises:
         OptionError: if a line cannot be read, the start or a transition is missing, a transition
-            has two lines, a state has no transitions, or no word leads to it.
+            has two lines, a state has no transitions, no word leads to it, or there are more than
+            ``MOST_STATES``.
 
     Example:
         >>> parity = parse_automaton('''
@@ -86,6 +90,8 @@ class _Lines:
         elif words[0] == "accept:":
             if self.accepted is not None:
                 raise _refused(f"have one line 'accept: STATE ...', got another one: {line!r}")
+            if len(words) == 1:
+                raise _refused(f"name a state after 'accept:', got {line!r} on line {number}")
             self.accepted = words[1:]
         elif len(words) not in (3, 4) or (words[2] == _NEVER and len(words) == 4):
             form = "'STATE LETTER NEXT' or 'STATE LETTER NEXT ANSWER'"
@@ -106,6 +112,8 @@ class _Lines:
             raise _refused("have a line 'STATE LETTER NEXT' for each transition, got none")
         states = _numbered(before for before, _ in self.arrows)
         letters = _numbered(letter for _, letter in self.arrows)
+        if len(states) > MOST_STATES:
+            raise _refused(f"have at most {MOST_STATES} states, got {len(states):,}")
         self._check(states, letters)
         transitions = np.full((len(states), len(letters)), NEVER, dtype=np.int64)
         answers = []
@@ -139,12 +147,13 @@ class _Lines:
     def _check(self, states: dict[str, int], letters: dict[str, int]) -> None:
         if self.start is None:
             raise _refused("have a line 'start: STATE', got none")
-        named = [("start", self.start), *(("accept", state) for state in self.accepted or ())]
+        named = [("start:", self.start), *(("accept:", state) for state in self.accepted or ())]
         named += [(f"line {n}", after) for n, after, _ in self.arrows.values() if after != _NEVER]
         for source, state in named:
             if state not in states:
                 raise _refused(
-                    f"have transitions from each state, got none from {state!r} ({source})"
+                    f"have transitions from each state, got none from {state!r}, which {source} "
+                    "names"
                 )
         missing = [
             f"state {state!r} with letter {letter!r}"

@@ -1,10 +1,11 @@
 """The tasks of automata: a table as text, a regular expression, and random automata."""
 
+import math
 import re
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,17 @@ from numpy.typing import NDArray
 from statemix.automaton import Automaton, reachable
 from statemix.errors import OptionError, SettingError
 from statemix.tasks import addressing
-from statemix.tasks.automata.automaton_text import NamedAutomaton, parse_automaton
+from statemix.tasks.automata.automaton_text import (
+    MOST_STATES,
+    NamedAutomaton,
+    parse_automaton,
+)
 from statemix.tasks.automata.automaton_words import AutomatonTask, Labels, Lengths, Words
 from statemix.tasks.automata.known_languages import LANGUAGES, TABLES
+
+if TYPE_CHECKING:
+    from automata.fa.dfa import DFA
+    from automata.fa.nfa import NFA
 
 
 class TableAutomaton(AutomatonTask):
@@ -93,7 +102,7 @@ class TableAutomaton(AutomatonTask):
         others = {name: value for name, value in options.items() if name != "file"}
         file = options["file"]
         if "rules" in others:
-            raise SettingError("file", "must be absent where rules are given", file)
+            raise SettingError("file", "must be absent where rules (or a preset) are given", file)
         if not isinstance(file, str):
             raise SettingError("file", "must be a string", file)
         try:
@@ -230,12 +239,14 @@ class RandomAutomaton(AutomatonTask):
 
 
 _REPEATED = re.compile(r"\{(\d+(,\d*)?|,\d+)\}")
+# Repetitions of a letter, and states before the automaton is as small as it can be: a pattern of 40
+# characters can have millions of both.
+_MOST_REPEATED, _MOST_SUBSETS = 1000, 10_000
 
 
 def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
     # No other task should wait for this library.
     from automata.base.exceptions import AutomatonException, RegexException
-    from automata.fa.dfa import DFA
     from automata.fa.nfa import NFA
     from automata.regex.parser import RESERVED_CHARACTERS
 
@@ -245,8 +256,13 @@ def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
     assert isinstance(pattern, str)
     pattern = "".join(pattern.split())
     letters = sorted(set(pattern) - set("|&*+?()")) if alphabet is None else list(str(alphabet))
+    if not letters and alphabet is None:
+        raise OptionError(f"pattern must have a letter, got {pattern!r}")
     if alphabet is None and not all(letter.isalnum() for letter in letters):
-        raise OptionError(f"alphabet must be given for the pattern {pattern!r}, got None")
+        raise OptionError(
+            "alphabet must be given where a pattern has more than letters, digits and | & * + ? "
+            f"( ), got None with {pattern!r}"
+        )
     if len(set(letters)) != len(letters) or not letters or RESERVED_CHARACTERS & set(letters):
         raise OptionError(
             "alphabet must have different characters that mean nothing in a pattern, got "
@@ -261,17 +277,25 @@ def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
     for least, most in re.findall(r"\{(\d+),(\d+)\}", pattern):
         if int(least) > int(most):
             raise OptionError(f"pattern must have no {{{least},{most}}}, which nothing matches")
+    repeated = math.prod(
+        max([1, *map(int, re.findall(r"\d+", one.group()))]) for one in _REPEATED.finditer(pattern)
+    )
+    if repeated > _MOST_REPEATED:
+        raise OptionError(
+            f"pattern must repeat at most {_MOST_REPEATED:,} times in all its braces together, got "
+            f"{repeated:,} in {pattern!r}"
+        )
     for first, last in re.findall(r"(?<=[\[^\w])(\w)-(\w)", pattern):
         if first > last:
             raise OptionError(f"pattern must have no {first}-{last}, which nothing matches")
     try:
-        nondeterministic = NFA.from_regex(pattern, input_symbols=set(letters))
-        dfa = DFA.from_nfa(nondeterministic, retain_names=False, minify=True).to_complete()
+        nfa = NFA.from_regex(pattern, input_symbols=set(letters)).eliminate_lambda()
     except (AutomatonException, RegexException) as error:
         reason = str(error).rstrip(".")
         raise OptionError(
             f"pattern must be a regular expression, got {pattern!r}: {reason}"
         ) from error
+    dfa = _determined(nfa, pattern)
     if dfa.isempty():
         raise OptionError(f"pattern must match a word, got {pattern!r}, which matches none")
     numbers, waiting = {dfa.initial_state: 0}, deque([dfa.initial_state])
@@ -284,6 +308,11 @@ def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
                 numbers[state] = len(numbers)
                 waiting.append(state)
         rows.append([numbers[state] for state in after])
+    if len(rows) > MOST_STATES:
+        raise OptionError(
+            f"pattern must have an automaton of at most {MOST_STATES} states, got {len(rows):,} "
+            f"for {pattern!r}"
+        )
     transitions = np.array(rows, dtype=np.int64)
     accepting = np.array([state in dfa.final_states for state in numbers], dtype=np.int64)
     return NamedAutomaton(
@@ -292,6 +321,39 @@ def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
         tuple(letters),
         ("no", "yes"),
     )
+
+
+def _determined(nfa: "NFA", pattern: str) -> "DFA":
+    """Return the smallest deterministic automaton; the library's own way there has no limit."""
+    from automata.fa.dfa import DFA
+
+    numbers = {frozenset([nfa.initial_state]): 0}
+    waiting = deque(numbers)
+    transitions: dict[int, dict[str, int]] = {}
+    while waiting:
+        subset = waiting.popleft()
+        row = transitions[numbers[subset]] = {}
+        for letter in nfa.input_symbols:
+            after = frozenset().union(
+                *(nfa.transitions.get(state, {}).get(letter, ()) for state in subset)
+            )
+            if after not in numbers:
+                if len(numbers) == _MOST_SUBSETS:
+                    raise OptionError(
+                        f"pattern must have an automaton of at most {MOST_STATES} states, got "
+                        f"{pattern!r}, whose search ended at {_MOST_SUBSETS:,}"
+                    )
+                numbers[after] = len(numbers)
+                waiting.append(after)
+            row[letter] = numbers[after]
+    return DFA(
+        states=set(transitions),
+        input_symbols=set(nfa.input_symbols),
+        transitions=transitions,
+        initial_state=0,
+        final_states={number for subset, number in numbers.items() if subset & nfa.final_states},
+        allow_partial=False,
+    ).minify()
 
 
 def _random_table(num_states: int, num_letters: int, seed: int) -> NDArray[np.int64]:

@@ -158,7 +158,7 @@ def _content(file: object) -> bytes:
 def _rows(content: bytes, file: str) -> list[list[tuple[str, str]]]:
     """Return the traces: letters with their answers, empty where there is no label."""
     try:
-        lines = content.decode("utf-8").splitlines()
+        lines = content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise OptionError(f"file must be a text file ({error}), got {file!r}") from error
     rows = []

@@ -71,7 +71,7 @@ def certify_run(
     task = config.build_task()
     if not isinstance(task, HasAutomaton | HasPlaces):
         raise RequestError(
-            f"task must have an automaton or places to prove, got {config.task.name}; prove a "
+            f"task must have a finite automaton or places, got {config.task.name}; prove a "
             "property with --property FILE"
         )
     if config.model.backbone != "causal":

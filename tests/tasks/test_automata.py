@@ -69,10 +69,10 @@ def test_answers_may_stand_on_the_transitions():
         ("a x a", "a line 'start: STATE', got none"),
         ("start: a b\na x a", "one start state, .* got 'start: a b'"),
         ("start: a\nstart: a\na x a", "one start state"),
-        ("start: -\na x a", "transitions from each state, got none from '-', which start: names"),
-        ("start: b\na x a", "transitions from each state, got none from 'b', which start: names"),
+        ("start: -\na x a", "transitions from each state, got none from '-', which 'start:' names"),
+        ("start: b\na x a", "transitions from each state, got none from 'b', which 'start:' names"),
         ("start: a\na x c", ".*got none from 'c', which line 2 names"),
-        ("start: a\naccept: b\na x a", ".*got none from 'b', which accept: names"),
+        ("start: a\naccept: b\na x a", ".*got none from 'b', which 'accept:' names"),
         ("start: a\naccept:\na x a", "a state after 'accept:', got 'accept:' on line 2"),
         ("start: a\naccept: a\naccept: a\na x a", "one line 'accept:"),
         ("start: a\na x", ".* of the form 'STATE LETTER NEXT' or .*, got 'a x' on line 2"),
@@ -271,6 +271,11 @@ def test_the_kinds_of_words_stay_what_they_were():
         "balanced": "4728b960ba3d259e",
         "repeating": "e527c868ec4f072e",
     }
+
+
+def test_repetitions_are_counted_as_they_are_nested():
+    """Beside each other, 40 and 26 letters are 66; within each other, they are refused."""
+    assert tasks.build("regex", pattern="a{40}b{26}", alphabet="ab").automaton().num_states == 68
 
 
 def test_states_that_no_word_tells_apart_have_covering_words():
@@ -511,9 +516,10 @@ def test_letters_of_the_pattern_are_the_alphabet_unless_given():
         ({"pattern": "a", "alphabet": ""}, "alphabet must have different characters .* ''"),
         (
             {"pattern": "(a{40}){26}", "alphabet": "ab"},
-            "pattern must repeat at most 1,000 times in all .* got 1,040 in",
+            "pattern must have at most 1,000 letters with .* written out, got 1,040 for",
         ),
-        ({"pattern": "a{,1001}", "alphabet": "ab"}, "pattern must repeat at most 1,000 times"),
+        ({"pattern": "a{,999}[ab]b", "alphabet": "ab"}, "pattern must have .* got 1,001 for"),
+        ({"pattern": "(ab|b{2})*.{997}", "alphabet": "ab"}, "pattern must have .* got 1,001 for"),
         (
             {"pattern": "a{600}", "alphabet": "ab"},
             "pattern must have an automaton of at most 500 states, got 602 for",

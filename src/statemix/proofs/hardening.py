@@ -206,7 +206,13 @@ def refit(model: ReadoutModel, automaton: Automaton, head: str) -> ReadoutModel:
 
 
 def fit_readout(readout: nn.Linear, inputs: Tensor, answers: Tensor) -> None:
-    """Fit a readout to answers by logistic regression, from the weights that it has."""
+    """Fit a readout to answers by logistic regression, from the weights that it has.
+
+    Args:
+        readout: a linear map of float64, which is changed.
+        inputs: shape (N, d), float64.
+        answers: classes, shape (N,), int64; ``IGNORED`` where there is none.
+    """
     optimizer = torch.optim.LBFGS(
         readout.parameters(), max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
     )

@@ -13,12 +13,7 @@ from torch.nn import functional
 
 from statemix.models import TokenClassifier
 from statemix.proofs import Certificate, prove_by_structure
-from statemix.studies.place_tracker import (
-    FollowedWords,
-    contents_before,
-    follow,
-    train_tracker,
-)
+from statemix.studies.place_tracker import FollowedWords, contents_before, follow, train_tracker
 from statemix.tasks.chess_moves import (
     HEADS,
     KINDS,

@@ -253,7 +253,7 @@ def check_length(value: object, *, minimum: int = 1) -> int:
 
 
 def check_seed(value: object, name: str = "seed") -> int:
-    """Return a checked seed of the data, 0 <= seed < 2^64."""
+    """Return a checked seed of the data, 0 <= seed < 2^64, under the name of its option."""
     number = check_integer(name, value, minimum=0)
     if number >= 2**64:
         raise OptionError(f"{name} must be below 2^64, got {value}")
@@ -261,6 +261,10 @@ def check_seed(value: object, name: str = "seed") -> int:
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
-    """Check that a value is one of some words."""
+    """Check that a value is one of some words.
+
+    Raises:
+        OptionError: if it is not.
+    """
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

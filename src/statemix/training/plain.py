@@ -113,7 +113,7 @@ def import_modules(names: Any) -> None:
     """Import the user's modules, which register layers and tasks.
 
     Raises:
-        SettingError: if a module cannot be found.
+        SettingError: if the names are no list of names, or a module cannot be found.
     """
     if not isinstance(names, list | tuple) or not all(
         isinstance(name, str) and all(part.isidentifier() for part in name.split("."))

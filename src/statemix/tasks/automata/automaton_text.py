@@ -147,7 +147,7 @@ class _Lines:
     def _check(self, states: dict[str, int], letters: dict[str, int]) -> None:
         if self.start is None:
             raise _refused("have a line 'start: STATE', got none")
-        named = [("start:", self.start), *(("accept:", state) for state in self.accepted or ())]
+        named = [("'start:'", self.start), *(("'accept:'", state) for state in self.accepted or ())]
         named += [(f"line {n}", after) for n, after, _ in self.arrows.values() if after != _NEVER]
         for source, state in named:
             if state not in states:

@@ -1,6 +1,5 @@
 """The tasks of automata: a table as text, a regular expression, and random automata."""
 
-import math
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -13,11 +12,7 @@ from numpy.typing import NDArray
 from statemix.automaton import Automaton, reachable
 from statemix.errors import OptionError, SettingError
 from statemix.tasks import addressing
-from statemix.tasks.automata.automaton_text import (
-    MOST_STATES,
-    NamedAutomaton,
-    parse_automaton,
-)
+from statemix.tasks.automata.automaton_text import MOST_STATES, NamedAutomaton, parse_automaton
 from statemix.tasks.automata.automaton_words import AutomatonTask, Labels, Lengths, Words
 from statemix.tasks.automata.known_languages import LANGUAGES, TABLES
 
@@ -239,9 +234,9 @@ class RandomAutomaton(AutomatonTask):
 
 
 _REPEATED = re.compile(r"\{(\d+(,\d*)?|,\d+)\}")
-# Repetitions of a letter, and states before the automaton is as small as it can be: a pattern of 40
-# characters can have millions of both.
-_MOST_REPEATED, _MOST_SUBSETS = 1000, 10_000
+# Letters with repetitions written out, and states before the automaton is as small as it can be: a
+# pattern of 40 characters can have millions of both.
+_MOST_WRITTEN, _MOST_SUBSETS = 1000, 10_000
 
 
 def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
@@ -277,13 +272,10 @@ def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
     for least, most in re.findall(r"\{(\d+),(\d+)\}", pattern):
         if int(least) > int(most):
             raise OptionError(f"pattern must have no {{{least},{most}}}, which nothing matches")
-    repeated = math.prod(
-        max([1, *map(int, re.findall(r"\d+", one.group()))]) for one in _REPEATED.finditer(pattern)
-    )
-    if repeated > _MOST_REPEATED:
+    if (written := _letters_written_out(pattern)) > _MOST_WRITTEN:
         raise OptionError(
-            f"pattern must repeat at most {_MOST_REPEATED:,} times in all its braces together, got "
-            f"{repeated:,} in {pattern!r}"
+            f"pattern must have at most {_MOST_WRITTEN:,} letters with its repetitions written "
+            f"out, got {written:,} for {pattern!r}"
         )
     for first, last in re.findall(r"(?<=[\[^\w])(\w)-(\w)", pattern):
         if first > last:
@@ -321,6 +313,25 @@ def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
         tuple(letters),
         ("no", "yes"),
     )
+
+
+def _letters_written_out(pattern: str) -> int:
+    """Count the letters of a pattern in which ``a{3}`` is written ``aaa``."""
+    open_groups, last = [0], 0
+    for token in re.findall(r"\{[\d,]*\}|\[[^\]]*\]|.", pattern):
+        if token == "(":
+            open_groups.append(0)
+        elif token == ")" and len(open_groups) > 1:
+            last = open_groups.pop()
+            open_groups[-1] += last
+        elif token[0] == "{":
+            times = max([1, *map(int, re.findall(r"\d+", token))])
+            open_groups[-1] += last * (times - 1)
+            last *= times
+        elif token not in "|&*+?)":
+            last = 1
+            open_groups[-1] += 1
+    return sum(open_groups)
 
 
 def _determined(nfa: "NFA", pattern: str) -> "DFA":

@@ -16,7 +16,7 @@ from statemix.cli import main
 from statemix.cli.bench import BENCHMARKS
 from statemix.cli.lm import PARTS
 from statemix.layers import LAYERS
-from statemix.proofs import StateMachine, parse_property
+from statemix.proofs import parse_property
 from statemix.tasks import TASKS
 from statemix.tasks.automata.automaton_text import parse_automaton
 from statemix.training import RunConfig, config_from_plain
@@ -137,10 +137,10 @@ def test_the_automaton_and_the_property_are_right():
     lamp, off = automata()
     language = parse_automaton(lamp)
     watched = parse_property(off, language.letters, language.classes)
-    machine = StateMachine(language.automaton.transitions, language.automaton.outputs)
+    automaton = language.automaton
     # The lamp itself keeps the property wherever letters can follow.
-    repaired = machine.transitions[:, 1] >= 0
-    assert (watched.transitions[0, 1, machine.answers[repaired, 1]] == 0).all()
+    repaired = automaton.transitions[:, 1] >= 0
+    assert (watched.transitions[0, 1, automaton.outputs[repaired, 1]] == 0).all()
     assert watched.bad[watched.transitions[0, 1, [1, 2]]].all()
 
 

@@ -236,7 +236,7 @@ def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys):
     (targets,) = examples.targets.values()
     accuracy = (machine.run(examples.tokens)[0] == targets).mean()
     assert said[:3] == [
-        f"not proven: {accuracy:.4f} of the answers on test traces are right",
+        f"no automaton to compare with: {accuracy:.4f} of the answers on test traces are right",
         "letters: 0 wait, 1 press",
         "answers: 0 dark, 1 lit",
     ]

@@ -141,7 +141,7 @@ def test_a_place_that_takes_several_entries_to_tell_is_named():
         "followers": [[0, 1]],
         "codes": [[[0, 0, 0], [1, 0, 1], [2, 1, 0], [3, 1, 1]]],
     }
-    with pytest.raises(ValueError, match="no single entry tells the content of place 0"):
+    with pytest.raises(ValueError, match="no single entry determines the content of place 0"):
         EntryMachine.from_tables(signed(tables))
 
 

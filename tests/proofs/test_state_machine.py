@@ -104,6 +104,22 @@ def test_bad_words_are_named(arguments, error, message):
         StateMachine(LAMP, LAMP).run(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("transitions", "answers", "error", "message"),
+    [
+        (LAMP[0], LAMP[0], ValueError, r"must both have shape \(states, letters\), got \(2,\)"),
+        (LAMP, LAMP[:2], ValueError, r"got \(3, 2\) and \(2, 2\)"),
+        (LAMP + 1, LAMP, ValueError, r"transitions must be in -1\.\.2, got 0\.\.3"),
+        (LAMP - 1, LAMP, ValueError, r"transitions must be in -1\.\.2, got -2\.\.1"),
+        (LAMP, LAMP - 1, ValueError, "answers must be in -1"),
+        (LAMP, LAMP * 1.0, TypeError, "answers must be integers, got float64"),
+    ],
+)
+def test_bad_tables_are_named(transitions, answers, error, message):
+    with pytest.raises(error, match=message):
+        StateMachine(transitions, answers)
+
+
 def test_a_comment_cannot_end_itself_or_begin_another():
     head = StateMachine(LAMP, LAMP).to_c("m", "first */\n/* second").partition("#include")[0]
     assert head.endswith('"statemix compile".\n   first * /\n   / * second */\n')

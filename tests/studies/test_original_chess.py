@@ -163,7 +163,7 @@ def _numbers(moves):
 def test_kinds_that_are_not_told_are_counted_and_seen_in_positions(without, kind, count):
     found, game = without(kind), _numbers(GAME)
     assert found.wrong_kinds == count
-    assert found.reason == f"the reader tells {count} kinds wrong"
+    assert found.reason == f"the reader names {count} wrong kinds"
     exact = found.network.follow(np.array([game])).exact[0]
     first = [all_moves()[number].kind for number in game].index(kind)
     assert exact[:first].all()

@@ -64,7 +64,10 @@ class Compile:
             found = explore_run(self.folder, self.weights)
             machine: StateMachine | EntryMachine = found.machine
             names = {"letters": found.letters, "answers": found.answers}
-            verdict = f"not proven: {found.accuracy:.4f} of the answers on test traces are right"
+            verdict = (
+                f"no automaton to compare with: {found.accuracy:.4f} of the answers on test traces "
+                "are right"
+            )
         else:
             machine, names = self._proven(outcome)
             verdict = "proven at every length"

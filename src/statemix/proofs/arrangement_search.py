@@ -26,7 +26,7 @@ def prove_places(
     max_pairs: int = 100_000,
     on_progress: Callable[[int], None] | None = None,
 ) -> Certificate:
-    """Prove that a model tells the contents of all places after words of every length.
+    """Prove that a model names the contents of all places after words of every length.
 
     A network may be right though its entries follow no places: seven points of a plane are known
     from its seven lines, too. If :func:`prove_by_structure` does not prove the network, and words

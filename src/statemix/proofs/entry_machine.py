@@ -51,7 +51,7 @@ class EntryMachine:
 
         Raises:
             Invalid: if they have another form, or do not prove the network.
-            ValueError: if no single entry tells the content of a place, or there are more than a
+            ValueError: if no single entry determines a place's content, or there are more than a
                 million values.
             OverflowError: if a content is 2^31 or more.
         """
@@ -72,7 +72,7 @@ class EntryMachine:
                     row[[value for value, _ in told]] = [content for _, content in told]
                     break
             else:
-                raise ValueError(f"no single entry tells the content of place {place}")
+                raise ValueError(f"no single entry determines the content of place {place}")
         kept = _closure(set(read), rules)
         renumbered = np.full(rules.shape[1], -1, dtype=np.int32)
         renumbered[kept] = np.arange(len(kept))

@@ -33,6 +33,21 @@ class StateMachine:
     transitions: NDArray[np.int32]
     answers: NDArray[np.int32]
 
+    def __post_init__(self) -> None:
+        """Check the tables, which may come from a file.
+
+        Raises:
+            TypeError: if a table does not hold integers.
+            ValueError: if the tables have other shapes, or a state is out of range.
+        """
+        if self.transitions.ndim != 2 or self.answers.shape != self.transitions.shape:
+            raise ValueError(
+                "transitions and answers must both have shape (states, letters), got "
+                f"{self.transitions.shape} and {self.answers.shape}"
+            )
+        require_numbers("transitions", self.transitions, len(self.transitions), least=-1)
+        require_numbers("answers", self.answers, 2**31, least=-1)
+
     @classmethod
     def from_tables(cls, tables: dict[str, Any]) -> Self:
         """Number the states of a network that the tables of a certificate describe.
@@ -196,8 +211,8 @@ def _moved(table: NDArray[np.intp], places: NDArray[np.intp]) -> NDArray[np.intp
     return moved
 
 
-def require_numbers(name: str, numbers: NDArray[Any], limit: int) -> None:
-    """Refuse numbers that are no integers in 0 ... limit - 1.
+def require_numbers(name: str, numbers: NDArray[Any], limit: int, least: int = 0) -> None:
+    """Refuse numbers that are no integers in least ... limit - 1.
 
     Raises:
         TypeError: if they are not integers.
@@ -205,8 +220,10 @@ def require_numbers(name: str, numbers: NDArray[Any], limit: int) -> None:
     """
     if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
         raise TypeError(f"{name} must be integers, got {numbers.dtype}")
-    if numbers.size and not 0 <= numbers.min() <= numbers.max() < limit:
-        raise ValueError(f"{name} must be in 0..{limit - 1}, got {numbers.min()}..{numbers.max()}")
+    if numbers.size and not least <= numbers.min() <= numbers.max() < limit:
+        raise ValueError(
+            f"{name} must be in {least}..{limit - 1}, got {numbers.min()}..{numbers.max()}"
+        )
 
 
 def c_source(template: str, name: str, comment: str, **parts: object) -> str:

@@ -27,7 +27,7 @@ _MOST_COMBINATIONS = 1_000_000
 
 @torch.no_grad()
 def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
-    r"""Prove that a model tells the contents of all places after words of every length.
+    r"""Prove that a model names the contents of all places after words of every length.
 
     With gates of 0 and 1, each token lets an entry copy an entry or load a value. An entry
     *follows* a place if this agrees with what every token does to the place, and its value tells

@@ -1,4 +1,4 @@
-"""Chess without flags: two trackers, and a small network between them that tells kinds of moves."""
+"""Chess without flags: two trackers, and a small network between them that names kinds of moves."""
 
 from collections.abc import Callable
 from functools import partial
@@ -103,7 +103,7 @@ class _Plies:
 class OriginalChess(NamedTuple):
     """A network that follows positions from moves without kinds.
 
-    The first tracker tells what stands on the squares of a move. The reader tells the kind of the
+    The first tracker names what stands on the squares of a move. The reader names the kind of the
     move by that. The second tracker follows the position by moves with kinds.
 
     Attributes:
@@ -154,7 +154,7 @@ class OriginalProof(NamedTuple):
         for name, part in (("first", self.first), ("second", self.second)):
             if part.verdict != "proven":
                 return f"{name} tracker: {part.result.reason}"
-        return f"the reader tells {self.wrong_kinds:,} kinds wrong" if self.wrong_kinds else ""
+        return f"the reader names {self.wrong_kinds:,} wrong kinds" if self.wrong_kinds else ""
 
 
 def prove_original(network: OriginalChess) -> OriginalProof:

@@ -84,7 +84,7 @@ def cube_text(contents: NDArray[np.int64]) -> str:
 
 
 class Cube(PlacesTask):
-    r"""Follow a Rubik's cube: after every turn, tell the colours of all 48 stickers.
+    r"""Follow a Rubik's cube: after every turn, answer with the colours of all 48 stickers.
 
     A word starts with the solved cube, and its turns are uniform over the 18 turns of faces: by a
     quarter (U), by a half (U2) and by a quarter back (U'), for the faces up, left, front, right,

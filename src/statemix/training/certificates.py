@@ -336,7 +336,8 @@ def load_proven(
         row = json.loads(path.read_text())
         verdict, sha256, trained = row["verdict"], row.get("sha256", ""), row.get("weights_sha256")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RequestError(f"{path} must hold a certificate, got: {error!r}") from error
+        reason = getattr(error, "strerror", None) or repr(error)
+        raise RequestError(f"{path} must hold a certificate, got: {reason}") from error
     if verdict != "proven":
         raise RequestError(f"{path} must hold a proof, got the verdict {verdict!r}")
     if trained != outcome.weights.get(WEIGHT_FILES[weights]):

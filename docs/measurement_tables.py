@@ -10,6 +10,8 @@ from typing import Any
 import polars as pl
 
 from statemix.studies.result_text import accuracy_text
+from statemix.training import config_from_plain
+from statemix.training.certificates import names_of
 
 RESULTS = Path(__file__).parents[1] / "results"
 LENGTHS = ("16", "64", "1024", "16384")
@@ -47,18 +49,16 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def unproven(certificates: Mapping[int, Mapping[str, Any]], letters: Sequence[str] = ()) -> str:
-    """Write the seeds that are not proven, each with a shortest word that is answered wrongly.
-
-    Args:
-        certificates: certificate of each seed.
-        letters: name of each token; empty means its number.
-    """
+def unproven(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Write the seeds that are not proven, each with a shortest word that is answered wrongly."""
     texts = []
-    for seed, found in sorted(certificates.items()):
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        found = row["certificate"]
         if found["verdict"] != "proven":
-            word = " ".join(letters[token] if letters else str(token) for token in found["word"])
-            texts.append(f"{seed}: {f'`{word}`' if word else found['verdict']}")
+            task = config_from_plain({"task": row["task"]}).build_task()
+            letters, _ = names_of(task, next(iter(task.heads)))
+            word = " ".join(letters[token] for token in found["word"])
+            texts.append(f"{row['seed']}: {f'`{word}`' if word else found['verdict']}")
     return "<br>".join(texts)
 
 

@@ -27,8 +27,6 @@ from statemix.studies.store import StoredRow, merged
 from statemix.studies.study import find_study
 from statemix.studies.study_entries import SizeName
 from statemix.studies.tidy import by_length
-from statemix.tasks.automata.automaton_text import parse_automaton
-from statemix.tasks.automata.known_languages import MONITORS
 
 RECIPE = "BD-LRU, recipe exact"
 USUAL = "as in the recipe"
@@ -93,19 +91,10 @@ def _monitor_words(rows: Mapping[str, StoredRow]) -> str:
     for (column, wrong, model), group in runs.group_by(
         "column", "wrong", "model", maintain_order=True
     ):
-        letters = parse_automaton(str(MONITORS[str(column)]["rules"])).letters
-        text = unproven(_certificates(rows, group), letters)
+        text = unproven(rows[key] for key in group["key"])
         if text:
             lines.append((str(column), f"{wrong:.0%}", str(model), text))
     return markdown(("protocol", "wrong", "learner", "seeds that are not proven"), lines)
-
-
-def _certificates(
-    rows: Mapping[str, StoredRow], runs: pl.DataFrame
-) -> dict[int, Mapping[str, Any]]:
-    """Return the certificate of each seed of runs that have ended."""
-    found: Mapping[str, Mapping[str, Any]] = rows
-    return {seed: found[key]["certificate"] for seed, key in runs.select("seed", "key").rows()}
 
 
 def _runs(rows: Mapping[str, StoredRow], study: str) -> pl.DataFrame:
@@ -123,24 +112,21 @@ def _tracking(rows: Mapping[str, StoredRow], study: str) -> str:
             lines.append((one["column"], name, *["–"] * 7))
             continue
         done = runs.filter(column=one["column"], model=one["model"], status="done")
-        certificates = _certificates(rows, done)
-        trained = sum(
-            found["verdict"] == "proven" and found["network"] != "refitted"
-            for found in certificates.values()
-        )
+        found: list[Mapping[str, Any]] = [rows[key] for key in done["key"]]
+        proofs = [row["certificate"] for row in found if row["certificate"]["verdict"] == "proven"]
+        trained = sum(proof["network"] != "refitted" for proof in proofs)
         passed = f"{sum(one['passed'])} of {len(one['passed'])}" if one["passed"] else "–"
-        verdicts = one["verdicts"]
         lines.append(
             (
                 one["column"],
                 names.get(one["model"], one["model"].removeprefix("BD-LRU, ")),
-                f"{verdicts.count('proven')} of {len(verdicts)}",
-                str(trained) if "proven" in verdicts else "–",
+                f"{len(proofs)} of {len(found)}",
+                str(trained) if proofs else "–",
                 passed,
                 accuracy_by_length(one),
                 duration_text(math.fsum(one["seconds"]) / one["done"]),
                 duration_text(max(one["seconds"])),
-                unproven(certificates),
+                unproven(found),
             )
         )
     header = ("task", "network", "proven", "without refit", "attempts passed", "accuracy")

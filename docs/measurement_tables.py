@@ -10,8 +10,7 @@ from typing import Any
 import polars as pl
 
 from statemix.studies.result_text import accuracy_text
-from statemix.training import config_from_plain
-from statemix.training.certificates import names_of
+from statemix.studies.tidy import failing_word
 
 RESULTS = Path(__file__).parents[1] / "results"
 LENGTHS = ("16", "64", "1024", "16384")
@@ -53,12 +52,10 @@ def unproven(rows: Iterable[Mapping[str, Any]]) -> str:
     """Write the seeds that are not proven, each with a shortest word that is answered wrongly."""
     texts = []
     for row in sorted(rows, key=lambda row: row["seed"]):
-        found = row["certificate"]
-        if found["verdict"] != "proven":
-            task = config_from_plain({"task": row["task"]}).build_task()
-            letters, _ = names_of(task, next(iter(task.heads)))
-            word = " ".join(letters[token] for token in found["word"])
-            texts.append(f"{row['seed']}: {f'`{word}`' if word else found['verdict']}")
+        verdict = row["certificate"]["verdict"]
+        if verdict != "proven":
+            word = failing_word(row)
+            texts.append(f"{row['seed']}: {f'`{word}`' if word else verdict}")
     return "<br>".join(texts)
 
 

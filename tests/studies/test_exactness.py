@@ -26,6 +26,7 @@ from statemix.studies.recipes import exact
 from statemix.studies.runner import Ended, Job
 from statemix.studies.store import Store, key
 from statemix.studies.study_entries import StudyEntry, Trial, Trials, due, plan
+from statemix.studies.tidy import failing_word
 from statemix.tasks import IGNORED, TaskSpec
 from statemix.training import (
     BatchConfig,
@@ -523,6 +524,12 @@ def test_changes_of_the_settings_for_places_are_single_attempts_that_differ():
         for config in changed.values()
     ]
     assert differing == [{"block_size"}, set(), {"gate_noise"}, {"num_blocks", "value_channels"}]
+
+
+def test_failing_words_have_the_letters_of_their_task():
+    row = {"task": {"name": "regex", "pattern": "(ab)*"}, "certificate": {"word": [0, 1]}}
+    assert failing_word(row) == "a b"
+    assert failing_word({**row, "certificate": {"verdict": "open"}}) == ""
 
 
 def test_the_table_of_a_factorial_counts_steps(trained):

@@ -9,6 +9,8 @@ import polars as pl
 from statemix.studies.result_text import commit_text
 from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import StudyEntry
+from statemix.training import config_from_plain
+from statemix.training.certificates import names_of
 
 NOISE = 0.05
 """Largest difference from the paper that agrees: two models that the paper calls identical differ
@@ -113,11 +115,23 @@ def _row(row: StoredRow | None, metric: str) -> dict[str, Any]:
             for one in more.get("attempts", [])
         ],
         "certificate": certificate.get("verdict"),
-        "word": " ".join(map(str, certificate.get("word", ()))),
+        "word": failing_word(more) if certificate else "",
         # Processor time does not depend on what else the machine did; older rows have none.
         "seconds": (more.get("cpu_s") or more.get("time_s") or 0.0) + more.get("certify_s", 0.0),
         "commit": commit_text(more.get("environment", {})),
     }
+
+
+def failing_word(row: Mapping[str, Any]) -> str:
+    """Return the shortest word that refutes a row's certificate, in the letters of its task.
+
+    It is empty unless the verdict is "refuted".
+    """
+    if not (word := row["certificate"].get("word")):
+        return ""
+    task = config_from_plain({"task": row["task"]}).build_task()
+    letters, _ = names_of(task, next(iter(task.heads)))
+    return " ".join(letters[token] for token in word)
 
 
 def cell_labels(runs: pl.DataFrame) -> list[str]:

@@ -120,38 +120,31 @@ class Processes:
 @contextmanager
 def processes(count: int, checkpoint_every_s: float) -> Iterator[Processes]:
     """Start processes, and end them on exit, runs under way with a checkpoint."""
-    with _connected(count, checkpoint_every_s) as connections:
-        yield Processes(connections)
-
-
-@contextmanager
-def _connected(count: int, checkpoint_every_s: float) -> Iterator[list[Connection]]:
-    """Start processes that train the jobs sent to them, and end them on exit."""
     context = multiprocessing.get_context("spawn")
     connections: list[Connection] = []
-    processes: list[BaseProcess] = []
+    workers: list[BaseProcess] = []
     try:
         # Workers inherit ignored signals. Ctrl-C reaches the workers too, and must not end them
         # while they are still importing.
         with handled(IGNORED):
             for _ in range(count):
                 ours, theirs = context.Pipe()
-                process: BaseProcess = context.Process(
+                worker: BaseProcess = context.Process(
                     target=_serve, args=(theirs, checkpoint_every_s), daemon=True
                 )
-                process.start()
+                worker.start()
                 theirs.close()
                 connections.append(ours)
-                processes.append(process)
-        yield connections
+                workers.append(worker)
+        yield Processes(connections)
     finally:
         for connection in connections:
             connection.close()
-        for process in processes:
-            process.join(GRACE_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for worker in workers:
+            worker.join(GRACE_S)
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
 
 
 def _serve(connection: Connection, checkpoint_every_s: float) -> None:

@@ -364,7 +364,7 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
     def one_worker(count, checkpoint_every_s):
         if death == "before its job":
             theirs.close()
-        yield [ours]
+        yield processes.Processes([ours])
         ours.close()
 
     wait = processes.wait
@@ -381,7 +381,7 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
             theirs.close()
         return wait(connections, timeout)
 
-    monkeypatch.setattr(processes, "_connected", one_worker)
+    monkeypatch.setattr("statemix.studies.runner.processes", one_worker)
     monkeypatch.setattr(processes, "wait", die_then_wait)
     rows = run_all(jobs, num_workers=2)
     if death == "after its job":

@@ -205,7 +205,9 @@ def test_a_run_reports_its_progress_and_prints_its_scores(tmp_path, tiny_argumen
 def test_the_attempts_of_a_search_are_counted(tmp_path, tiny_arguments, capsys):
     search = ["--search.attempts", "2", "--search.max-steps", "1", "--search.accept-last", "1"]
     assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments, *search]) == 0
-    assert " steps in 2 attempts, none of which passed, " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert " steps in 2 attempts, none of which passed, " in out
+    assert "try another --seed, or more attempts: --search.attempts 4\n" in out
 
 
 def test_from_repeats_a_run_into_another_folder(tmp_path, finished_run):

@@ -348,12 +348,15 @@ def _print_grid(axes: Sequence[Axis], ended: Sequence[Ended], outcomes: dict[str
 def _print_outcome(outcome: Outcome) -> None:
     count = len(outcome.attempts)
     attempts = f" in {count} attempt{'s' if count > 1 else ''}" if count else ""
-    if count and not outcome.attempts[-1].passed:
+    failed = count > 0 and not outcome.attempts[-1].passed
+    if failed:
         attempts += ", none of which passed"
     print(
         f"{outcome.num_parameters:,} parameters, {outcome.last.step:,} steps{attempts}, "
         f"{outcome.time_s:.1f} s; stored in {outcome.folder}"
     )
+    if failed:
+        print(f"try another --seed, or more attempts: --search.attempts {2 * count}")
     selections = {
         "last": outcome.last,
         "best validation": outcome.test_at_best_validation,

@@ -178,10 +178,32 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
     assert (row["verdict"], row["word"], row["answers"]) == ("refuted", ["21", "12"], ["21", "21"])
     assert (row["state"], row["network"]) == ("wrong", "proven")
     assert row["property"] == BROKEN
-    output = tmp_path / "elsewhere"
-    command = ["certify", str(run), "--property", str(broken), "--soft", "--output", str(output)]
-    assert main(command) == 1
-    assert json.loads((output / "property-broken.json").read_text())["network"] == "as trained"
+    # Another question about the network has another file.
+    command = ["certify", str(run), "--property", str(broken), "--soft"]
+    for folder, options in ((run, []), (tmp_path / "new", ["--output", str(tmp_path / "new")])):
+        assert main([*command, *options]) == 1
+        stored = json.loads((folder / "property-broken-soft.json").read_text())
+        assert stored["network"] == "as trained"
+    assert row == json.loads((run / "property-broken.json").read_text())
+
+
+LAMP = "start: off\noff switch on\noff repair -\non switch off\non repair off\n"
+
+
+def test_a_property_is_about_the_words_of_the_task(tmp_path, capsys):
+    """No word begins with "repair", so no network can break the property."""
+    rules, first = tmp_path / "lamp.txt", tmp_path / "first.txt"
+    rules.write_text(LAMP)
+    first.write_text("start: s\nbad: b\ns switch * t\ns repair * b\n")
+    run = str(tmp_path / "run")
+    train = ["train", "--folder", run, "--task", "automaton", f"file={rules}"]
+    train += ["--model.layers", "bd_lru", "num_blocks=1", "block_size=2"]
+    train += ["--schedules.num-steps", "1", "--evaluation.test-size", "2"]
+    assert main([*train, "--evaluation.validation-size", "2"]) == 0
+    assert main(["certify", run, "--property", str(first)]) == 0
+    first.write_text("start: s\nbad: b\ns switch * b\n")
+    assert main(["certify", run, "--property", str(first)]) == 1
+    assert "refuted: switch leads to b" in capsys.readouterr().out
 
 
 def test_properties_that_cannot_be_read_are_named(tracker, tmp_path, capsys):

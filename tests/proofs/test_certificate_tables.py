@@ -230,13 +230,23 @@ def test_tables_of_another_form_are_named(s_3, change, message):
         check(sealed(s_3))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"tables": 3}', '{"tables": {"sha256": 1}}'])
-def test_files_without_tables_are_named(text, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "Expecting value"),
+        ("[]", "it has no tables\n"),
+        ("{}", "it has no tables\n"),
+        ('{"tables": 3}', "it has no tables\n"),
+        ('{"without_tables": "the verdict is open"}', "it has no tables: the verdict is open\n"),
+        ('{"tables": {"sha256": 1}}', "its tables must be "),
+    ],
+)
+def test_files_without_tables_are_named(text, reason, tmp_path):
     path = tmp_path / "certificate.json"
     path.write_text(text)
     status, said = run_checker(path)
     assert status == 2
-    assert said.startswith(f"invalid: {path}: ")
+    assert said.startswith(f"invalid: {path}: {reason}")
 
 
 def test_deep_files_are_invalid_and_a_wrong_call_is_no_refutation(tmp_path):

@@ -122,6 +122,11 @@ def test_what_is_accepted_is_right_whatever_was_changed(rules):
         (lambda t: t["letters"][0].__setitem__(0, 1.0), "a letter holds 1.0"),
         (lambda t: t["places"].update(more=[]), "the places are not whole"),
         (lambda t: t["places"]["letters"][0].pop(), "a letter of the places must have 3 numbers"),
+        (
+            lambda t: (t.update(letters=[]), t["places"].update(letters=[])),
+            "places must have a row per letter",
+        ),
+        (lambda t: t.update(heads=0), "heads holds 0"),
         (lambda t: t.update(heads=4), "heads holds 4"),
         (lambda t: t["followers"].pop(), "followers and codes must have a row per place"),
         (lambda t: t["followers"].__setitem__(0, [0, 0]), "followers must have 1 numbers"),

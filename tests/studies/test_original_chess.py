@@ -295,7 +295,7 @@ def test_wrong_positions_are_counted_up_to_the_end_of_their_game(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chess", "--games", "5"], "games must be absent"),
+        (["chess", "--games", "5"], "games must be absent for the subject chess without --form"),
         (["cube", "--form", "original"], "form must be absent for the subject cube, got original"),
         (["chess", "--form", "original", "--games", "0"], "games must be in 1..10,000, got 0"),
         (["chess", "--form", "original", "--games", "10001"], "1..10,000, got 10,001"),

@@ -152,8 +152,9 @@ class Demo:
         for name in others:
             given, default = getattr(self, name), type(self).__dataclass_fields__[name].default
             if given != default:
+                needs = " without --form original" if name == "games" else ""
                 raise RequestError(
-                    f"{name} must be absent for the subject {self.subject}, got {given}"
+                    f"{name} must be absent for the subject {self.subject}{needs}, got {given}"
                 )
         if not 1 <= self.games <= 10_000:
             raise RequestError(f"games must be in 1..10,000, got {self.games:,}")

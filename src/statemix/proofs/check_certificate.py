@@ -190,8 +190,11 @@ def main(path: str) -> int:
     """Print the verdict on a file, and return the exit status."""
     try:
         with open(path, encoding="utf-8") as file:
-            tables = json.load(file)["tables"]
-        if tables["format"] == 2:
+            found = json.load(file)
+        content = found if isinstance(found, dict) else {}
+        tables, reason = content.get("tables"), content.get("without_tables")
+        require(isinstance(tables, dict), f"it has no tables{f': {reason}' if reason else ''}")
+        if tables.get("format") == 2:
             count = check_structure(tables)
             print(f"proven: right after every word of every length (by structure, {count} places)")
             return 0

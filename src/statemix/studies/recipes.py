@@ -260,8 +260,8 @@ def _num_entries(name: str, task: Task) -> int:
         )
     if num_states > _MOST_STATES:
         raise RequestError(
-            f"task must need at most {_MOST_STATES} states, as blocks have an entry for each, got "
-            f"{name}, which needs {num_states}"
+            f"task must need at most {_MOST_STATES} states, each counted once for every answer "
+            f"that leads into it, got {name}, which needs {num_states}"
         )
     return num_states
 

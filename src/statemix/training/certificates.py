@@ -119,6 +119,7 @@ def check_property(
         folder: folder of the run.
         property_file: text of the property, as :func:`statemix.proofs.parse_property` reads it. The
             verdict is written to ``property-NAME.json`` with the file's name without its ending.
+            As for certificates, the name ends with other weights and with "-soft".
         weights: weights of the network.
         soft: search the network as it was trained.
         max_states: states of the network after which the verdict is open.
@@ -145,7 +146,8 @@ def check_property(
     if not isinstance(model, TokenClassifier):
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
     letters, classes = names_of(task, model.main_head)
-    path = (output or folder) / f"property-{property_file.stem}.json"
+    about = _about(weights, soft=soft)
+    path = (output or folder) / f"property-{property_file.stem}{about}.json"
     files.open_for_append("folder" if output is None else "output", path)
     try:
         watched = parse_property(text, letters, classes)
@@ -261,8 +263,13 @@ def certificate_paths(folder: Path, weights: Weights, *, soft: bool) -> tuple[Pa
     Each choice of weights and of ``soft`` has its own files, so that certificates of different
     networks never replace each other.
     """
-    about = ("" if weights == "last" else f"-{weights}") + ("-soft" if soft else "")
+    about = _about(weights, soft=soft)
     return folder / f"certificate{about}.json", folder / f"certified{about}.safetensors"
+
+
+def _about(weights: Weights, *, soft: bool) -> str:
+    """Return what the names of files say about the network."""
+    return ("" if weights == "last" else f"-{weights}") + ("-soft" if soft else "")
 
 
 def _save_certificate(

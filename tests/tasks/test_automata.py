@@ -473,6 +473,14 @@ def test_matches_are_those_of_another_library(pattern):
         ]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "matches"), [("a|b&b", "b"), ("b&b|a", "ab"), ("a|(b&b)", "ab")]
+)
+def test_and_binds_as_or_does_from_left_to_right(pattern, matches):
+    automaton = tasks.build("regex", pattern=pattern, alphabet="abc").automaton()
+    assert [automaton.answers([n])[0] for n in range(3)] == [one in matches for one in "abc"]
+
+
 def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path):
     (tmp_path / "a.txt").write_text(PARITY, encoding="utf-8-sig")
     task = TaskSpec("automaton", file=str(tmp_path / "a.txt")).build()

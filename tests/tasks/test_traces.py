@@ -131,9 +131,10 @@ def test_a_monitor_is_trained_on_traces_and_its_property_is_decided(tmp_path, ca
     lines = []
     for _ in range(400):
         state, line = "closed", []
-        for call in rng.choice(["open", "read", "close"], 8):
+        for call in rng.choice(["open", "read", "close"], rng.integers(6, 9)):
             fits = (call == "open") == (state == "closed")
-            line.append(f"{call}/{'ok' if fits else 'no'}")
+            label = f"/{'ok' if fits else 'no'}"
+            line.append(f"{call}{label if rng.random() < 0.9 else ''}")
             if fits:
                 state = {"open": "opened", "close": "closed"}.get(call, state)
         lines.append(" ".join(line))
@@ -161,8 +162,10 @@ def test_a_monitor_is_trained_on_traces_and_its_property_is_decided(tmp_path, ca
     tables = np.load(folder / "log.npz")
     machine = StateMachine(tables["transitions"], tables["answers"])
     tokens, targets, lengths = task.examples("test", 0, 40)
-    assert (lengths == 8).all()
-    assert np.array_equal(machine.run(tokens)[0], targets["answer"])
+    assert set(lengths) == {6, 7, 8}
+    labelled = targets["answer"] != tasks.IGNORED
+    assert labelled.sum() < lengths.sum()
+    assert np.array_equal(machine.run(tokens)[0][labelled], targets["answer"][labelled])
     assert "log_step" in (folder / "log.c").read_text()
 
 

@@ -469,6 +469,14 @@ def test_few_arrangements_are_searched_where_no_entry_follows_a_place():
         assert automaton.num_states == 168
 
 
+def test_a_search_of_arrangements_proves_nothing_if_rounding_may_swap_gates():
+    rules, model = fano()
+    layer = model.backbone.blocks[0].mixer
+    layer.gate_proj.weight.data *= 2e-7
+    layer.gate_proj.bias.data[:] = 1.0
+    assert prove_places(model, rules).verdict == "open"
+
+
 def test_a_wrong_head_is_refuted_by_a_word():
     rules, model = fano()
     with torch.no_grad():

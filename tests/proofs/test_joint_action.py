@@ -134,14 +134,13 @@ def test_a_token_that_generates_all_maps_is_no_cycle_unless_it_permutes(tracker)
     assert (found["task_order"], found["task"]) == (2, "the task's semigroup")
 
 
-def test_words_that_cannot_occur_lead_nowhere(tracker):
-    """Token 1 can follow token 0 alone, so the task has the maps of 0, 1, 01, 10 and of nothing."""
+def test_a_task_in_which_tokens_cannot_follow_is_not_compared(tracker):
+    """Token 1 can follow token 0 alone. The network may do anything after other words."""
     turns = np.array([[1, NEVER], [NEVER, 0]])
     model = of_blocks(tracker, [[1, 0], [1, 0]], start=[1.0, 2.0])
     found = joined(model, Automaton(0, turns, np.zeros_like(turns)))
-    assert (found["order"], found["task_order"]) == (2, 5)
-    assert found["task"] == "the task's semigroup"
-    assert found["relation"] is None
+    assert (found["order"], found["task"], found["task_order"]) == (2, None, None)
+    assert together(found).endswith("generates a group of order 2")
 
 
 def test_blocks_that_nothing_changes_generate_nothing(tracker):

@@ -26,13 +26,13 @@ class JointAction(TypedDict):
     most: int
     # Whether the maps are known to form a group.
     group: bool
-    # Name of the semigroup of the task, and its number of maps; None without an automaton, or if
-    # there are more than ``most``.
+    # Name of the semigroup of the task, and its number of maps; None without an automaton in which
+    # every token can follow every state, or if there are more than ``most``.
     task: str | None
     task_order: int | None
     # What x -> map of x, for every token x, gives between the task and the blocks: "isomorphic";
     # "quotient": the blocks' maps are a quotient of the task's; "cover": the task's are a quotient
-    # of the blocks'; None if it gives no such thing, or the task has no automaton.
+    # of the blocks'; None if it gives no such thing, or ``task`` is None.
     relation: SemigroupRelation | None
 
 
@@ -53,7 +53,8 @@ def join_actions(
     Args:
         model: the model.
         found: its blocks, as :func:`read_actions` returns them.
-        automaton: automaton of the task.
+        automaton: automaton of the task; only one that lets every token follow every state is
+            compared.
         name: name of the task's group, if it is one.
 
     Returns:
@@ -75,8 +76,9 @@ def join_actions(
         "task_order": None,
         "relation": None,
     }
-    if automaton is not None:
-        moves = _moves(automaton)
+    # The network may do anything after tokens that cannot follow, which the task maps nowhere.
+    if automaton is not None and (automaton.transitions != NEVER).all():
+        moves = np.ascontiguousarray(automaton.transitions.T)
         none = np.empty((len(moves), 0), np.int64)
         joined["task_order"] = semigroup_order(none, moves)
         joined["task"] = name or _name(moves, joined["task_order"])
@@ -89,15 +91,6 @@ def join_actions(
         of_group = joined["relation"] in ("isomorphic", "quotient") and _permute(moves)
         joined["group"] = joined["group"] or of_group
     return joined
-
-
-def _moves(automaton: Automaton) -> NDArray[np.int64]:
-    """Return state -> state for every token; one more state is reached by what cannot follow."""
-    nowhere = automaton.num_states
-    if (automaton.transitions != NEVER).all():
-        return np.ascontiguousarray(automaton.transitions.T)
-    moves = np.where(automaton.transitions == NEVER, nowhere, automaton.transitions)
-    return np.concatenate([moves.T, np.full((len(moves.T), 1), nowhere)], axis=1)
 
 
 def _permute(moves: NDArray[np.int64]) -> bool:

@@ -191,8 +191,9 @@ def main(path: str) -> int:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-        content = found if isinstance(found, dict) else {}
-        tables, reason = content.get("tables"), content.get("without_tables")
+        content: dict[str, Any] = found if isinstance(found, dict) else {}
+        tables: Any = content.get("tables")
+        reason = content.get("without_tables")
         require(isinstance(tables, dict), f"it has no tables{f': {reason}' if reason else ''}")
         if tables.get("format") == 2:
             count = check_structure(tables)

@@ -211,7 +211,7 @@ def fit_readout(readout: nn.Linear, inputs: Tensor, answers: Tensor) -> None:
     Args:
         readout: a linear map of float64, which is changed.
         inputs: shape (N, d), float64.
-        answers: classes, shape (N,), int64; ``IGNORED`` where there is none.
+        answers: classes, shape (N,), int64. ``IGNORED`` marks inputs without an answer.
     """
     optimizer = torch.optim.LBFGS(
         readout.parameters(), max_iter=_ITERATIONS, line_search_fn="strong_wolfe"

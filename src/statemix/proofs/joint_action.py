@@ -32,7 +32,7 @@ class JointAction(TypedDict):
     task_order: int | None
     # What x -> map of x, for every token x, gives between the task and the blocks: "isomorphic";
     # "quotient": the blocks' maps are a quotient of the task's; "cover": the task's are a quotient
-    # of the blocks'; None if it gives no such thing, or ``task`` is None.
+    # of the blocks'; None if no such relation is known, or if ``task`` is None.
     relation: SemigroupRelation | None
 
 

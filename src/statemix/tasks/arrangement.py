@@ -29,7 +29,7 @@ _MOVE = re.compile(r"\s*(?:\(\s*\d+(?:[\s,]+\d+)*\s*\)\s*)+")
 
 
 class Arrangement(PlacesTask):
-    r"""Follow objects: after every move, answer which object is at each place.
+    r"""Follow objects: after every move, name the object at each place.
 
     Object i is at place i before the first move. A move g carries what is at place i to place g(i),
 

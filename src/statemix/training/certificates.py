@@ -119,7 +119,7 @@ def check_property(
         folder: folder of the run.
         property_file: text of the property, as :func:`statemix.proofs.parse_property` reads it. The
             verdict is written to ``property-NAME.json`` with the file's name without its ending.
-            As for certificates, the name ends with other weights and with "-soft".
+            Other weights and ``soft`` change the name, as in :func:`certificate_paths`.
         weights: weights of the network.
         soft: search the network as it was trained.
         max_states: states of the network after which the verdict is open.

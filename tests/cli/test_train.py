@@ -207,7 +207,7 @@ def test_the_attempts_of_a_search_are_counted(tmp_path, tiny_arguments, capsys):
     assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments, *search]) == 0
     out = capsys.readouterr().out
     assert " steps in 2 attempts, none of which passed, " in out
-    assert "try another --seed, or more attempts: --search.attempts 4\n" in out
+    assert "for more attempts, repeat with --extend --search.attempts 4\n" in out
 
 
 def test_from_repeats_a_run_into_another_folder(tmp_path, finished_run):

@@ -79,6 +79,7 @@ def test_a_kill_while_a_run_is_extended_loses_nothing(tiny, tmp_path, monkeypatc
     [
         ({"schedules.epochs": 3}, r"schedules\.epochs must be at least 4 to extend, got 3"),
         ({"schedules.epochs": 7, "batches.size": 4}, r"batches\.size=8, not 4"),
+        ({"search.attempts": 2}, r"search\.attempts must be absent to extend a run without it, got"),
     ],
 )
 def test_what_is_no_extension_is_refused(tiny, tmp_path, changes, message):
@@ -99,10 +100,50 @@ def test_a_longer_request_names_extension(tiny, tmp_path):
             train(tiny(changes), tmp_path)
 
 
-def test_a_search_is_not_extended(fresh, tmp_path):
-    message = r"^search\.attempts must be absent to extend a run, got 2"
+# Attempts that have failed after three steps.
+FAILING = {
+    "search.attempts": 1,
+    "search.max_steps": 3,
+    "search.plateau": 0.0,
+    "search.every": 2,
+    "search.tests": 2,
+}
+
+
+@pytest.mark.parametrize("confirm", [None, 1.0])
+def test_more_attempts_follow_those_that_have_failed(fresh, tmp_path, confirm):
+    accept = {"search.accept_last": 1.0 if confirm is None else 0.0, "search.confirm": confirm}
+    few, more = (fresh(FAILING | accept | {"search.attempts": count}) for count in (1, 3))
+    first = train(few, tmp_path / "run")
+    assert [attempt.passed for attempt in first.attempts] == [False]
+    with pytest.raises(RequestError, match=r"search\.attempts=1, not 3; extend the run or"):
+        train(more, tmp_path / "run")
+    found = train(more, tmp_path / "run", extend=True)
+    assert len(found.attempts) == 3
+    assert found.attempts[0] == first.attempts[0]
+    assert found.attempts[1].began == first.last.step
+    assert train(more, tmp_path / "run", extend=True) == found
+    # Without a last test, the first run has also trained its failed attempt to the end.
+    whole = train(more, tmp_path / "whole")
+    assert (whole.weights == found.weights) is (confirm is not None)
+
+
+def test_more_attempts_change_nothing_in_a_search_that_has_passed(fresh, tmp_path):
+    few, more = (fresh(FAILING | {"search.attempts": count}) for count in (1, 3))
+    few, more = (one.replace(search=one.search.replace(accept_last=0.0)) for one in (few, more))
+    first = train(few, tmp_path)
+    found = train(more, tmp_path, extend=True)
+    assert (found.weights, found.attempts) == (first.weights, first.attempts)
+    with pytest.raises(SettingError, match=r"search\.attempts must be at least 3 to extend, got 1"):
+        train(few, tmp_path, extend=True)
+
+
+def test_a_search_is_extended_by_attempts_alone(fresh, tmp_path):
+    changes = FAILING | {"search.accept_last": 0.0}
+    train(fresh(changes), tmp_path)
+    message = r"^schedules\.num_steps must stay 6 to extend a run with attempts, got 9$"
     with pytest.raises(SettingError, match=message):
-        train(fresh({"search.attempts": 2}), tmp_path / "run", extend=True)
+        train(fresh(changes | {"schedules.num_steps": 9}), tmp_path, extend=True)
 
 
 def test_a_finished_run_of_an_older_version_says_what_is_missing(tiny, tmp_path):

@@ -108,8 +108,8 @@ class Train:
     """Retry runs of a grid that diverged or failed. Without it they are only reported."""
 
     extend: bool = False
-    """Continue a run of fewer epochs or steps, finished or not; further steps follow the longer
-    schedules, so a cosine rises again."""
+    """Continue a run of fewer epochs, steps or attempts, finished or not; further steps follow the
+    longer schedules, so a cosine rises again."""
 
     checkpoint_every_s: float = CHECKPOINT_EVERY_S
     """Seconds between checkpoints. Results do not depend on it."""
@@ -356,7 +356,7 @@ def _print_outcome(outcome: Outcome) -> None:
         f"{outcome.time_s:.1f} s; stored in {outcome.folder}"
     )
     if failed:
-        print(f"try another --seed, or more attempts: --search.attempts {2 * count}")
+        print(f"for more attempts, repeat with --extend --search.attempts {2 * count}")
     selections = {
         "last": outcome.last,
         "best validation": outcome.test_at_best_validation,

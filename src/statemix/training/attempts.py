@@ -55,30 +55,31 @@ class Search:
     """Attempts one after another. Steps are counted from the first attempt's beginning.
 
     Attributes:
-        attempts: the attempts so far; empty if none is asked for.
+        attempts: the attempts so far.
     """
 
     def __init__(self, config: SearchConfig) -> None:
         self._config = config
-        self.attempts = [] if config.attempts is None else [Attempt(0)]
+        self.attempts = [Attempt(0)]
         # Of this attempt's losses: the first one, and their moving average.
         self._first = self._average = 0.0
 
     def most_steps(self, scheduled: int) -> int:
-        """Return the steps after which the last schedules begin, however the search goes.
+        """Return the steps after which the last schedules begin, however the search goes on.
 
         Args:
             scheduled: steps of the schedules.
         """
-        attempts = self._config.attempts or 0
+        assert self._config.attempts is not None
+        left = self._config.attempts - len(self.attempts)
         each = self._config.max_steps + self._config.every * self._config.tests
-        again = 0 if self._config.confirm is None else scheduled * (attempts - 1)
-        return attempts * each + again
+        again = 0 if self._config.confirm is None else scheduled
+        return self.began + each + left * (each + again)
 
     @property
     def began(self) -> int:
         """Steps done when the present weights were new."""
-        return self.attempts[-1].began if self.attempts else 0
+        return self.attempts[-1].began
 
     @property
     def on_plateau(self) -> bool:
@@ -88,8 +89,6 @@ class Search:
     @property
     def origin(self) -> int | None:
         """Steps done when the schedules began; None while the search goes on."""
-        if not self.attempts:
-            return 0
         last = self.attempts[-1]
         return last.ended if last.passed or self._is_last else None
 
@@ -206,6 +205,9 @@ class Attempts(Hook):
         self._follow()
 
     def before_step(self, loop: Loop) -> None:
+        # The last attempt of a run that has got more attempts has failed.
+        if self.search.origin is None and self.search.attempts[-1].ended is not None:
+            self._go_on(loop, "now not the last")
         # Accuracy at the training length says nothing about an attempt.
         loop.stopped &= self.search.origin is not None
         if self.search.due(loop.step):

@@ -32,6 +32,8 @@ STATE = "state.json"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
+# Settings in which a longer run may differ from the run that it extends.
+_LENGTHS = (("schedules", "epochs"), ("schedules", "num_steps"), ("search", "attempts"))
 # Seconds to wait for readers of the status, which hold the lock for an instant.
 _PATIENCE_S = 0.3
 # Files that a run may leave if it is killed before its configuration is whole.
@@ -105,8 +107,8 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
     Args:
         folder: folder of the run.
         config: the request, and its configuration resolved here.
-        extend: accept a request that differs from the stored one in a longer training alone; the
-            configuration returned is the stored one with that length.
+        extend: accept a request that differs from the stored one in a longer training alone, or in
+            more attempts alone; the configuration returned is the stored one with that length.
 
     Raises:
         RequestError: if the folder holds another run, something else, or a damaged run.
@@ -147,15 +149,21 @@ def _is_extension(stored: StoredConfig, config: StoredConfig) -> bool:
 def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
     """Return a stored configuration with the length of a longer one."""
     changed = [stored.asked, stored.resolved]
-    for name in ("epochs", "num_steps"):
-        before, after = (one.resolved.get("schedules", {}).get(name) for one in (stored, longer))
+    searched = stored.resolved.get("search", {}).get("attempts") is not None
+    for group, name in _LENGTHS:
+        before, after = (one.resolved.get(group, {}).get(name) for one in (stored, longer))
         if before == after:
             continue
-        if before is None or after is None or after < before:
-            raise SettingError(f"schedules.{name}", f"must be at least {before} to extend", after)
-        changed = [
-            {**part, "schedules": {**part.get("schedules", {}), name: after}} for part in changed
-        ]
+        condition = None
+        if before is None:
+            condition = "must be absent to extend a run without it"
+        elif searched and group == "schedules":
+            condition = f"must stay {before} to extend a run with attempts"
+        elif after is None or after < before:
+            condition = f"must be at least {before} to extend"
+        if condition is not None:
+            raise SettingError(f"{group}.{name}", condition, after)
+        changed = [{**part, group: {**part.get(group, {}), name: after}} for part in changed]
     return StoredConfig(stored.schema, *changed)
 
 

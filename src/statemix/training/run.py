@@ -77,11 +77,12 @@ def train(
             unchanged.
         on_event: function called with each event, in this thread.
         checkpoint_every_s: seconds between checkpoints. Results do not depend on it.
-        extend: continue a run whose request differs from ``config`` in fewer epochs or steps alone,
-            finished or not, with its weights and the state of its optimiser. Further steps have
-            the learning rate and the attributes that the longer schedules prescribe for them, so a
-            cosine rises again where the run continues. With constant
-            schedules, the result equals that of one longer run.
+        extend: continue a run whose request differs from ``config`` in fewer epochs, steps or
+            attempts alone, finished or not, with its weights and the state of its optimiser.
+            Further steps have the learning rate and the attributes that the longer schedules
+            prescribe for them, so a cosine rises again where the run continues. With constant
+            schedules, the result equals that of one longer run. Further attempts follow attempts
+            that have all failed.
 
     Returns:
         The scores at the end, at the best test and at the best validation accuracy.
@@ -102,9 +103,6 @@ def train(
     resolved = config.resolved()
     request = runs.StoredConfig(SCHEMA, config.asked(), resolved.to_plain())
     stored = runs.resolve_config(folder, request, extend=extend)
-    if extend and config.search.attempts is not None:
-        condition = "must be absent to extend a run"
-        raise SettingError("search.attempts", condition, config.search.attempts)
     if extend and config.schedules.first_length is not None:
         condition = "must be absent to extend a run, whose sequences are no longer cut"
         raise SettingError("schedules.first_length", condition, config.schedules.first_length)

@@ -434,7 +434,7 @@ def test_other_layers_are_trained_on_some_of_the_tasks():
 
 def test_other_layers_choose_their_rates_by_the_loss_of_validation_words(tmp_path):
     study = next(one for one in STUDIES if one.name == "exact-protocols")
-    entries = study.chosen("paper", "laptop", ["parity"], ["LSTM", RECIPE.model])
+    entries = study.chosen("paper", "laptop", ["S_3 x S_3"], ["LSTM", RECIPE.model])
     planned = plan(entries, tmp_path)
     rows = {}
 
@@ -442,19 +442,25 @@ def test_other_layers_choose_their_rates_by_the_loss_of_validation_words(tmp_pat
         store = SimpleNamespace(rows=lambda: rows)
         return [one.job.config for one in study.due(planned, store, retry=False)]
 
-    losses = {3e-4: 0.2, 1e-3: None, 3e-3: 0.1}
+    # Of a first head, which would choose another rate, and of a second one.
+    losses = {3e-4: (0.1, 0.3), 1e-3: (None, None), 3e-3: (0.2, 0.1)}
     for one in planned:
         config = one.job.config
         if config.search.attempts is None and config.seed == 0:
-            loss = losses[config.optimizer.learning_rate]
+            rate = config.optimizer.learning_rate
             row = {"key": one.key, "seed": 0, "environment": {}, "status": "done"}
-            row["best_validation"] = {"answer": {"loss": loss, "token_accuracy": 1.0}}
-            rows[one.key] = row if loss else row | {"status": "diverged"}
+            row["best_validation"] = {
+                f"place_{place}": {"loss": loss, "token_accuracy": 1 / place}
+                for place, loss in enumerate(losses[rate], 1)
+            }
+            rows[one.key] = row if None not in losses[rate] else row | {"status": "diverged"}
     peers = [config for config in due_runs() if config.search.attempts is None]
     assert [(one.optimizer.learning_rate, one.seed) for one in peers] == [(3e-3, 1), (3e-3, 2)]
     assert len(due_runs()) == 10 + 2
     shown = study.runs(entries, rows).filter(pl.col("model") == "LSTM")
     assert shown["setting"].to_list() == ["lr=0.003"] * 3
+    # An accuracy is the mean over heads.
+    assert shown["best_validation"].to_list() == [0.75, None, None]
     rows.popitem()  # The choice is open again.
     assert len(due_runs()) == 10 + 1 + 3 * 2
 

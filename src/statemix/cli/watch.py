@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -81,7 +82,7 @@ class Watch:
         status = event.text
         if event.row is not None and "test" in event.row:
             (heads,) = event.row["test"].values()
-            accuracy = next(iter(heads.values()))["token_accuracy"]
+            accuracy = fmean(scores["token_accuracy"] for scores in heads.values())
             epoch = event.row["epoch"]
             place = f"step {event.step:,}" if epoch is None else f"epoch {epoch}"
             status = f"{place}, accuracy {accuracy:.3f}"
@@ -114,14 +115,12 @@ class Watch:
     def _done(self, ended: "Ended", *, reused: bool) -> str:
         from statemix.studies.study_runs import StudyRun
         from statemix.training import load_outcome
+        from statemix.training.evaluation import accuracy
 
         if isinstance(ended.job.config, StudyRun):
             return ended.job.config.ending(ended.job.folder) + (" (reused)" if reused else "")
         outcome = load_outcome(ended.job.folder)
-        scores = {
-            length: next(iter(heads.values())).token_accuracy
-            for length, heads in outcome.last.test.items()
-        }
+        scores = {length: accuracy(heads) for length, heads in outcome.last.test.items()}
         ends = " … ".join(f"{scores[at]:.3f} at {at:,}" for at in (min(scores), max(scores)))
         return f"{ends}  ({'reused' if reused else f'{outcome.time_s:.1f} s'})"
 

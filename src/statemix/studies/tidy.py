@@ -83,13 +83,14 @@ def tidy(
 
 
 def _row(row: StoredRow | None, metric: str) -> dict[str, Any]:
-    """Return what a row holds; the first head counts, which the papers' tables are about."""
+    """Return what a row holds; scores are means over heads."""
     if row is None:
         return {}
     more: Mapping[str, Any] = row
 
     def value(heads: Mapping[str, Any]) -> float | None:
-        return next(iter(heads.values())).get(metric) if heads else None
+        scores = [head.get(metric) for head in heads.values()]
+        return None if not scores or None in scores else math.fsum(scores) / len(scores)
 
     iterated = more.get("iterated", {})
     certificate = more.get("certificate", {})

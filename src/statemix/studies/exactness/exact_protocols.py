@@ -149,8 +149,8 @@ def _at_rate(run: RunConfig, rate: float, seed: int) -> RunConfig:
 
 
 def _validation_loss(row: StoredRow) -> float:
-    (head,) = row["best_validation"].values()
-    return math.inf if head["loss"] is None else head["loss"]
+    losses = (head["loss"] for head in row["best_validation"].values())
+    return math.fsum(math.inf if loss is None else loss for loss in losses)
 
 
 def _entry(column: str, model: str, config: RunConfig, seeds: tuple[int, ...]) -> StudyEntry:

@@ -38,3 +38,13 @@ def test_a_search_that_ends_early_counts_as_the_whole_run():
         assert line.completed == pytest.approx(2 / 3)
         watch.on_event(job, Event("step", 3, 3, loss=1.0))
         assert total.completed == pytest.approx(1.0)
+
+
+def test_the_accuracy_of_several_heads_is_their_mean():
+    job = Job("one", RunConfig(), Path("one"))
+    heads = {"place_1": {"token_accuracy": 1.0}, "place_2": {"token_accuracy": 0.5}}
+    with watched(Console(quiet=True), 1) as watch:
+        watch.on_event(job, Event("started", 0, 10))
+        row = {"epoch": None, "test": {"4": heads}}
+        watch.on_event(job, Event("evaluated", 5, 10, row=row))
+        assert watch.progress.tasks[1].fields["status"] == "step 5, accuracy 0.750"

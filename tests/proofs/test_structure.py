@@ -8,7 +8,7 @@ import torch
 
 from statemix import tasks
 from statemix.layers import LayerSpec
-from statemix.models import TokenClassifier
+from statemix.models import MixerSpec, TokenClassifier
 from statemix.place_rules import PlaceRules
 from statemix.proofs import (
     EntryMachine,
@@ -18,7 +18,7 @@ from statemix.proofs import (
     prove_places,
     structure,
 )
-from statemix.proofs.place_readouts import Reading
+from statemix.proofs.place_readouts import LastNorm, Reading
 from statemix.tasks.arrangement import Arrangement
 
 SHARP = 8.0
@@ -320,6 +320,55 @@ def test_objects_are_at_one_place_at_a_time(as_trained):
     assert prove_by_structure(model, rules).verdict == "open"
 
 
+def test_objects_may_be_at_several_places_if_words_begin_so(as_trained):
+    rules = PlaceRules(np.array([0, 0, 1]), EXAMPLES[0].sources, 2)
+    model = follower(rules)
+    assert prove_by_structure(model, rules).verdict == "proven"
+    # Object 0 at place 2 overrules object 0 at place 0.
+    model.readouts["place_0"].weight.data[1, 3 + 2 * 2 + 0] = 5.0
+    assert prove_by_structure(model, rules).verdict == "open"
+
+
+def test_what_never_changes_is_beside_every_object(as_trained):
+    rules = EXAMPLES[0]
+    model = follower(rules, more_blocks=1)
+    layer = model.backbone.blocks[0].mixer
+    gates = layer.gate_proj.weight.data.view(3, 4, 2, -1)
+    # The learned token writes a 2 into an entry of block 1, and no other token moves it.
+    gates[:, :, 1, :2] = SHARP * torch.eye(3, 4).unsqueeze(-1)
+    layer.out_proj.weight.data.view(-1, 3, 3, 2)[0, 0, 0, 1] = 1
+    model.readouts["place_0"].weight.data[0, 0] = -0.25
+    found = prove_by_structure(model, rules)
+    assert found.verdict == "proven"
+    assert found.result.margin == pytest.approx(1 - 0.25 * 2, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "centred"),
+    # The mean square of the shortest is 0, which the largest and the least numbers do not show.
+    [([[-1, -1], [0, 0], [1, 1]], False), ([[1, 1], [2, 4]], True)],
+)
+def test_the_bounds_of_the_last_norm_hold(vectors, centred):
+    added = np.array(vectors, dtype=np.float64)
+    reading = Reading(
+        places=np.array([0]),
+        contents=[np.arange(len(added))],
+        codes=[np.arange(len(added))[:, None]],
+        added=added[None],
+        sizes=np.abs(added)[None],
+        tokens=np.zeros((1, 2)),
+        norm=LastNorm(np.ones(2), np.zeros(2), centred=centred, eps=1e-5),
+        num_places=1,
+        num_heads=1,
+        distinct=False,
+        rounding=0.0,
+    )
+    lengths = np.sqrt(((added - centred * added.mean(1, keepdims=True)) ** 2).mean(1) + 1e-5)
+    least, most = reading.bounds
+    assert least <= lengths.min()
+    assert lengths.max() <= most
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_proven_is_right_in_every_arrangement(seed, as_trained):
     """Random readouts around the exact one, with biases and a token that is read, too."""
@@ -369,6 +418,16 @@ def test_gates_that_nearly_tie_stay_open():
     found = prove_by_structure(model, rules)
     assert found.verdict == "open"
     assert "rounding may swap two gates" in found.result.reason
+
+
+def test_a_model_with_a_channel_mixer_stays_open():
+    model = follower(EXAMPLES[0])
+    block = model.backbone.blocks[0]
+    block.channel_mixer = MixerSpec("mlp").build(hidden_size=model.backbone.embedding.embedding_dim)
+    block.channel_norm = torch.nn.Identity()
+    found = prove_by_structure(model, EXAMPLES[0])
+    assert found.verdict == "open"
+    assert found.result.reason == "the bound is for models without a channel mixer"
 
 
 def test_a_place_that_no_block_follows_is_named():
@@ -475,6 +534,22 @@ def test_a_search_of_arrangements_proves_nothing_if_rounding_may_swap_gates():
     layer.gate_proj.weight.data *= 2e-7
     layer.gate_proj.bias.data[:] = 1.0
     assert prove_places(model, rules).verdict == "open"
+
+
+def test_all_heads_are_fitted_again():
+    """One block of columns exchanges its two entries, as the token exchanges two contents."""
+    layer = LayerSpec(
+        "bd_lru", num_blocks=1, block_size=2, gate="column_softmax", initial_state="unit"
+    )
+    model = TokenClassifier(1, {"place_0": 2, "place_1": 2}, 8, [layer])
+    gates = model.backbone.blocks[0].mixer.gate_proj
+    with torch.no_grad():
+        gates.weight.zero_()
+        gates.bias.copy_(SHARP * torch.tensor([[-1.0, 1, -1], [1, -1, -1]]).flatten())
+        for parameter in model.readouts.parameters():
+            parameter.zero_()
+    found = prove_places(model, PlaceRules(np.arange(2), np.array([[1, 0]]), 2))
+    assert (found.verdict, found.method, found.network) == ("proven", "search", "refitted")
 
 
 def test_a_wrong_head_is_refuted_by_a_word():

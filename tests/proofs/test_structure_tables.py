@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from tests.proofs.test_structure import EXAMPLES, LOADS, follower
+from tests.proofs.test_structure import EXAMPLES, LOADS, SHARP, follower
 
 from statemix.proofs import check_certificate, prove_by_structure
 from statemix.proofs.check_certificate import Invalid, check_structure, digest
@@ -152,6 +152,18 @@ def test_tables_that_were_changed_are_invalid():
     tables["codes"][0].reverse()
     with pytest.raises(Invalid, match="its tables were changed after it was written"):
         check_structure(tables)
+
+
+@pytest.mark.parametrize(("token", "entry"), [(0, 2), (1, 0)], ids=["copy", "load"])
+def test_there_are_no_tables_if_one_gate_shares(token, entry):
+    """The entry gets a part of what entry 1 holds; all other gates are 0 or 1."""
+    model = follower(LOADS)
+    layer = model.backbone.blocks[0].mixer
+    layer.gate_temperature = 0.05
+    assert isinstance(structure_tables(model, LOADS), dict)
+    layer.gate_proj.weight.data.view(3, 4, 1, -1)[entry, 1, 0, token] = SHARP - 0.1
+    reason = structure_tables(model, LOADS)
+    assert reason == "a step of the network is no copy of entries and values"
 
 
 def test_there_are_no_tables_of_gates_that_share():

@@ -68,6 +68,8 @@ def test_all_units_of_all_layers_count_where_none_can_be_removed():
         with watch_gaps(hard) as gaps:
             hard(torch.tensor([[1, 2]]))
         assert (gaps.smallest, gaps.nearest) == (0.0, 0.0)
+        # Gates that tie are in doubt even where nothing rounds.
+        assert gaps.doubt.endswith("which differ by 0")
         with torch.no_grad():
             projection.bias.uniform_(-1, 1)
     assert seen > 0

@@ -191,11 +191,23 @@ def test_certificates_leave_out_blocks_that_were_pruned(tracking):
     assert check(tables)[1] is None
 
 
+def test_certificates_hold_blocks_with_unequal_numbers_of_places():
+    targets, readout = renamed(TABLE, START)
+    # A block that stays in its first entry has one place.
+    still = [list(range(5))] * 3
+    model = column_tracker([targets, still], np.concatenate([readout, 0 * readout], 1))
+    automaton = answering(TABLE, START)
+    tables = prove(model, automaton).tables(automaton)
+    assert len(tables["start"]) == 2
+    assert check(tables)[1] is None
+
+
 def test_there_are_no_tables_of_blocks_that_begin_in_several_entries():
     targets, readout = renamed(TABLE, START)
     model = column_tracker([targets], readout, initial_state="learned")
     with torch.no_grad():
         model.backbone.blocks[0].mixer.learned_state[:] = torch.tensor([2.0, 1, 0, 0, 0])
+    assert maps_of(harden(model)).starts == [-1]
     reason = read_tables(harden(model), answering(TABLE, START), "answer")
     assert reason == "the network does not begin in one entry of each block"
 

@@ -13,7 +13,7 @@ from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
-from statemix.proofs import harden, product_search, prove, prune, search
+from statemix.proofs import harden, hardening, product_search, prove, prune, search
 from statemix.tasks.chomsky.arithmetic import ModularArithmetic
 from statemix.tasks.chomsky.string_tasks import CycleNavigation
 from statemix.tasks.permutation import Permutation
@@ -195,6 +195,12 @@ def test_blocks_that_do_not_track_are_pruned(of_group):
     found = search(rest.model, automaton)
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, whole.margin)
     assert model.backbone.blocks[0].mixer.value_proj.weight.abs().sum() > 0
+
+
+def test_zeros_of_two_signs_are_two_states_of_a_block_and_one_nan_is_one():
+    one = torch.tensor([[0.0, 1.0], [torch.nan, 1.0]])
+    other = torch.tensor([[-0.0, 1.0], [torch.nan, 1.0]])
+    assert hardening._same_bytes(one, other).tolist() == [False, True]
 
 
 def test_a_block_that_is_pruned_is_not_read(of_group):

@@ -51,6 +51,12 @@ def test_examples_are_the_traces_of_their_split(file):
     assert task.num_labels("validation") == 6
 
 
+def test_the_longest_trace_may_be_held_out(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text("a/x\n" * 9 + "a/x a/x a/x\n")
+    assert tasks.build("traces", file=str(path)).length == 3
+
+
 def test_draws_depend_on_seed_and_index_alone(file):
     one, other = (tasks.build("traces", file=str(file), seed=seed) for seed in (0, 1))
     assert (

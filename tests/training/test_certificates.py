@@ -1,5 +1,7 @@
 """Certificates of finished runs."""
 
+import json
+
 import pytest
 
 from statemix.errors import RequestError
@@ -15,7 +17,7 @@ from statemix.training import (
     certificates,
     train,
 )
-from statemix.training.certificates import certify_run
+from statemix.training.certificates import certify_run, check_property
 from statemix.training.settings import Assignments
 
 TEMPERATURE = 0.125
@@ -59,3 +61,19 @@ def test_a_task_without_an_automaton_is_named(tmp_path):
         RequestError, match="must have a finite automaton or places, got selective_copying"
     ):
         certify_run(tmp_path)
+
+
+def test_only_an_open_verdict_makes_way_for_a_decided_one_on_the_same_weights(tmp_path):
+    train(CONFIG, tmp_path)
+    rule = tmp_path / "rule.txt"
+    rule.write_text("start: a\nbad: wrong\na 21 21 wrong\n")
+    decided, path = check_property(tmp_path, rule)
+    assert decided["verdict"] != "open"
+    assert check_property(tmp_path, rule) == (decided, path)
+    still_open, written = check_property(tmp_path, rule, max_states=1)
+    assert (still_open["verdict"], written) == ("open", None)
+    assert json.loads(path.read_text()) == decided
+    # As if the run had been trained again.
+    path.write_text(json.dumps(decided | {"weights_sha256": "0" * 64}))
+    assert check_property(tmp_path, rule, max_states=1) == (still_open, path)
+    assert json.loads(path.read_text()) == still_open

@@ -12,9 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
+import statemix
 from statemix import proofs
 from statemix.automaton import IGNORED, NEVER, Automaton
+from statemix.layers import LayerSpec
+from statemix.models import TokenClassifier
 from statemix.proofs import certificate_tables, check_certificate
 from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.check_certificate import Invalid, check, digest, step
@@ -95,6 +99,34 @@ def test_letters_that_cannot_follow_are_not_asked_for(tracker):
     assert check(tables) == (2, None)
     assert tables["automaton"]["transitions"][1][1] == -1
     assert tables["automaton"]["outputs"][0][1] == -1
+
+
+def test_values_that_a_trained_network_loads_are_in_the_tables():
+    """Loads of a few tokens are rounded as those of all tokens are."""
+    table = np.array([[1, 2, 0], [2, 2, 0], [2, 2, 0]])
+    automaton = Automaton(0, table, table)
+    torch.manual_seed(0)
+    layer = LayerSpec("bd_lru", num_blocks=8, block_size=3, initial_state="learned")
+    model = TokenClassifier(3, {"answer": 3}, 32, [layer])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number in range(120):
+        statemix.sharpen(model, number / 120)
+        words = torch.randint(3, (32, 16))
+        answers = torch.tensor([automaton.answers(word) for word in words.tolist()])
+        loss = cross_entropy(model(words)["answer"].transpose(1, 2), answers)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    _, tables = tables_of(model, automaton)
+    assert any(isinstance(rule, int) and rule < 0 for rule in tables["letters"][2])
+    assert check(tables)[1] is None
+
+
+def test_the_start_of_an_automaton_may_be_a_number_of_numpy(of_group):
+    automaton = automaton_of("S_3")
+    start = Automaton(np.int64(automaton.start), automaton.transitions, automaton.outputs)
+    _, tables = tables_of(of_group("S_3"), start)
+    assert json.loads(json.dumps(tables)) == tables
 
 
 def test_the_checker_needs_the_standard_library_alone(s_3, tmp_path):

@@ -14,6 +14,7 @@ from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
 from statemix.proofs import harden, hardening, product_search, prove, prune, search
+from statemix.proofs.hardening import walk
 from statemix.tasks.chomsky.arithmetic import ModularArithmetic
 from statemix.tasks.chomsky.string_tasks import CycleNavigation
 from statemix.tasks.permutation import Permutation
@@ -376,6 +377,9 @@ def test_what_is_no_automaton_is_named(of_group):
     nothing = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
     with pytest.raises(ValueError, match="automaton must score an answer"):
         prove(of_group("S_3"), nothing)
+    stuck = Automaton(0, np.full((1, 6), NEVER), np.zeros((1, 6), np.int64))
+    with pytest.raises(ValueError, match="automaton must score an answer to some word, got none"):
+        prove(of_group("S_3"), stuck)
 
 
 def test_an_autoencoder_has_no_steps():
@@ -508,3 +512,39 @@ def test_pairs_beyond_memory_are_refused(of_group, monkeypatch):
     assert search(model, automaton, max_pairs=1000).verdict == "proven"
     with pytest.raises(RequestError, match=r"^max_pairs must fit into memory \(.*\), got 1001$"):
         search(model, automaton, max_pairs=1001)
+
+
+def test_a_token_leads_to_the_same_bytes_whatever_tokens_can_follow():
+    """Products of one row and of two may be rounded otherwise."""
+    torch.manual_seed(0)
+    layer = LayerSpec("bd_lru", num_blocks=8, block_size=3, initial_state="learned")
+    model = harden(TokenClassifier(2, {"answer": 3}, 32, [layer])).eval()
+    after = []
+    for transitions in ([[0, 0]], [[0, NEVER]]):
+        table = np.array(transitions)
+        step = next(walk(model, Automaton(0, table, np.zeros_like(table))))
+        after.append(step.after[0][0])
+    assert torch.equal(*after)
+
+
+def test_an_answer_that_rounding_may_change_is_no_proof(of_group):
+    """A common part of all logits is no part of their differences, but rounding grows with it."""
+    model = of_group("S_3")
+    automaton = Permutation(group="S_3").automaton()
+    assert prove(model, automaton).verdict == "proven"
+    with torch.no_grad():
+        model.readouts["answer"].weight += 2.0**18
+    found = search(harden(model), automaton)
+    assert found.verdict == "open"
+    assert found.reason.startswith("rounding may change the answer after the word [")
+    # A readout that is fitted again has no common part.
+    again = prove(model, automaton)
+    assert (again.verdict, again.network) == ("proven", "refitted")
+
+
+def test_a_model_with_one_class_and_no_block_that_tracks_is_proven():
+    layer = LayerSpec("bd_lru", num_blocks=2, block_size=2, input_gate_bias=6.0)
+    model = TokenClassifier(2, {"answer": 1}, 8, [layer], seed=0)
+    table = np.array([[0, 1], [1, 0]])
+    found = prove(model, Automaton(0, table, np.zeros_like(table)))
+    assert (found.verdict, found.tracking) == ("proven", ())

@@ -18,7 +18,7 @@ from statemix.proofs import (
     prove_places,
     structure,
 )
-from statemix.proofs.place_readouts import LastNorm, Reading
+from statemix.proofs.place_readouts import LastNorm, Reading, by_block
 from statemix.tasks.arrangement import Arrangement
 
 SHARP = 8.0
@@ -418,6 +418,38 @@ def test_gates_that_nearly_tie_stay_open():
     found = prove_by_structure(model, rules)
     assert found.verdict == "open"
     assert "rounding may swap two gates" in found.result.reason
+
+
+def test_equal_gates_that_are_constants_are_no_proof():
+    """Constants are not rounded, so no tie is found in them."""
+    rules = PlaceRules(np.array([0, 1]), np.array([[1, 0]]), 2)
+    constants = {"selective": False, "value_channels": 2, "initial_state": "learned"}
+    model = TokenClassifier(
+        1,
+        {"place_0": 2, "place_1": 2},
+        4,
+        [LayerSpec("bd_lru", num_blocks=1, block_size=2, **constants)],
+        residual=False,
+        norm="none",
+    )
+    layer = model.backbone.blocks[0].mixer
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        # Each entry copies the other, and its equal input gate loads 0.
+        layer.gate_bias.copy_(torch.tensor([[[-1.0, 0, 0], [0, -1, 0]]]))
+        layer.learned_state.copy_(torch.eye(2))
+        layer.out_proj.weight.copy_(torch.eye(4))
+        for place, head in enumerate(model.readouts.values()):
+            head.weight[:, 2 * place : 2 * place + 2] = torch.eye(2)
+    assert by_block(layer).shape == (1, 2, 4, 2)
+    found = prove_by_structure(model, rules)
+    assert (found.verdict, found.result.reason) == (
+        "open",
+        "a step of the network is no copy of entries and values",
+    )
+    layer.gate_bias.data[..., -1] = -1
+    assert prove_by_structure(model, rules).verdict == "proven"
 
 
 def test_a_model_with_a_channel_mixer_stays_open():

@@ -69,6 +69,7 @@ def test_only_an_open_verdict_makes_way_for_a_decided_one_on_the_same_weights(tm
     rule.write_text("start: a\nbad: wrong\na 21 21 wrong\n")
     decided, path = check_property(tmp_path, rule)
     assert decided["verdict"] != "open"
+    rule.write_text(rule.read_text(), encoding="utf-8-sig")  # as editors on Windows write it
     assert check_property(tmp_path, rule) == (decided, path)
     still_open, written = check_property(tmp_path, rule, max_states=1)
     assert (still_open["verdict"], written) == ("open", None)

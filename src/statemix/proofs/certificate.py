@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from statemix.automaton import IGNORED, Automaton
+from statemix.automaton import IGNORED, NEVER, Automaton, reachable
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.proofs.certificate_tables import read_tables
@@ -13,6 +13,9 @@ from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.product_search import SearchResult, Verdict, search
 from statemix.proofs.ties import GateGaps, watch_gaps
+
+# Of readouts that are fitted again, if rounding may change the answers of one fitted without it.
+_WEIGHT_DECAY = 1e-12
 
 NetworkForm = Literal["pruned", "refitted", "hardened", "as trained"]
 
@@ -99,8 +102,9 @@ def prove(
     hardened is searched as it is. The certificate is about the network that is returned, whose
     answers may differ from those of the trained model.
 
-    A proof also needs gates that rounding cannot move: if two raw gates of a row differ by less
-    than a change in the order of their sums, the verdict is open.
+    A proof also needs gates and answers that rounding cannot change: if two raw gates of a row, or
+    the right answer and another one, differ by less than a change in the order of their sums, the
+    verdict is open.
 
     Args:
         model: the trained model; it is not changed, but put into evaluation mode.
@@ -118,8 +122,7 @@ def prove(
     """
     if not isinstance(automaton, Automaton):
         raise TypeError(f"automaton must be an Automaton, got {automaton!r}")
-    if automaton.outputs.max() == IGNORED:
-        raise ValueError(f"automaton must score an answer, got outputs of {IGNORED} alone")
+    _check_answers(automaton)
     if not isinstance(model, TokenClassifier):
         raise TypeError(f"model must be a TokenClassifier, got {type(model).__name__}")
     head = model.main_head if head is None else head
@@ -161,6 +164,9 @@ def prove(
                     cut.num_blocks,
                     gaps.finite,
                 )
+            # A readout with smaller weights helps against rounding alone.
+            if name == "refitted" and result.verdict == "refuted":
+                break
     with watch_gaps(hard) as gaps:
         result = search_words(hard)
     if result.verdict == "proven":
@@ -169,6 +175,14 @@ def prove(
         bound = Horizon(None, "the network is not proven with gates of 0 and 1")
     answer = _unless_tied(result, gaps)
     return Certificate(answer, "hardened", hard, head, bound, gate_margin=gaps.finite)
+
+
+def _check_answers(automaton: Automaton) -> None:
+    """Check that words have an answer."""
+    states = sorted(reachable(automaton.transitions.tolist(), automaton.start))
+    scored = (automaton.transitions != NEVER) & (automaton.outputs != IGNORED)
+    if not scored[states].any():
+        raise ValueError("automaton must score an answer to some word, got none")
 
 
 def _unless_tied(result: SearchResult, gaps: GateGaps) -> SearchResult:
@@ -181,10 +195,11 @@ def _unless_tied(result: SearchResult, gaps: GateGaps) -> SearchResult:
 def _candidates(
     cut: PrunedModel, automaton: Automaton, head: str
 ) -> Iterator[tuple[NetworkForm, ReadoutModel]]:
-    """Yield the pruned network, and then, if its blocks hold anything, with another readout."""
+    """Yield the pruned network, and then, if its blocks hold anything, with other readouts."""
     yield "pruned", cut.model
     if cut.varying:
-        yield "refitted", refit(cut.model, automaton, head)
+        for weight_decay in (0.0, _WEIGHT_DECAY):
+            yield "refitted", refit(cut.model, automaton, head, weight_decay=weight_decay)
 
 
 def _with_gates_of(model: ReadoutModel, other: ReadoutModel) -> ReadoutModel:

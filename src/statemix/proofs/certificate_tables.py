@@ -13,6 +13,7 @@ from statemix.layers import BDLRU
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.proofs.check_certificate import digest, step
 from statemix.proofs.column_maps import ColumnMaps
+from statemix.proofs.fixed_batches import ROWS, fixed_batches, gates_and_values
 from statemix.proofs.hardening import can_prune
 
 # Integers of a file of about 30 MB.
@@ -88,7 +89,7 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
         "states": [list(state) for state in states],
         "answers": answers,
         "automaton": {
-            "start": automaton.start,
+            "start": int(automaton.start),
             "transitions": automaton.transitions.tolist(),
             "outputs": outputs.tolist(),
         },
@@ -175,13 +176,11 @@ def read_rules(network: ReadoutModel) -> EntryRules:
     """Read off what each token does to the entries of a network of one BD-LRU."""
     layer = network.backbone.blocks[0].mixer
     assert isinstance(layer, BDLRU)
-    x = network.backbone.blocks[0].norm(network.backbone.embedding.weight)
-    recurrence = layer.recurrence(x.unsqueeze(0))
-    assert recurrence.gates is not None
-    sources: NDArray[np.int64] = recurrence.gates[0].argmax(-1).cpu().numpy()
+    gates, loadable = gates_and_values(network, layer)
+    sources: NDArray[np.int64] = gates.argmax(-1).cpu().numpy()
     size = layer.block_size
     copied = sources + size * np.arange(layer.num_blocks)[:, None]
-    loaded = _rows(recurrence.values[0], sources.size)
+    loaded = _rows(loadable, sources.size)
     initial = _rows(layer.init_state(1), layer.num_blocks * size)
     loads = (sources == size).ravel()
     values, numbers = np.unique(
@@ -215,14 +214,17 @@ def _answers(
     """Step the network; return its answers, or None if it does not reach the states ``after``."""
     layer = network.backbone.blocks[0].mixer
     assert isinstance(layer, BDLRU)
-    like, state = layer.init_state(1), None
+    like, old = layer.init_state(1), None
     if before is not None:
-        old = torch.from_numpy(registers.decode(np.array(before, dtype=np.int64)))
-        state = (old.to(like).reshape(-1, *like.shape[1:]),)
+        held = torch.from_numpy(registers.decode(np.array(before, dtype=np.int64)))
+        old = held.to(like).reshape(-1, *like.shape[1:])
     tokens = torch.tensor(letters, device=network.device).unsqueeze(1)
-    logits, (reached,) = network.extend(tokens, state)
     expected = registers.decode(np.array(after, dtype=np.int64)).reshape(len(after), -1)
-    if not np.array_equal(_rows(reached, len(after)), expected):
-        return None
-    answers: list[int] = logits[head][:, 0].argmax(-1).tolist()
+    answers: list[int] = []
+    for rows, used in fixed_batches(len(letters), network.device):
+        state = None if old is None else (old[rows],)
+        logits, (reached,) = network.extend(tokens[rows], state)
+        if not np.array_equal(_rows(reached, ROWS), expected[rows.cpu().numpy()]):
+            return None
+        answers += logits[head][:used, 0].argmax(-1).tolist()
     return answers

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from statemix.layers import BDLRU
 from statemix.models import ReadoutModel
+from statemix.proofs.fixed_batches import gates_and_values
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,15 @@ class ColumnMaps:
         """Read the maps off a hardened model of one BD-LRU with column gates."""
         layer = hard.backbone.blocks[0].mixer
         assert isinstance(layer, BDLRU)
-        x = hard.backbone.blocks[0].norm(hard.backbone.embedding.weight)
-        recurrence = layer.recurrence(x.unsqueeze(0))
-        assert recurrence.gates is not None
+        gates, loadable = gates_and_values(hard, layer)
         size = layer.block_size
-        columns, inputs = recurrence.gates[0].tensor_split([size], dim=-2)
+        columns, inputs = gates.tensor_split([size], dim=-2)
         loads = inputs.squeeze(-2).argmax(-1) < size
         entries = inputs.squeeze(-2)[..., :size].argmax(-1)
         leads = columns[..., :size].argmax(-1)
         targets = torch.where(loads[..., None], entries[..., None], leads)
         rows = entries[..., None, None].expand(-1, -1, 1, layer.value_channels)
-        values = recurrence.values[0].gather(-2, rows).squeeze(-2)[loads]
+        values = loadable.gather(-2, rows).squeeze(-2)[loads]
         # NumPy has no bfloat16.
         known, numbers = np.unique(values.double().numpy(), axis=0, return_inverse=True)
         # Places of the initial state come first, then those of every value.

@@ -12,6 +12,7 @@ from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.layers import BDLRU, State, take_rows
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel, TokenClassifier
+from statemix.proofs.fixed_batches import fixed_batches
 
 HARDENED = ("softmax", "column_softmax")
 """Gate families that become 0 and 1 as the temperature goes to 0."""
@@ -121,14 +122,14 @@ def _tracking(model: ReadoutModel, automaton: Automaton) -> tuple[Tensor, Tensor
         for blocks, reached in zip(step.after[0], step.reached.tolist(), strict=True):
             same = _same_bytes(blocks, known.setdefault(reached, blocks))
             tracks = same if tracks is None else tracks & same
-    assert tracks is not None
+    assert tracks is not None, "some token can follow at the start"
     first = next(iter(known.values()))
     same = torch.stack([_same_bytes(first, other) for other in known.values()])
     return tracks, ~same.all(0)
 
 
 class WalkStep(NamedTuple):
-    """All tokens that can follow in one state of an automaton, and where they lead.
+    """Tokens that can follow in one state of an automaton, and where they lead.
 
     Attributes:
         place: the automaton's state.
@@ -158,16 +159,17 @@ def walk(model: ReadoutModel, automaton: Automaton) -> Iterator[WalkStep]:
     while waiting:
         place, before = waiting.pop()
         allowed = transitions[place] != NEVER
-        read = tokens[allowed]
-        copies = torch.zeros_like(read)
-        state = None if before is None else take_rows(before, copies)
-        hidden, after = model.backbone(read.unsqueeze(1), state)
-        reached = transitions[place][allowed]
-        yield WalkStep(place, read, reached, hidden[:, -1], after)
-        for row, state_reached in enumerate(reached.tolist()):
-            if state_reached not in known:
-                known.add(state_reached)
-                waiting.append((state_reached, take_rows(after, copies[:1] + row)))
+        read, reached = tokens[allowed], transitions[place][allowed]
+        for rows, used in fixed_batches(len(read), model.device):
+            state = None if before is None else take_rows(before, torch.zeros_like(rows))
+            hidden, after = model.backbone(read[rows].unsqueeze(1), state)
+            new = rows[:used]
+            after = take_rows(after, torch.arange(used, device=model.device))
+            yield WalkStep(place, read[new], reached[new], hidden[:used, -1], after)
+            for row, state_reached in enumerate(reached[new].tolist()):
+                if state_reached not in known:
+                    known.add(state_reached)
+                    waiting.append((state_reached, take_rows(after, torch.tensor([row]).to(new))))
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> Tensor:
@@ -181,7 +183,9 @@ def _same_bytes(one: Tensor, other: Tensor) -> Tensor:
 _ITERATIONS = 2000
 
 
-def refit(model: ReadoutModel, automaton: Automaton, head: str) -> ReadoutModel:
+def refit(
+    model: ReadoutModel, automaton: Automaton, head: str, *, weight_decay: float = 0.0
+) -> ReadoutModel:
     """Return a copy of a pruned model whose readout is fitted again.
 
     In training, the readout also used blocks that do not track, which pruning has removed. The
@@ -193,6 +197,7 @@ def refit(model: ReadoutModel, automaton: Automaton, head: str) -> ReadoutModel:
         model: the model, as :func:`prune` returns it.
         automaton: the automaton, with the model's tokens.
         head: head to fit.
+        weight_decay: as in :func:`fit_readout`.
     """
     copied = copy.deepcopy(model)
     readout = copied.readouts.get_submodule(head)
@@ -200,18 +205,22 @@ def refit(model: ReadoutModel, automaton: Automaton, head: str) -> ReadoutModel:
     inputs, answers = _pairs(copied, automaton)
     fit = nn.Linear(readout.in_features, readout.out_features, dtype=torch.float64)
     fit.load_state_dict({name: one.double() for name, one in readout.state_dict().items()})
-    fit_readout(fit, inputs, answers)
+    fit_readout(fit, inputs, answers, weight_decay=weight_decay)
     readout.load_state_dict(fit.state_dict())
     return copied
 
 
-def fit_readout(readout: nn.Linear, inputs: Tensor, answers: Tensor) -> None:
+def fit_readout(
+    readout: nn.Linear, inputs: Tensor, answers: Tensor, *, weight_decay: float = 0.0
+) -> None:
     """Fit a readout to answers by logistic regression, from the weights that it has.
 
     Args:
         readout: a linear map of float64, which is changed.
         inputs: shape (N, d), float64.
         answers: classes, shape (N,), int64. ``IGNORED`` marks inputs without an answer.
+        weight_decay: factor of the sum of squared weights in the loss. It leads to small weights,
+            whose products rounding moves less, and takes several times as long.
     """
     optimizer = torch.optim.LBFGS(
         readout.parameters(), max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
@@ -220,6 +229,8 @@ def fit_readout(readout: nn.Linear, inputs: Tensor, answers: Tensor) -> None:
     def loss() -> Tensor:
         optimizer.zero_grad()
         found = cross_entropy(readout(inputs), answers, ignore_index=IGNORED)
+        if weight_decay:
+            found = found + weight_decay * readout.weight.square().sum()
         found.backward()  # type: ignore[no-untyped-call]
         return found
 

@@ -12,6 +12,7 @@ from statemix.automaton import IGNORED, Automaton
 from statemix.layers import BDLRU
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.ops.layout import join_units
+from statemix.proofs.fixed_batches import gates_and_values
 from statemix.proofs.hardening import HARDENED
 from statemix.proofs.product_search import ProductSearch, RightAnswers
 
@@ -142,8 +143,8 @@ def _drift(soft: ReadoutModel, hard: ReadoutModel, used: Tensor) -> _Drift | Non
     layer, hard_layer = _only_layer(soft), _only_layer(hard)
     assert layer is not None
     assert hard_layer is not None
-    gates, values = _constants(soft, layer)
-    hard_gates, _ = _constants(hard, hard_layer)
+    gates, values = gates_and_values(soft, layer)
+    hard_gates, _ = gates_and_values(hard, hard_layer)
     distances = (gates - hard_gates)[:, used].abs()
     largest, first = float(values.abs().max()), layer.first_state
     if layer.gate == "column_softmax":
@@ -153,7 +154,7 @@ def _drift(soft: ReadoutModel, hard: ReadoutModel, used: Tensor) -> _Drift | Non
         first = None if first is None else first.abs().sum(1)
     else:
         distance, sums = distances.sum(-1), 2
-    if first is not None:
+    if first is not None and used.any():
         largest = max(largest, float(first[used].abs().max()))
     if largest == 0 or not distance.any():
         return None
@@ -166,14 +167,6 @@ def _only_layer(model: ReadoutModel) -> BDLRU | None:
         return None
     layer = model.backbone.blocks[0].mixer
     return layer if isinstance(layer, BDLRU) and layer.gate in HARDENED else None
-
-
-def _constants(model: ReadoutModel, layer: BDLRU) -> tuple[Tensor, Tensor]:
-    """Return the gates (tokens, H, rows, m+1) and values (tokens, H, m, C) of every token."""
-    x = model.backbone.blocks[0].norm(model.backbone.embedding.weight)
-    recurrence = layer.recurrence(x.unsqueeze(0))
-    assert recurrence.gates is not None
-    return recurrence.gates[0], recurrence.values[0]
 
 
 def _slack(read: "_Readout", model: ReadoutModel, layer: BDLRU, found: RightAnswers) -> float:

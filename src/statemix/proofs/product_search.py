@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import RequestError
@@ -16,9 +17,9 @@ from statemix.layers import Layer, State, take_rows
 from statemix.layers.state import map_state, tensors
 from statemix.memory import available_bytes, gigabytes
 from statemix.models import ReadoutModel, TokenClassifier
+from statemix.proofs.fixed_batches import ROWS
+from statemix.proofs.ties import rounding_of
 
-# Rows of every step: one shape, so that equal rows are computed by equal instructions.
-_ROWS = 256
 # A logit is rounded so many times at most, in units of the largest one.
 _ROUNDINGS = 64
 
@@ -210,13 +211,18 @@ class ProductSearch:
             if stepped is None:
                 reason = "a row of a step depends on where it stands in its batch"
                 return self._ended("open", reason=reason)
-            logits, after = stepped
+            logits, errors, after = stepped
             before = level.places[rows]
             outputs = self.automaton.outputs[before, tokens]
             wrong = self._first_wrong(logits, outputs)
             if wrong is not None:
                 word = [*self._word(int(level.numbers[rows[wrong]])), int(tokens[wrong])]
                 return self._refuted(word)
+            near = self._first_near(logits, errors, outputs)
+            if near is not None:
+                word = [*self._word(int(level.numbers[rows[near]])), int(tokens[near])]
+                reason = f"rounding may change the answer after the word {word}"
+                return self._ended("open", reason=reason)
             reached = self.automaton.transitions[before, tokens]
             new, after_numbers = [], []
             for row, pair in enumerate(
@@ -251,29 +257,45 @@ class ProductSearch:
         return _Level(together, np.array(places, np.int64), np.array(numbers, np.int64))
 
     def _steps(self, level: "_Level") -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield rows of a level, and the tokens that can follow them, at most ``_ROWS`` each."""
+        """Yield rows of a level, and the tokens that can follow them, at most ``ROWS`` each."""
         rows, tokens = np.nonzero(self.automaton.transitions[level.places] != NEVER)
-        for start in range(0, len(rows), _ROWS):
-            yield rows[start : start + _ROWS], tokens[start : start + _ROWS]
+        for start in range(0, len(rows), ROWS):
+            yield rows[start : start + ROWS], tokens[start : start + ROWS]
 
     def _step(
         self, level: "_Level", rows: NDArray[np.int64], tokens: NDArray[np.int64]
-    ) -> tuple[Tensor, State] | None:
-        """Step the model; None if the result depends on the order of the rows."""
-        filled = np.resize(np.arange(len(rows)), _ROWS)
+    ) -> tuple[Tensor, Tensor, State] | None:
+        """Return logits, their rounding, and states; None if they depend on the order of rows."""
+        filled = np.resize(np.arange(len(rows)), ROWS)
         order = torch.from_numpy(rows[filled]).to(self.model.device)
         read = torch.from_numpy(tokens[filled]).to(self.model.device).unsqueeze(1)
         before = None if level.states is None else take_rows(level.states, order)
-        logits, after = self.model.extend(read, before)
+        with self._readout_watched() as watched:
+            logits, after = self.model.extend(read, before)
         flipped = None if before is None else map_state(lambda part: part.flip(0), before)
         again, after_again = self.model.extend(read.flip(0), flipped)
         other = map_state(lambda part: part.flip(0), after_again)
-        if list(_bytes(after, _ROWS)) != list(_bytes(other, _ROWS)):
+        if list(_bytes(after, ROWS)) != list(_bytes(other, ROWS)):
             return None
         if not _equal_but_rounded(logits[self.head], again[self.head].flip(0)):
             return None
         used = torch.arange(len(rows), device=self.model.device)
-        return logits[self.head][: len(rows), 0], take_rows(after, used)
+        (errors,) = watched
+        return logits[self.head][used, 0], errors[used, 0], take_rows(after, used)
+
+    @contextmanager
+    def _readout_watched(self) -> Iterator[list[Tensor]]:
+        """Yield a list to which the readout adds how far rounding can move its logits."""
+        errors: list[Tensor] = []
+        readout = self.model.readouts.get_submodule(self.head)
+        assert isinstance(readout, nn.Linear)
+        handle = readout.register_forward_hook(
+            lambda _, read, __: errors.append(rounding_of(readout, read[0]))
+        )
+        try:
+            yield errors
+        finally:
+            handle.remove()
 
     def _first_wrong(self, logits: Tensor, outputs: NDArray[np.int64]) -> int | None:
         """Return the first row with a wrong answer, and note the margins of right ones."""
@@ -288,6 +310,14 @@ class ProductSearch:
             return int(wrong.nonzero()[0])
         self.margin = min(self.margin, float(margins[scored].min()))
         return None
+
+    def _first_near(self, logits: Tensor, errors: Tensor, outputs: NDArray[np.int64]) -> int | None:
+        """Return the first row with an answer that rounding may change."""
+        answers = torch.from_numpy(outputs).to(logits.device)
+        right = answers.clamp(min=0).unsqueeze(1)
+        moved = (logits + errors).scatter(1, right, (logits - errors).gather(1, right))
+        near = (answers != IGNORED) & ~(_margins(moved, right.squeeze(1)) > 0)
+        return int(near.nonzero()[0]) if near.any() else None
 
     def _word(self, number: int) -> list[int]:
         word = []

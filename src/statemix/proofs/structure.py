@@ -15,12 +15,14 @@ from statemix.place_rules import PlaceRules
 from statemix.proofs.certificate import Certificate, NetworkForm
 from statemix.proofs.certificate_tables import EntryRules, read_rules
 from statemix.proofs.check_certificate import digest
+from statemix.proofs.fixed_batches import ROWS, fixed_batches
 from statemix.proofs.hardening import can_prune, harden
 from statemix.proofs.horizon import Horizon
 from statemix.proofs.place_readouts import Followed, Reading, by_block
 from statemix.proofs.product_search import SearchResult
 from statemix.proofs.ties import watch_gaps
 
+_NO_COPY = "a step of the network is no copy of entries and values"
 # Combinations of values that entries of a place hold together; more would take minutes.
 _MOST_COMBINATIONS = 1_000_000
 
@@ -90,6 +92,9 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     margin, reason = None, gaps.doubt
     if not reason and hard.backbone.blocks[0].channel_mixer is not None:
         reason = "the bound is for models without a channel mixer"
+    # Gates that are equal share the 1, which rules do not show.
+    if not reason and not _steps_as(hard, layer, entries):
+        reason = _NO_COPY
     if not reason:
         reading = Reading.of(hard, layer, rules, entries, followed)
         margin, reason = reading.margin(hard)
@@ -132,7 +137,7 @@ def structure_tables(network: ReadoutModel, rules: PlaceRules) -> dict[str, Any]
     assert isinstance(network, TokenClassifier)
     assert isinstance(layer, BDLRU)
     if not _steps_as(network, layer, entries):
-        return "a step of the network is no copy of entries and values"
+        return _NO_COPY
     places = range(rules.num_places)
     tables = {
         "format": 2,
@@ -156,14 +161,16 @@ def _steps_as(network: TokenClassifier, layer: BDLRU, entries: EntryRules) -> bo
     held = np.ceil(size) + 1 + np.arange(len(entries.start), dtype=np.float64)
     before = np.broadcast_to(held[:, None], (len(held), layer.value_channels))
     state = torch.from_numpy(before.copy()).to(like).reshape(like.shape)
-    tokens = torch.arange(num_tokens, device=network.device).unsqueeze(1)
-    _, (reached,) = network.extend(tokens, (state.expand(num_tokens, *like.shape[1:]),))
-    after = reached.double().cpu().numpy().reshape(num_tokens, len(held), -1)
+    reached = []
+    for tokens, used in fixed_batches(num_tokens, network.device):
+        _, (after,) = network.extend(tokens.unsqueeze(1), (state.expand(ROWS, *like.shape[1:]),))
+        reached.append(after[:used])
+    found = torch.cat(reached).double().cpu().numpy().reshape(num_tokens, len(held), -1)
     loads = entries.sources < 0
     loaded = entries.values[np.where(loads, -1 - entries.sources, 0)]
     copied = before[np.where(loads, 0, entries.sources)]
     expected = np.where(loads[..., None], loaded, copied)
-    return np.array_equal(after, expected)
+    return np.array_equal(found, expected)
 
 
 def _agreement(

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel
+from statemix.ops.layout import at_least_float32
 
 
 class GateGaps:
@@ -49,17 +50,9 @@ class GateGaps:
 
 @contextmanager
 def watch_gaps(model: ReadoutModel, units: Sequence[int] | None = None) -> Iterator[GateGaps]:
-    r"""Watch the raw gates of a model's layers while it runs in this context.
+    """Watch the raw gates of a model's layers while it runs in this context.
 
-    A raw gate is a product of n terms, whose sum has the error
-
-    .. math:: |\hat z - z| \le k\,u\,(|W|\,|x| + |b|)
-
-    whatever their order, with the unit roundoff u and k = 2 n + 32 roundings: n of the product, and
-    as many of the norm that x comes from. Gates that are linear in one channel are rounded alike in
-    every batch. Errors of the state that x may depend on are not counted. Source: our addition; the
-    bound is the usual one of inner products (Higham, "Accuracy and Stability of Numerical
-    Algorithms", 3.1).
+    Gates that are linear in one channel are rounded alike in every batch.
 
     Args:
         model: the model.
@@ -78,6 +71,35 @@ def watch_gaps(model: ReadoutModel, units: Sequence[int] | None = None) -> Itera
             handle.remove()
 
 
+def rounding_of(projection: nn.Linear, x: Tensor) -> Tensor:
+    r"""Return how far another order of sums can move what a linear map returns.
+
+    A product of n terms has the error
+
+    .. math:: |\hat z - z| \le k\,u\,(|W|\,|x| + |b|)
+
+    whatever the order of their sum, with the unit roundoff u and k = 2 n + 32 roundings: n of the
+    product, and as many of the norm that x comes from. Sums are float32 or wider; a narrower x and
+    z are rounded once more each. Errors of the state that x may depend on are not counted. Source:
+    our addition; the bound is the usual one of inner products (Higham, "Accuracy and Stability of
+    Numerical Algorithms", 3.1).
+
+    Args:
+        projection: the map.
+        x: what it reads, shape (..., n).
+
+    Returns:
+        The bound for each number of the map's output.
+    """
+    bias = None if projection.bias is None else projection.bias.abs()
+    sizes = functional.linear(x.abs(), projection.weight.abs(), bias)
+    wide = at_least_float32(x.dtype)
+    roundings = (2 * projection.in_features + 32) * torch.finfo(wide).eps / 2
+    if x.dtype != wide:
+        roundings += torch.finfo(x.dtype).eps
+    return roundings * sizes
+
+
 def _note(
     gaps: GateGaps,
     layer: GatedRecurrence,
@@ -88,10 +110,8 @@ def _note(
 ) -> None:
     (x,) = read
     with torch.no_grad():
-        bias = None if projection.bias is None else projection.bias.abs()
-        sizes = functional.linear(x.abs(), projection.weight.abs(), bias)
-        roundings = (2 * layer.hidden_size + 32) * torch.finfo(flat.dtype).eps / 2
-        gates, errors = (layer.split_gates(one) for one in (flat, roundings * sizes))
+        moved = rounding_of(projection, x)
+        gates, errors = (layer.split_gates(one) for one in (flat, moved))
         if units is not None:
             chosen = torch.tensor(units, dtype=torch.int64, device=flat.device)
             gates, errors = (one.index_select(x.ndim - 1, chosen) for one in (gates, errors))

@@ -136,7 +136,7 @@ def check_property(
     outcome = load_outcome(folder)
     config, task = outcome.config, outcome.config.build_task()
     try:
-        text = property_file.read_text(encoding="utf-8")
+        text = property_file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RequestError(

@@ -104,11 +104,11 @@ def _runs(rows: Mapping[str, StoredRow], study: str) -> pl.DataFrame:
 
 def _tracking(rows: Mapping[str, StoredRow], study: str) -> str:
     runs = _runs(rows, study)
-    names = {RECIPE: "recipe `exact`", "LSTM": "LSTM"}
+    names = {RECIPE: "recipe `exact`"}
     lines = []
     for one in tallies(runs).to_dicts():
+        name = names.get(one["model"], one["model"].removeprefix("BD-LRU, "))
         if not one["done"]:
-            name = names.get(one["model"], one["model"])
             lines.append((one["column"], name, *["–"] * 7))
             continue
         done = runs.filter(column=one["column"], model=one["model"], status="done")
@@ -119,7 +119,7 @@ def _tracking(rows: Mapping[str, StoredRow], study: str) -> str:
         lines.append(
             (
                 one["column"],
-                names.get(one["model"], one["model"].removeprefix("BD-LRU, ")),
+                name,
                 f"{len(proofs)} of {len(found)}",
                 str(trained) if proofs else "–",
                 passed,

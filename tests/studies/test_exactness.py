@@ -349,6 +349,17 @@ def test_covering_words_are_the_default_of_the_task_and_change_the_words_alone()
             assert one.replace(task=other.task, search=other.search) == other
 
 
+def test_seeds_that_fail_have_more_attempts():
+    suite = {(one.column, one.model): one for one in SUITES["exact-automata"]}
+    for column, seeds in {"pattern of 7": [18], "pattern of 8": [3, 9, 15]}.items():
+        longer = runs_of(suite[column, "BD-LRU, recipe exact, 24 attempts"])
+        recipe = runs_of(suite[column, "BD-LRU, recipe exact"])
+        assert [config.seed for config in longer] == seeds
+        for config in longer:
+            assert config.search.attempts == 24
+            assert config.replace(search=recipe[config.seed].search) == recipe[config.seed]
+
+
 def letters_until_answers_differ(automaton, changed):
     """Letters of a shortest word that another table of transitions answers differently."""
     found, after, letters = set(), {(automaton.start, automaton.start)}, 0

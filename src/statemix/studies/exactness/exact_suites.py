@@ -1,7 +1,7 @@
 """The entries of the studies of exactness: groups, other automata, and one change at a time."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -144,6 +144,9 @@ _RANDOM, _PATTERNS = (8, 12, 16), tuple(range(3, 13))
 # length of the pattern do. Runs on such words take minutes, so there are fewer seeds.
 _DETERMINED, _SHORT_WORDS = 8, 15
 _COMPARED_PATTERNS = ("pattern of 6", "pattern of 7")
+# Seeds whose twelve attempts fail have as many again.
+_ATTEMPTS = 24
+_FAILED = {"pattern of 7": (18,), "pattern of 8": (3, 9, 15)}
 # Languages have the words that the recipe chooses, also for other networks.
 _TELLING = "distinguishing"
 _LETTERS = 2
@@ -182,15 +185,22 @@ def _on_covering_words(task: TaskSpec) -> RunConfig:
     return config.replace(task=TaskSpec(task.name, **options))
 
 
+def _with_more_attempts(task: TaskSpec) -> RunConfig:
+    config = exact(task)
+    return config.replace(search=config.search.replace(attempts=_ATTEMPTS))
+
+
 def _each_its_own(
-    configured: Callable[[TaskSpec], RunConfig], task: Callable[[int], TaskSpec], seeds: int
+    configured: Callable[[TaskSpec], RunConfig],
+    task: Callable[[int], TaskSpec],
+    seeds: Iterable[int],
 ) -> Trials:
     """Return a single setting, whose seeds have tasks of their own."""
 
     def runs() -> tuple[RunConfig, ...]:
         return tuple(
             _measured(configured(task(seed)), _AUTOMATON_LENGTHS).replace(seed=seed)
-            for seed in range(seeds)
+            for seed in seeds
         )
 
     return Trials(lambda: [Trial("", runs())])
@@ -207,17 +217,21 @@ def automaton_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntr
             for k in _PATTERNS
         },
     }
-    everywhere = tuple(kinds)
-    ways = (
-        ("BD-LRU, recipe exact", exact, 20, everywhere),
-        ("BD-LRU, recipe exact, covering words", _on_covering_words, 20, _COMPARED_PATTERNS),
-        ("LSTM", _lstm, 3, everywhere),
+    ways: tuple[tuple[str, Callable[[TaskSpec], RunConfig], Mapping[str, Iterable[int]]], ...] = (
+        ("BD-LRU, recipe exact", exact, {name: range(most) for name, (_, most) in kinds.items()}),
+        (
+            "BD-LRU, recipe exact, covering words",
+            _on_covering_words,
+            dict.fromkeys(_COMPARED_PATTERNS, range(20)),
+        ),
+        (f"BD-LRU, recipe exact, {_ATTEMPTS} attempts", _with_more_attempts, _FAILED),
+        ("LSTM", _lstm, dict.fromkeys(kinds, range(3))),
     )
     return tuple(
-        StudyEntry(column, model, _each_its_own(configured, task, min(most, seeds)))
-        for column, (task, seeds) in kinds.items()
-        for model, configured, most, columns in ways
-        if column in columns
+        StudyEntry(column, model, _each_its_own(configured, task, seeds[column]))
+        for column, (task, _) in kinds.items()
+        for model, configured, seeds in ways
+        if column in seeds
     )
 
 

@@ -74,7 +74,7 @@ def _totals(rows: Mapping[str, StoredRow], cells: Mapping[str, Any]) -> str:
         ("of the measured accuracies, different", str(cells["measured"] - cells["agree"])),
         ("claims of the H-LRU paper that hold in our runs", f"{claims} of {claims + against}"),
         ("numbers of the Fixed-Point RNN paper measured", f"{more['measured']} of {more['of']}"),
-        ("networks of the recipe `exact` on permutation groups that are proven", f"{proven} of {len(runs)}"),
+        ("networks of the recipe `exact` for groups, proven", f"{proven} of {len(runs)}"),
     ]
     return markdown(("what", "number"), lines)
 

@@ -102,7 +102,7 @@ def test_letters_that_cannot_follow_are_not_asked_for(tracker):
 
 
 def test_values_that_a_trained_network_loads_are_in_the_tables():
-    """Loads of a few tokens are rounded as those of all tokens are."""
+    """The value of a token must not depend on how many tokens are read together."""
     table = np.array([[1, 2, 0], [2, 2, 0], [2, 2, 0]])
     automaton = Automaton(0, table, table)
     torch.manual_seed(0)

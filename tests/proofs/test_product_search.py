@@ -528,7 +528,7 @@ def test_a_token_leads_to_the_same_bytes_whatever_tokens_can_follow():
 
 
 def test_an_answer_that_rounding_may_change_is_no_proof(of_group):
-    """A common part of all logits is no part of their differences, but rounding grows with it."""
+    """A constant that is added to all logits changes no difference, but makes rounding larger."""
     model = of_group("S_3")
     automaton = Permutation(group="S_3").automaton()
     assert prove(model, automaton).verdict == "proven"

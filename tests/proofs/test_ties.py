@@ -6,7 +6,7 @@ import torch
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
 from statemix.proofs import certificate, harden, prove
-from statemix.proofs.ties import watch_gaps
+from statemix.proofs.ties import rounding_of, watch_gaps
 from statemix.tasks import TaskSpec
 
 AUTOMATON = TaskSpec("permutation", group="S_3").build().automaton()
@@ -115,6 +115,26 @@ def test_the_bound_is_that_of_the_equation(hidden_size, roundings):
     # Both gates may move, each by no more than the larger error: 16, of terms 1, 2, 4, 8 or of 16.
     # The float32 numbers near 19 are 2e-6 apart.
     assert gaps.nearest == pytest.approx(19.0 - 2 * roundings * 2**-24 * 16, rel=0, abs=1e-6)
+
+
+# Narrow inputs and outputs are rounded once each; sums have float32.
+@pytest.mark.parametrize(
+    ("dtype", "unit", "own"),
+    [
+        (torch.float64, 2**-53, 0),
+        (torch.float32, 2**-24, 0),
+        (torch.bfloat16, 2**-24, 2 * 2**-8),
+        (torch.float16, 2**-24, 2 * 2**-11),
+    ],
+)
+def test_the_bound_of_every_dtype(dtype, unit, own):
+    projection = torch.nn.Linear(3, 1, dtype=dtype)
+    with torch.no_grad():
+        projection.weight.copy_(torch.tensor([[1.0, -2.0, 4.0]]))
+        projection.bias.fill_(-1.0)
+        found = rounding_of(projection, torch.tensor([1.0, -2.0, 0.5], dtype=dtype))
+    # 1 + 4 + 2 of the products and 1 of the bias.
+    assert found.double().item() == pytest.approx((38 * unit + own) * 8, rel=2**-7)
 
 
 @pytest.mark.parametrize("hidden_size", [1, 7, 300])

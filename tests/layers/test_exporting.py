@@ -70,12 +70,13 @@ def near(found, expected):
 
 @torch.no_grad()
 def test_a_graph_of_whole_sequences_serves_any_length(layer):
-    whole = WholeSequence(layer)
+    # float64: a graph may multiply in another order, and iterations enlarge errors of rounding.
+    whole = WholeSequence(layer.double())
     graph = exported(whole).module()
     # A single token, chunks that end within a sequence, and one example of the same length.
     for batch, length in ((3, 1), (1, 131), (2, 7)):
         given = arguments(whole, batch, length)
-        near(graph(*given), whole(*given))
+        torch.testing.assert_close(graph(*given), whole(*given), rtol=1e-10, atol=1e-10)
 
 
 @torch.no_grad()

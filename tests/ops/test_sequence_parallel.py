@@ -118,10 +118,11 @@ def test_ranks_together_are_one_process(world_size, device, backend, tmp_path):
         for rank in range(world_size)
     ]
     try:
-        assert [worker.wait(timeout=120) for worker in workers] == [0] * world_size
+        assert [worker.wait(timeout=300) for worker in workers] == [0] * world_size
     finally:
         for worker in workers:
             worker.kill()
+            worker.wait()
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world_size)]
     check_parts(found, SLICES[world_size], grouped=False)
     if world_size > len(GROUP):

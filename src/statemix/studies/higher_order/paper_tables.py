@@ -170,12 +170,16 @@ SHORT_COMPRESSION = Column(
 """Rebuild 16 tokens from one vector."""
 
 
+_SWIGLU: Mapping[str, object] = {"model.channel_mixer": MixerSpec("swiglu").to_plain()}
+_LONG: Mapping[str, object] = {"schedules.epochs": 200}
+
 CHANGES: Mapping[str, Mapping[str, object]] = {
     "": {},
     "constant rate": {"schedules.learning_rate": "constant"},
     "start token": {"model.bos": True},
-    "SwiGLU": {"model.channel_mixer": MixerSpec("swiglu").to_plain()},
-    "200 epochs": {"schedules.epochs": 200},
+    "SwiGLU": _SWIGLU,
+    "200 epochs": _LONG,
+    "SwiGLU and 200 epochs": {**_SWIGLU, **_LONG},
 }
 """Name of a change -> settings that differ from protocol "paper"; that of no change is empty."""
 

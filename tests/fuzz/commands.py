@@ -193,7 +193,7 @@ _CERTIFY = {
 _REPORT = {"--results": [["stores"]], "--json": [[]]}
 _REPRODUCE = {
     "--size": [["laptop"], ["workstation"]],
-    "--protocol": [["paper"], ["tuned"]],
+    "--protocol": [["paper"], ["mlp"], ["tuned"]],
     "--minutes": [["1"], ["0.5"]],
     "--workers": [["1"], ["2"]],
     "--retry": [[]],

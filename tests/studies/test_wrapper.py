@@ -30,6 +30,25 @@ def test_without_a_change_the_runs_are_those_of_the_tables():
         assert runs(entry) == runs(same[0])
 
 
+def test_an_mlp_is_what_protocol_mlp_adds():
+    added = [entry for entry in ENTRIES if change(entry) == "MLP"]
+    tables = [entry for table in TABLES.values() for entry in table.entries("mlp", "laptop")]
+    assert len(added) == 14
+    for entry in added:
+        column = entry.column.partition(", ")[0]
+        (same, *_) = (one for one in tables if (one.model, one.column) == (entry.model, column))
+        assert runs(entry) == runs(same)
+
+
+def test_models_with_an_mlp_of_their_own_get_no_other():
+    of_mlp, of_paper = (
+        [run for entry in TABLES["table3"].entries(name, "laptop") for run in runs(entry)]
+        for name in ("mlp", "paper")
+    )
+    same = [run.model.backbone for run, other in zip(of_mlp, of_paper, strict=True) if run == other]
+    assert same == ["autoencoder"] * 240
+
+
 def test_a_change_is_the_only_difference():
     assert len(ENTRIES) == 9 * 5 + 5 * 7 + 2
     assert {change(entry) for entry in ENTRIES} == set(CHANGES)

@@ -49,7 +49,8 @@ class Reproduce:
     repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.
 
     Protocol "paper" is what the paper says, its gaps filled as in docs/reproduction.md. Protocol
-    "tuned" gives every model the same settings to choose from on validation data. Size "laptop"
+    "mlp" adds an MLP behind the layer. Protocol "tuned" gives every model the same settings to
+    choose from on validation data. Size "laptop"
     means one learning rate, one state size, three seeds and short training; "paper" the whole grid.
     """
 
@@ -62,7 +63,7 @@ class Reproduce:
     size: Literal["laptop", "workstation", "paper"] = "laptop"
     """How much of the paper's grid to run; exact-groups and exact-factorial have one size."""
 
-    protocol: Literal["paper", "tuned"] = "paper"
+    protocol: Literal["paper", "mlp", "tuned"] = "paper"
     """How runs are configured and settings chosen; exact-groups and exact-factorial have a protocol
     of their own, those of Movahedi et al. only that of the paper."""
 

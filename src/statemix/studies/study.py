@@ -265,7 +265,7 @@ class Study:
         for run in (
             runs.filter(pl.col("status") == "done").unique("key", maintain_order=True).to_dicts()
         ):
-            best = "best_test" if run["protocol"] == "paper" else "at_best_validation"
+            best = "at_best_validation" if run["protocol"] == "tuned" else "best_test"
             results = [accuracy_text(run[best])]
             if run["certificate"]:
                 results = [f"{run['certificate']}: {run['word']}".removesuffix(": ")]

@@ -13,9 +13,9 @@ from statemix.studies.store import StoredRow, key
 from statemix.studies.study_runs import Runnable
 from statemix.training import RunConfig
 
-ProtocolName = Literal["paper", "tuned"]
+ProtocolName = Literal["paper", "mlp", "tuned"]
 SizeName = Literal["laptop", "workstation", "paper"]
-PROTOCOLS: tuple[ProtocolName, ...] = ("paper", "tuned")
+PROTOCOLS: tuple[ProtocolName, ...] = ("paper", "mlp", "tuned")
 SIZES: tuple[SizeName, ...] = ("laptop", "workstation", "paper")
 Metric = Literal["token_accuracy", "mad_accuracy", "sequence_accuracy"]
 
@@ -72,8 +72,8 @@ class StudyEntry:
         model: what is trained.
         trials: the settings to try.
         data: name of the data set in the plan; empty means that of the column.
-        protocol: name of the protocol. Under "paper" the best test accuracy counts, under others
-            that at the best validation accuracy.
+        protocol: name of the protocol. Under "tuned" the test accuracy at the best validation
+            accuracy counts, under others the best test accuracy.
         size: name of the size.
         metric: the accuracy that counts.
         lengths: further test lengths to show.

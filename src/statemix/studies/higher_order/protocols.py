@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from statemix.layers import LayerSpec
-from statemix.models import ModelKind
+from statemix.models import MixerSpec, ModelKind
 from statemix.studies.higher_order.contenders import Contender
 from statemix.studies.study_entries import (
     Metric,
@@ -39,7 +39,7 @@ class Grid:
     """How much of the paper's grid is run.
 
     Attributes:
-        learning_rates: learning rates of protocol "paper".
+        learning_rates: learning rates of protocols "paper" and "mlp".
         state_sizes: state sizes N to try. The paper says "hidden size up to 6144", which we read as
             the number of entries of the state.
         all_variants: try every state size, kernel and number of heads of the baselines.
@@ -170,14 +170,17 @@ def trials(
     """Yield the settings to try for one model on one data set.
 
     Protocol "paper" tries the learning rates and state sizes of the paper; its score is the best
-    test accuracy of all runs. Protocol "tuned" tries settings drawn at random, the same for every
+    test accuracy of all runs. Protocol "mlp" adds an MLP behind the layer, unless the model has its
+    own, as that of compression. Protocol "tuned" tries settings drawn at random, the same for every
     model, and that of "paper" with its first learning rate, and selects one by validation accuracy.
     """
     scale = GRIDS[size]
     layers = contender.choices(scale.state_sizes, all_variants=scale.all_variants)
-    if protocol == "paper":
+    if protocol != "tuned":
         for layer, rate in itertools.product(layers, scale.learning_rates):
             config = _config(layer, data, size)
+            if protocol == "mlp" and data.backbone == "causal":
+                config = config.replace(model=config.model.replace(channel_mixer=MixerSpec("mlp")))
             optimizer = config.optimizer.replace(learning_rate=rate)
             words = [f"learning rate {rate:g}", *_options(layer, layers)]
             yield _seeded(words, config.replace(optimizer=optimizer), scale)

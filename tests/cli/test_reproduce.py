@@ -526,6 +526,7 @@ def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
     rows = json.loads(capsys.readouterr().out)
     assert [(row["claim"], row["protocol"], row["verdict"]) for row in rows] == [
         ("tiny", "paper", "open"),
+        ("tiny", "mlp", "open"),
         ("tiny", "tuned", "open"),
     ]
 

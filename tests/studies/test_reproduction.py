@@ -19,6 +19,7 @@ from statemix.studies.higher_order import cell_table as text
 from statemix.studies.higher_order import claims
 from statemix.studies.higher_order.cell_table import overview
 from statemix.studies.higher_order.contenders import CONTENDERS, ORDERS, layer_price
+from statemix.studies.higher_order.higher_order_studies import STUDIES
 from statemix.studies.higher_order.paper_figures import FIGURES
 from statemix.studies.higher_order.paper_tables import TABLES, PaperTable
 from statemix.studies.higher_order.protocols import GRIDS, Column, Data, trials
@@ -239,6 +240,22 @@ def test_a_cell_of_the_paper_protocol_is_the_best_run_and_the_mean_of_the_best_s
     assert found.deviation == pytest.approx(0.03125)
     assert (found.seeds, found.measured, found.complete) == (3, True, True)
     assert found.verdict == "above"
+
+
+@pytest.mark.parametrize("protocol", ["paper", "mlp"])
+def test_protocols_without_a_search_report_the_best_test_accuracy(protocol, monkeypatch):
+    data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
+    table = PaperTable("tiny", (Column("s3", (data,)),), {"LSTM": {"s3": 0.5}})
+    monkeypatch.setattr("statemix.studies.higher_order.cell_table.TABLES", {"tiny": table})
+    one = cell_of(table, protocol, "laptop")
+    rows = rows_of([one], lambda config: 0.25 * config.seed)
+    (found,) = overview(rows)["cells"]
+    assert (found["protocol"], found["ours"], found["mean"]) == (protocol, 0.5, 0.25)
+    assert found["data"]["S_3"]["ours"] == 0.5
+    runs = tidy(one, rows)
+    assert text.cell_text(scores(runs).to_dicts()[0]) == ".500 (.250±.250) ="
+    (study,) = (one for one in STUDIES if one.name == "table4")
+    assert [line[4] for line in study.run_lines(runs)] == [".000", ".250", ".500"]
 
 
 def test_a_cell_of_the_tuned_protocol_is_chosen_by_validation():

@@ -68,6 +68,7 @@ def test_a_change_is_the_only_difference():
             for section, _, setting in (one.partition(".") for one in found.get(name, ())):
                 assert changed[section].pop(setting) != same[section].pop(setting, None)
             assert changed == same
+            assert (run.schedules.epochs == 200) == (usual.schedules.epochs == 200 or "200" in name)
         assert entry.trials.runs[0][0].endswith(name)
 
 

@@ -50,8 +50,8 @@ class Reproduce:
 
     Protocol "paper" is what the paper says, its gaps filled as in docs/reproduction.md. Protocol
     "mlp" adds an MLP behind the layer. Protocol "tuned" gives every model the same settings to
-    choose from on validation data. Size "laptop"
-    means one learning rate, one state size, three seeds and short training; "paper" the whole grid.
+    choose from on validation data. Size "laptop" means one learning rate, one state size, three
+    seeds and short training; "paper" the whole grid.
     """
 
     what: Annotated[str, Argument("WHAT", positional=True)]

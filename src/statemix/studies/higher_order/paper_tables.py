@@ -8,7 +8,7 @@ from importlib import resources
 
 from statemix.models import MixerSpec, ModelKind
 from statemix.studies.higher_order.contenders import CONTENDERS
-from statemix.studies.higher_order.protocols import Column, Data, cell
+from statemix.studies.higher_order.protocols import MLP_DECODER, Column, Data, cell
 from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
 from statemix.studies.study_runs import configured
 from statemix.tasks import TASKS, TaskSpec
@@ -170,7 +170,7 @@ SHORT_COMPRESSION = Column(
 """Rebuild 16 tokens from one vector."""
 
 
-_MLP: Mapping[str, object] = {"model.channel_mixer": MixerSpec("mlp").to_plain()}
+_MLP: Mapping[str, object] = {"model.channel_mixer": MLP_DECODER.to_plain()}
 _LONG: Mapping[str, object] = {"schedules.epochs": 200}
 
 CHANGES: Mapping[str, Mapping[str, object]] = {

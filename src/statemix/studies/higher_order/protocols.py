@@ -30,6 +30,9 @@ from statemix.training import (
 )
 from statemix.training.plain import put
 
+MLP_DECODER = MixerSpec("mlp")
+"""What protocol "mlp" adds behind the layer: the paper's "MLP decoder", as we read it."""
+
 # About as many evaluations in a run that is not as long as the paper's.
 _EVALUATIONS = 25
 
@@ -180,7 +183,7 @@ def trials(
         for layer, rate in itertools.product(layers, scale.learning_rates):
             config = _config(layer, data, size)
             if protocol == "mlp" and data.backbone == "causal":
-                config = config.replace(model=config.model.replace(channel_mixer=MixerSpec("mlp")))
+                config = config.replace(model=config.model.replace(channel_mixer=MLP_DECODER))
             optimizer = config.optimizer.replace(learning_rate=rate)
             words = [f"learning rate {rate:g}", *_options(layer, layers)]
             yield _seeded(words, config.replace(optimizer=optimizer), scale)

@@ -25,12 +25,14 @@ from statemix.studies.result_text import (
 )
 from statemix.studies.store import StoredRow, merged
 from statemix.studies.study import find_study
-from statemix.studies.study_entries import SizeName
+from statemix.studies.study_entries import ProtocolName, SizeName
 from statemix.studies.tidy import by_length
 
 RECIPE = "BD-LRU, recipe exact"
 USUAL = "as in the recipe"
 TABLES = ("table3", "table4", "table6")
+MLP_TABLES = ("table3", "table4")
+"""Tables of which a column is complete under protocol "mlp"."""
 
 
 def tables() -> dict[str, str]:
@@ -45,8 +47,10 @@ def tables() -> dict[str, str]:
         "monitors": _monitors(rows),
         "monitor_words": _monitor_words(rows),
         "factorial": _factorial(rows),
-        **{name: _paper_table(cells, name) for name in TABLES},
-        **{f"{name}_spread": _spreads(cells, rows, name) for name in TABLES},
+        **{name: _paper_table(cells, name, "paper") for name in TABLES},
+        **{f"{name}_mlp": _paper_table(cells, name, "mlp") for name in MLP_TABLES},
+        **{f"{name}_spread": _spreads(cells, rows, name, "paper") for name in TABLES},
+        **{f"{name}_mlp_spread": _spreads(cells, rows, name, "mlp") for name in MLP_TABLES},
         "tuned": _tuned(cells),
         "claims": _claims(rows),
         "short_data": _short_data(rows),
@@ -97,9 +101,11 @@ def _monitor_words(rows: Mapping[str, StoredRow]) -> str:
     return markdown(("protocol", "wrong", "learner", "seeds that are not proven"), lines)
 
 
-def _runs(rows: Mapping[str, StoredRow], study: str) -> pl.DataFrame:
+def _runs(
+    rows: Mapping[str, StoredRow], study: str, protocol: ProtocolName = "paper"
+) -> pl.DataFrame:
     found = find_study(study)
-    return found.runs(found.entries("paper", "laptop"), rows)
+    return found.runs(found.entries(protocol, "laptop"), rows)
 
 
 def _tracking(rows: Mapping[str, StoredRow], study: str) -> str:
@@ -160,29 +166,35 @@ def _factorial(rows: Mapping[str, StoredRow]) -> str:
     return markdown(("change", "A_5", "S_5", "same outcome as the recipe"), lines)
 
 
-def _paper_table(cells: Mapping[str, Any], table: str) -> str:
-    """Write ours beside the paper's, of protocol "paper" at size "laptop"."""
-    columns, lines = _laid_out(cells, table, _beside)
+def _paper_table(cells: Mapping[str, Any], table: str, protocol: ProtocolName) -> str:
+    """Write ours beside the paper's, at size "laptop"."""
+    columns, lines = _laid_out(cells, table, protocol, _beside)
     return markdown(("model", *columns), lines)
 
 
-def _spreads(cells: Mapping[str, Any], rows: Mapping[str, StoredRow], table: str) -> str:
+def _spreads(
+    cells: Mapping[str, Any], rows: Mapping[str, StoredRow], table: str, protocol: ProtocolName
+) -> str:
     """Write mean and standard deviation over seeds, and the time of all runs of a model."""
-    columns, lines = _laid_out(cells, table, _spread)
-    done = _runs(rows, table).filter(status="done").group_by("model").agg(pl.col("seconds").sum())
+    columns, lines = _laid_out(cells, table, protocol, _spread)
+    runs = _runs(rows, table, protocol).filter(status="done")
+    done = runs.group_by("model").agg(pl.col("seconds").sum())
     minutes = {model: f"{seconds / 60:.0f}" for model, seconds in done.iter_rows()}
     timed = [(*line, minutes.get(line[0], "")) for line in lines]
     return markdown(("model", *columns, "minutes"), timed)
 
 
 def _laid_out(
-    cells: Mapping[str, Any], table: str, text: Callable[[Mapping[str, Any] | None], str]
+    cells: Mapping[str, Any],
+    table: str,
+    protocol: ProtocolName,
+    text: Callable[[Mapping[str, Any] | None], str],
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return the columns of a table that have results, and a line for each model with results."""
     here = [
         one
         for one in cells["cells"]
-        if (one["table"], one["protocol"], one["size"]) == (table, "paper", "laptop")
+        if (one["table"], one["protocol"], one["size"]) == (table, protocol, "laptop")
     ]
     columns = list(dict.fromkeys(one["column"] for one in here))
     of = {(one["model"], one["column"]): one for one in here}

@@ -447,7 +447,7 @@ def test_runs_of_a_figure_have_names_of_their_own(name, size, tmp_path):
 
 
 def test_a_figure_begins_with_the_ends_of_all_its_lines():
-    points = list(points_of("fig2", "paper", "laptop"))
+    points = list(points_of("fig2", "paper", "workstation"))
     lines = list(dict.fromkeys(point.line for point in points))
     assert len(lines) == 12
     assert [(point.line, point.x) for point in points[:24]] == [

@@ -32,17 +32,20 @@ class View:
     """Panels of a figure that have the same lines and the same x axis, one for each column.
 
     The title says what they show beside their data; it may be empty. Lines may depend on the size.
+    With ``sparse``, size "laptop" has the first, last and middle point of each line.
     """
 
     title: str
     x_label: str
     lines: Lines | Callable[[SizeName], Lines]
     columns: Callable[[SizeName], tuple[Column, ...]]
+    sparse: bool = True
 
     def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[StudyEntry]:
         """Yield the points, panel by panel: of all lines the ends first, then what lies between."""
         found = self.lines(size) if callable(self.lines) else self.lines
-        lines = {label: _ends_first(models) for label, models in found.items()}
+        most = 3 if self.sparse and size == "laptop" else None
+        lines = {label: _ends_first(models)[:most] for label, models in found.items()}
         for panel in self.columns(size):
             name = panel.data[0].name if len(panel.data) == 1 else panel.name
             title = f"{name}, {self.title}" if self.title else name
@@ -80,7 +83,7 @@ def _ends_first(models: list[tuple[float, Contender]]) -> list[tuple[float, Cont
     step = float(len(models) - 1)
     while len(found) < len(models):
         step /= 2
-        found |= dict.fromkeys(round(n * step) for n in range(1, round((len(models) - 1) / step)))
+        found |= dict.fromkeys(int(n * step) for n in range(1, round((len(models) - 1) / step)))
     return [models[place] for place in found]
 
 
@@ -207,9 +210,11 @@ def _parameterisations(name: str) -> Lines:
 FIGURES = {
     "fig1c": PaperFigure(
         "accuracy and FLOPs of the recurrence per step",
-        (View("", "FLOPs per step", _by_flops, _mixed),),
+        (View("", "FLOPs per step", _by_flops, _mixed, sparse=False),),
     ),
-    "fig1d": PaperFigure("accuracy and block size or order", (View("", "m", _BY_ORDER, _mixed),)),
+    "fig1d": PaperFigure(
+        "accuracy and block size or order", (View("", "m", _BY_ORDER, _mixed, sparse=False),)
+    ),
     "fig2": PaperFigure("normalisations on compression", (View("", "m", _BY_GATE, _compression),)),
     "fig5": PaperFigure(
         "accuracy and state size",

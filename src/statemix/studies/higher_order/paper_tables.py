@@ -170,7 +170,8 @@ SHORT_COMPRESSION = Column(
 """Rebuild 16 tokens from one vector."""
 
 
-_MLP: Mapping[str, object] = {"model.channel_mixer": MLP_DECODER.to_plain()}
+_WIDE: Mapping[str, object] = {"model.channel_mixer": MixerSpec("mlp").to_plain()}
+_NARROW: Mapping[str, object] = {"model.channel_mixer": MLP_DECODER.to_plain()}
 _LONG: Mapping[str, object] = {"schedules.epochs": 200}
 
 CHANGES: Mapping[str, Mapping[str, object]] = {
@@ -178,18 +179,20 @@ CHANGES: Mapping[str, Mapping[str, object]] = {
     "constant rate": {"schedules.learning_rate": "constant"},
     "start token": {"model.bos": True},
     "SwiGLU": {"model.channel_mixer": MixerSpec("swiglu").to_plain()},
-    "MLP": _MLP,
+    "wide MLP": _WIDE,
+    "narrow MLP": _NARROW,
     "200 epochs": _LONG,
-    "MLP and 200 epochs": {**_MLP, **_LONG},
+    "wide MLP and 200 epochs": {**_WIDE, **_LONG},
 }
 """Name of a change -> settings that differ from protocol "paper"; that of no change is empty."""
 
-_WRAPPERS = ("", "constant rate", "start token", "SwiGLU", "MLP")
+_WRAPPERS = ("", "constant rate", "start token", "SwiGLU", "wide MLP", "narrow MLP")
 
 # Models near the border between learning and failing, where a wrapper can decide, and an LSTM.
 # Then models that fail on a laptop, which trains for a small part of the epochs of the paper.
 _CELLS = (
     ("table4", "s3_250", ("BD-LRU m=3", "BD-LRU m=2", "LSTM"), _WRAPPERS),
+    ("table4", "s4_3k", ("BD-LRU m=4", "LSTM"), ("", "wide MLP", "narrow MLP")),
     ("table6", "cycle_navigation", ("BD-LRU m=5", "BD-LRU m=4", "LSTM"), _WRAPPERS),
     ("table3", "in_context_recall", ("BD-LRU m=1", "H-LRU m=4", "LSTM"), _WRAPPERS),
     (
@@ -198,7 +201,7 @@ _CELLS = (
         ("BD-LRU m=1", "BD-LRU m=2", "H-LRU m=4", "DeltaNet [-1,1]", "Mamba2"),
         tuple(CHANGES),
     ),
-    ("table4", "s5_100k", ("BD-LRU m=5",), ("", "MLP and 200 epochs")),
+    ("table4", "s5_100k", ("BD-LRU m=5",), ("", "wide MLP and 200 epochs")),
 )
 
 

@@ -186,13 +186,15 @@ CHANGES: Mapping[str, Mapping[str, object]] = {
 }
 """Name of a change -> settings that differ from protocol "paper"; that of no change is empty."""
 
+_READOUTS = ("", "wide MLP", "narrow MLP")
 _WRAPPERS = ("", "constant rate", "start token", "SwiGLU", "wide MLP", "narrow MLP")
 
 # Models near the border between learning and failing, where a wrapper can decide, and an LSTM.
 # Then models that fail on a laptop, which trains for a small part of the epochs of the paper.
 _CELLS = (
     ("table4", "s3_250", ("BD-LRU m=3", "BD-LRU m=2", "LSTM"), _WRAPPERS),
-    ("table4", "s4_3k", ("BD-LRU m=4", "LSTM"), ("", "wide MLP", "narrow MLP")),
+    ("table4", "s3_250", ("BD-LRU m=8", "BD-LRU m=16"), _READOUTS),
+    ("table4", "s4_3k", ("BD-LRU m=4", "LSTM"), _READOUTS),
     ("table6", "cycle_navigation", ("BD-LRU m=5", "BD-LRU m=4", "LSTM"), _WRAPPERS),
     ("table3", "in_context_recall", ("BD-LRU m=1", "H-LRU m=4", "LSTM"), _WRAPPERS),
     (

@@ -31,7 +31,7 @@ from statemix.studies.tidy import by_length
 RECIPE = "BD-LRU, recipe exact"
 USUAL = "as in the recipe"
 TABLES = ("table3", "table4", "table6")
-MLP_TABLES = ("table3", "table4")
+MLP_TABLES = ("table4",)
 """Tables of which a column is complete under protocol "mlp"."""
 
 
@@ -51,6 +51,7 @@ def tables() -> dict[str, str]:
         **{f"{name}_mlp": _paper_table(cells, name, "mlp") for name in MLP_TABLES},
         **{f"{name}_spread": _spreads(cells, rows, name, "paper") for name in TABLES},
         **{f"{name}_mlp_spread": _spreads(cells, rows, name, "mlp") for name in MLP_TABLES},
+        "readouts": _readouts(cells, "table4"),
         "tuned": _tuned(cells),
         "claims": _claims(rows),
         "short_data": _short_data(rows),
@@ -170,6 +171,29 @@ def _paper_table(cells: Mapping[str, Any], table: str, protocol: ProtocolName) -
     """Write ours beside the paper's, at size "laptop"."""
     columns, lines = _laid_out(cells, table, protocol, _beside)
     return markdown(("model", *columns), lines)
+
+
+def _readouts(cells: Mapping[str, Any], table: str) -> str:
+    """Write how near both readouts come to the paper, for the columns that both have."""
+    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for one in cells["cells"]:
+        if (one["table"], one["size"]) == (table, "laptop") and one["ours"] is not None:
+            found.setdefault(one["column"], {}).setdefault(one["protocol"], []).append(one)
+    lines = []
+    for column, of in found.items():
+        linear, mlp = ({one["model"]: one for one in of.get(name, ())} for name in ("paper", "mlp"))
+        both = [(linear[model], mlp[model]) for model in linear if model in mlp]
+        if not both:
+            continue
+        texts = []
+        for these in zip(*both, strict=True):
+            differences = [abs(one["ours"] - one["published"]) for one in these]
+            agree = sum(one["verdict"] == "agrees" for one in these)
+            mean = accuracy_text(math.fsum(differences) / len(differences))
+            texts += [f"{agree} of {len(these)}", mean]
+        lines.append((f"`{column}`", *texts))
+    heads = ("equal, linear", "mean difference", "equal, MLP", "mean difference")
+    return markdown(("column", *heads), lines)
 
 
 def _spreads(

@@ -34,16 +34,16 @@ class Reproduce:
 
     A table is printed with the paper's numbers beside ours; a figure is printed and drawn; each
     claim is printed with the comparisons that decide it. "wrapper" repeats some cells of each table
-    with a constant learning rate, a start token or a SwiGLU, which the paper leaves open, or with
-    all the paper's epochs, of which a laptop trains few. The suite exact-groups trains networks to
-    track permutation groups, and proves them; exact-automata does so for random automata, languages
-    and patterns, larger-groups for groups of two generators, exact-protocols for the tasks of other
-    works; exact-factorial measures what raises the chance of an attempt (docs/state_tracking.md).
-    monitors learns protocols from labels of which some are wrong, and needs the extra automata.
-    fp-a5, fp-budget, fp-copy and catbabi are the experiments of Movahedi et al. on fixed points;
-    the last reads tasks_1-20_v1-2.tar.gz, the archive of bAbI, in the current folder. fig4 and duel
-    train language models on the standard library of this Python; at size "paper", fig4 reads
-    FineWeb. They need the extra lm.
+    with a constant learning rate, a start token, a SwiGLU or an MLP, which the paper leaves open,
+    or with all the paper's epochs, of which a laptop trains few. The suite exact-groups trains
+    networks to track permutation groups, and proves them; exact-automata does so for random
+    automata, languages and patterns, larger-groups for groups of two generators, exact-protocols
+    for the tasks of other works; exact-factorial measures what raises the chance of an attempt
+    (docs/state_tracking.md). monitors learns protocols from labels of which some are wrong, and
+    needs the extra automata. fp-a5, fp-budget, fp-copy and catbabi are the experiments of Movahedi
+    et al. on fixed points; the last reads tasks_1-20_v1-2.tar.gz, the archive of bAbI, in the
+    current folder. fig4 and duel train language models on the standard library of this Python; at
+    size "paper", fig4 reads FineWeb. They need the extra lm.
 
     The plan and its predicted time are printed first. Runs that the results store holds are not
     repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.

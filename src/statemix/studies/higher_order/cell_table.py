@@ -20,8 +20,8 @@ mean and standard deviation over the seeds of the best setting. Protocol "tuned"
 seeds of the setting chosen on validation data. = agrees within .05, < below, > above the paper, ?
 fewer than three seeds, not all data sets, or a search under way. Below our line stand the paper's
 number and, after "longer", our mean over the same seeds on sequences longer than any in training.
-Parameters and forward FLOPs are those of the sequence layer. The command "statemix bench layers"
-measures the speed of layers."""
+Parameters and forward FLOPs describe the sequence layer alone. To measure its speed, run statemix
+bench layers."""
 
 Score = Mapping[str, Any]
 

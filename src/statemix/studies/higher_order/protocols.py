@@ -33,8 +33,8 @@ from statemix.training.plain import put
 MLP_DECODER = MixerSpec("mlp", intermediate_size=32)
 """What protocol "mlp" adds behind the layer: the paper's "MLP decoder", as we read it.
 
-The paper does not state its width. With four times as many GELUs as channels, models of S_3 and S_4
-overfit the few examples of which the paper's learn (docs/studies/wrapper.md).
+The paper does not state the width of its MLP. Ours is narrow because a wide MLP keeps BD-LRU from
+learning S_4 from few examples, unlike in the paper (docs/studies/wrapper.md).
 """
 
 # About as many evaluations in a run that is not as long as the paper's.

@@ -357,7 +357,17 @@ def test_an_lstm_starts_as_in_torch():
         (
             {"token_features": torch.ones(6, 2)},
             OptionError,
-            r"token_features must have shape \(7, F\), got \(6, 2\)",
+            r"token_features must have shape \(vocab_size=7, F\), got \(6, 2\)",
+        ),
+        (
+            {"token_features": torch.float16},
+            OptionError,
+            "token_features must be a tensor, got dtype",
+        ),
+        (
+            {"token_features": torch.ones(7, 2, dtype=torch.complex64)},
+            OptionError,
+            r"token_features must .* floating dtype .*, got torch\.complex64",
         ),
         (
             {"token_features": torch.ones(7, 9)},

@@ -12,7 +12,7 @@ from statemix.layers import LayerSpec
 from statemix.layers.option_checks import check_sizes, check_switches
 from statemix.models.backbone import Backbone, Norm, States, mask_of
 from statemix.models.channel_mixers import MixerSpec
-from statemix.ops.checks import check_choice
+from statemix.ops.checks import bind, check_choice, same_dtype_and_device
 
 LinearInit = Literal["own", "normal"]
 
@@ -45,9 +45,9 @@ class ReadoutModel(nn.Module, ABC):
             other parameters stay as their part drew them: the cell of an LSTM,
             convolutions, pointwise and constant gates, decays, norms. None means MAD's choice for
             this kind of model (``usual_linear_init``).
-        token_features: numbers that describe each token, shape (vocab_size, F), F <= hidden_size.
-            The embeddings start as these numbers and zeros, scaled to the root mean square of
-            random embeddings. None means random embeddings.
+        token_features: numbers that describe each token, shape (vocab_size, F), F <= hidden_size,
+            of a floating dtype. The embeddings start as these numbers and zeros, scaled to the
+            root mean square of random embeddings. None means random embeddings.
         seed: seed of the initial weights. The global generator is not changed.
 
     Attributes:
@@ -182,10 +182,11 @@ def _redraw_linear_maps(model: nn.Module) -> None:
 @torch.no_grad()
 def _start_as(embeddings: Tensor, features: Tensor) -> None:
     num_tokens, width = embeddings.shape
-    if features.ndim != 2 or len(features) != num_tokens:
-        raise OptionError(
-            f"token_features must have shape ({num_tokens}, F), got {tuple(features.shape)}"
-        )
+    try:
+        bind({"vocab_size": num_tokens}, "token_features", features, "vocab_size F")
+        same_dtype_and_device(token_features=features)
+    except (TypeError, ValueError) as error:
+        raise OptionError(str(error)) from error
     num_features = features.shape[1]
     if num_features > width:
         raise OptionError(

@@ -45,6 +45,13 @@ def test_a_word_may_be_cut_anywhere(of_group):
         np.testing.assert_array_equal(after, last)
 
 
+def test_no_words_have_no_answers(of_group):
+    machine, _ = machine_of(of_group, "S_3")
+    for length in (0, 1, 1000):
+        answers, state = machine.run(np.zeros((0, length), dtype=int))
+        assert (answers.shape, state.shape) == ((0, length), (0,))
+
+
 def test_a_million_tokens_are_right_at_every_one(of_group):
     machine, task = machine_of(of_group, "A_5")
     examples = task.examples("train", 0, 1, 1_000_000)

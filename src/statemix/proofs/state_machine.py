@@ -184,7 +184,9 @@ def _follow(
     for letters in np.ascontiguousarray(pieces.T):
         maps = _moved(table, maps + letters)
     starts = np.empty((whole // part, count), dtype=np.intp)
-    for number, of_words in enumerate(maps.T.reshape(count, -1, len(table)).transpose(1, 0, 2)):
+    for number, of_words in enumerate(
+        maps.T.reshape(count, whole // part, len(table)).transpose(1, 0, 2)
+    ):
         starts[number] = states
         states = of_words[np.arange(count), states // num_letters]
     taken = np.empty(rows.shape, dtype=np.intp)

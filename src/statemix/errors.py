@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 
@@ -59,22 +60,17 @@ class SettingError(RequestError, OptionError):
 
     def below(self, path: str) -> "SettingError":
         """Return the same error with the name of the setting preceded by ``path``."""
-        return _setting_error(
+        return SettingError(
             ".".join(part for part in (path, self.path) if part),
             self.condition,
             self.value,
-            self.subject,
-            self.advice,
+            subject=self.subject,
+            advice=self.advice,
         )
 
     def __reduce__(self) -> Any:
-        return _setting_error, (self.path, self.condition, self.value, self.subject, self.advice)
-
-
-def _setting_error(
-    path: str, condition: str, value: object, subject: str, advice: str
-) -> SettingError:
-    return SettingError(path, condition, value, subject=subject, advice=advice)
+        words = {"subject": self.subject, "advice": self.advice}
+        return partial(SettingError, **words), (self.path, self.condition, self.value)
 
 
 def _shown(value: object, limit: int = 200) -> str:

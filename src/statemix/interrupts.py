@@ -3,8 +3,8 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType, TracebackType
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """The signals that request a stop: Ctrl-C, and the first signal of Slurm and Kubernetes."""
@@ -58,7 +58,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.noted = self.forced = False
-        self._previous: dict[signal.Signals, object] = {}
+        self._handled = ExitStack()
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal has come."""
@@ -66,19 +66,11 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def __enter__(self) -> "Interrupts":
-        if can_be_handled():
-            self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._handled.enter_context(handled(dict.fromkeys(SIGNALS, self._note)))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        self._previous = {}
+    def __exit__(self, *_: object) -> None:
+        self._handled.close()
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.noted:

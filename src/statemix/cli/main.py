@@ -10,11 +10,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, TextIO, cast
 
 from statemix.errors import OptionError, RequestError, RunsFailedError, suggestion
 from statemix.files import naming
+from statemix.interrupts import TERMINABLE, handled
 
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
 
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.reconfigure(errors="replace")
     try:
         stdout = contextlib.redirect_stdout(cast(TextIO, _Output(output)))
-        with stdout, _terminable(), _insistent():
+        with stdout, handled(TERMINABLE), _insistent():
             code = _dispatch(arguments)
             # Flush now: a full disk must show before the exit code is chosen.
             sys.stdout.flush()
@@ -107,23 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return FAILED
         return _fail(str(error), FAILED)
     return code
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Treat SIGTERM, the stop signal of Slurm and Kubernetes, like Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

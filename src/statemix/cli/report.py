@@ -139,9 +139,9 @@ class Report:
             print(json.dumps({**found, "fixed_point": more}, indent=1))
             return
         console = Console(highlight=False, markup=False, soft_wrap=True)
-        for numbers, noun, columns in (
-            (found, "cells", _CELL_COLUMNS),
-            (more, "figures of Movahedi et al.", _FIGURE_COLUMNS),
+        for numbers, noun, fields in (
+            (found, "cells", _CELL_FIELDS),
+            (more, "figures of Movahedi et al.", _FIGURE_FIELDS),
         ):
             console.print(
                 f"{numbers['measured']} of {numbers['of']} {noun} measured, "
@@ -149,7 +149,7 @@ class Report:
             )
             measured = [cell for cell in numbers["cells"] if cell["verdict"] != "empty"]
             if measured:
-                console.print(_table(measured, columns))
+                console.print(_table(measured, fields))
 
     def _print_claims(self, rows: "Mapping[str, StoredRow]") -> None:
         from statemix.studies.higher_order.claims import decide, decision_rows, decision_text
@@ -174,40 +174,23 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-# Heads of columns -> fields.
-_CELL_COLUMNS = {
-    "table": "table",
-    "column": "column",
-    "model": "model",
-    "parameters": "parameters",
-    "FLOPs/token": "flops",
-    "protocol": "protocol",
-    "size": "size",
-    "seeds": "seeds",
-    "ours": "ours",
-    "mean": "mean",
-    "paper": "published",
-    "": "verdict",
-}
-_FIGURE_COLUMNS = {
-    "suite": "suite",
-    "column": "column",
-    "model": "model",
-    "tokens": "length",
-    "protocol": "protocol",
-    "size": "size",
-    "seeds": "seeds",
-    "mean": "mean",
-    "paper": "published",
-    "": "verdict",
-}
+_CELL_FIELDS = (
+    *("table", "column", "model", "parameters", "flops", "protocol", "size", "seeds", "ours"),
+    *("mean", "published", "verdict"),
+)
+_FIGURE_FIELDS = (
+    *("suite", "column", "model", "length", "protocol", "size", "seeds", "mean", "published"),
+    "verdict",
+)
+# Fields whose column has another head.
+_HEADS = {"flops": "FLOPs/token", "length": "tokens", "published": "paper", "verdict": ""}
 
 
-def _table(cells: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+def _table(cells: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:
     from statemix.studies.result_text import Line, Table
 
-    lines = [Line(tuple(_text(cell, name) for name in columns.values())) for cell in cells]
-    return Table(tuple(columns), tuple(lines)).as_text()
+    lines = [Line(tuple(_text(cell, name) for name in fields)) for cell in cells]
+    return Table(tuple(_HEADS.get(name, name) for name in fields), tuple(lines)).as_text()
 
 
 def _text(cell: Mapping[str, Any], name: str) -> str:

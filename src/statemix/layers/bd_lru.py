@@ -15,7 +15,7 @@ from statemix.layers.option_checks import (
     InitialState,
     Memory,
     Selectivity,
-    check_probability,
+    check_number,
     check_sizes,
 )
 from statemix.layers.pieces import Noise
@@ -163,7 +163,7 @@ class BDLRU(GatedRecurrence):
 
     @block_dropout.setter
     def block_dropout(self, value: float) -> None:
-        check_probability("block_dropout", value)
+        check_number("block_dropout", value, "at least 0 and below 1", lambda p: 0 <= p < 1)
         self._block_dropout = float(value)
 
     @property

@@ -3,7 +3,8 @@
 import math
 import numbers
 import reprlib
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -58,38 +59,25 @@ def check_taps(name: str, size: int) -> None:
     check_sizes(**{name: size})
 
 
-def check_number(name: str, value: object) -> numbers.Real:
+def check_number(
+    name: str, value: Any, must: str = "", fits: Callable[[Any], bool] = lambda _: True
+) -> numbers.Real:
     """Check that an option passed to a constructor is a real number, and return it.
 
+    Args:
+        name: name of the option.
+        value: what was passed.
+        must: what the number must be, for the message.
+        fits: whether a number is so.
+
     Raises:
-        OptionError: if it is not.
+        OptionError: if it is no real number, or does not fit.
     """
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise OptionError(f"{name} must be a number, got {value!r}")
+    if not fits(value):
+        raise OptionError(f"{name} must be {must}, got {value}")
     return value
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Check that an option is above 0 and at most 1.
-
-    Raises:
-        OptionError: if it is not.
-    """
-    check_number(name, value)
-    if not 0 < value <= 1:
-        raise OptionError(f"{name} must be above 0 and at most 1, got {value}")
-
-
-def check_contraction(value: float | None) -> None:
-    """Check the factor of a contraction passed to a constructor, of which there may be none.
-
-    Raises:
-        OptionError: if it is not between 0 and 1.
-    """
-    if value is not None:
-        check_number("contraction", value)
-        if not 0 < value < 1:
-            raise OptionError(f"contraction must be between 0 and 1, got {value}")
 
 
 def check_finite_number(name: str, value: object, dtype: torch.dtype | None) -> None:
@@ -136,17 +124,6 @@ def check_deviation(name: str, value: float, dtype: torch.dtype | None) -> None:
     check_finite_number(name, value, dtype)
     if value < 0:
         raise OptionError(f"{name} must be at least 0, got {value}")
-
-
-def check_probability(name: str, value: float) -> None:
-    """Check a probability with which something is left out.
-
-    Raises:
-        OptionError: if it is not at least 0 and below 1.
-    """
-    check_finite_number(name, value, None)
-    if not 0 <= value < 1:
-        raise OptionError(f"{name} must be at least 0 and below 1, got {value}")
 
 
 def check_first_state(initial_state: object, initial_std: float, dtype: torch.dtype | None) -> None:

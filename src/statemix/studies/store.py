@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-import math
 import reprlib
 import shlex
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,10 +18,10 @@ from statemix import files, provenance
 from statemix.errors import RequestError
 from statemix.studies.runner import Ended
 from statemix.studies.study_runs import Runnable, StudyRun
-from statemix.training import RunConfig, Scores, load_outcome
+from statemix.training import RunConfig, load_outcome
 from statemix.training.config import SCHEMA
 from statemix.training.folder import ENVIRONMENT
-from statemix.training.plain import to_plain
+from statemix.training.plain import finite, to_plain
 
 
 class PlainScores(TypedDict):
@@ -226,15 +225,6 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
-def _plain(heads: Mapping[str, Scores]) -> PlainHeads:
-    """Return the scores of heads as plain data."""
-    found = {}
-    for head, scores in heads.items():
-        loss = scores.loss if math.isfinite(scores.loss) else None
-        found[head] = cast(PlainScores, asdict(scores) | {"loss": loss})
-    return found
-
-
 def row_of(ended: Ended) -> StoredRow:
     """Return the row of a run that is done, has diverged or has failed.
 
@@ -287,13 +277,13 @@ def _results(config: RunConfig, folder: Path) -> dict[str, Any]:
     outcome = load_outcome(folder)
     length, best = config.build_task().length, outcome.test_at_best_validation
     return {
-        "test": {str(at): _plain(heads) for at, heads in outcome.last.test.items()},
-        "best_test": _plain(outcome.best_test.test[length]),
-        "test_at_best_validation": _plain(best.test[length]),
+        "test": {str(at): finite(to_plain(heads)) for at, heads in outcome.last.test.items()},
+        "best_test": finite(to_plain(outcome.best_test.test[length])),
+        "test_at_best_validation": finite(to_plain(best.test[length])),
         "num_parameters": outcome.num_parameters,
         "time_s": outcome.time_s,
         "cpu_s": outcome.cpu_s,
-        "best_validation": _plain(best.validation),
+        "best_validation": finite(to_plain(best.validation)),
         "num_steps": outcome.last.step,
         "attempts": [asdict(attempt) for attempt in outcome.attempts],
     }

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from statemix import ops
-from statemix.errors import OptionError
 from statemix.layers.exporting import is_open
 from statemix.layers.fixed_point.mixers import MixerName, build_mixer
 from statemix.layers.fixed_point.normed import MixerInputs
@@ -22,8 +21,6 @@ from statemix.layers.fixed_point.solver import (
     solve,
 )
 from statemix.layers.option_checks import (
-    check_contraction,
-    check_fraction,
     check_number,
     check_placement,
     check_sizes,
@@ -42,6 +39,10 @@ LEAST_BUDGET = 16
 
 # Shape of the Gamma distribution of random budgets.
 _SHAPE = 4.0
+
+
+def _is_share(value: float) -> bool:
+    return 0 < value <= 1
 
 
 class FixedPointLayer(PaddedLayer):
@@ -103,14 +104,15 @@ class FixedPointLayer(PaddedLayer):
         if window is not None:
             check_sizes(window=window)
         check_choice("budget", budget, list(get_args(Budget)))
-        check_fraction("damping", damping)
+        check_number("damping", damping, "above 0 and at most 1", _is_share)
         if not isinstance(gradient, str):
             check_sizes(gradient=gradient)
         else:
             check_choice("gradient", gradient, ["implicit", "unrolled"])
         check_sizes(hidden_size=hidden_size, expand=expand)
         check_placement(device, dtype)
-        check_contraction(contraction)
+        if contraction is not None:
+            check_number("contraction", contraction, "between 0 and 1", lambda rate: 0 < rate < 1)
         self.hidden_size = hidden_size
         self.mixer = mixer
         self.rank = rank
@@ -152,9 +154,7 @@ class FixedPointLayer(PaddedLayer):
 
     @tolerance.setter
     def tolerance(self, value: float) -> None:
-        check_number("tolerance", value)
-        if not 0 < value < math.inf:
-            raise OptionError(f"tolerance must be above 0 and finite, got {value}")
+        check_number("tolerance", value, "above 0 and finite", lambda most: 0 < most < math.inf)
         self._tolerance = float(value)
 
     @property
@@ -164,7 +164,7 @@ class FixedPointLayer(PaddedLayer):
 
     @quantile.setter
     def quantile(self, value: float) -> None:
-        check_fraction("quantile", value)
+        check_number("quantile", value, "above 0 and at most 1", _is_share)
         self._quantile = float(value)
 
     def forward(

@@ -79,13 +79,11 @@ def solve(
         config: the rest.
         valid: tokens that are no padding, (B, T); None means all.
     """
-    if config.gradient == "unrolled":
-        return _unrolled(function, start, budget, config, valid)
     learns = torch.is_grad_enabled()
     steps = config.gradient if isinstance(config.gradient, int) else 1
     # The differentiable applications are part of the budget.
     last = min(steps, budget) if learns else 1
-    with torch.no_grad():
+    with torch.set_grad_enabled(learns and config.gradient == "unrolled"):
         state = _Iteration(start, config, valid)
         while state.iterations < budget - last and not state.has_converged():
             state.advance(function(state.value))
@@ -99,7 +97,7 @@ def solve(
     iterations = state.iterations + last
     if value.requires_grad and config.gradient == "implicit" and budget > 1:
         value = _with_implicit_gradient(function, value, budget, config)
-    return Solution(value, iterations, residual)
+    return Solution(value, iterations, residual.detach())
 
 
 class _Iteration:
@@ -159,16 +157,6 @@ class _Iteration:
             iterate = iterate + (value - value.detach())
         value = torch.where(_each(kept), iterate, value)
         return value, torch.where(kept, self.residual, residual)
-
-
-def _unrolled(
-    function: Map, start: Tensor, budget: int, config: SolverConfig, valid: Tensor | None
-) -> Solution:
-    state = _Iteration(start, config, valid)
-    while state.iterations < budget - 1 and not state.has_converged():
-        state.advance(function(state.value))
-    value, residual = state.better_of(state.best, function(state.best))
-    return Solution(value, state.iterations + 1, residual.detach())
 
 
 def _with_implicit_gradient(

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+from figure_pictures import pictures as figure_pictures
 from measurement_tables import tables as measurement_tables
 from protocol_tables import tables as protocol_tables
 from scaling_tables import tables as scaling_tables
 from speed_tables import tables as speed_tables
 from study_tables import tables as study_tables
-from text_tables import pictures
+from text_tables import pictures as text_pictures
 from text_tables import tables as text_tables
 
 FOLDER = Path(__file__).parent / "generated"
@@ -28,5 +29,5 @@ def tables() -> dict[str, str]:
 if __name__ == "__main__":
     for name, text in tables().items():
         (FOLDER / f"{name}.md").write_text(text)
-    for name, picture in pictures().items():
+    for name, picture in {**figure_pictures(), **text_pictures()}.items():
         (FOLDER.parent / "images" / f"{name}.png").write_bytes(picture)

@@ -31,6 +31,7 @@ from statemix.studies.tidy import by_length
 RECIPE = "BD-LRU, recipe exact"
 USUAL = "as in the recipe"
 TABLES = ("table3", "table4", "table6")
+WITH_MLP = ("table3", "table4")
 
 
 def tables() -> dict[str, str]:
@@ -47,8 +48,8 @@ def tables() -> dict[str, str]:
         "factorial": _factorial(rows),
         **{name: _paper_table(cells, name, "paper") for name in TABLES},
         **{f"{name}_spread": _spreads(cells, rows, name, "paper") for name in TABLES},
-        "table4_mlp": _paper_table(cells, "table4", "mlp"),
-        "table4_mlp_spread": _spreads(cells, rows, "table4", "mlp"),
+        **{f"{name}_mlp": _paper_table(cells, name, "mlp") for name in WITH_MLP},
+        **{f"{name}_mlp_spread": _spreads(cells, rows, name, "mlp") for name in WITH_MLP},
         "readouts": _readouts(cells),
         "tuned": _tuned(cells),
         "claims": _claims(rows),

@@ -47,9 +47,14 @@ class PaperTable:
     first: tuple[str, ...] = ()
 
     def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[StudyEntry]:
-        """Yield the entries in the order in which they should be filled."""
+        """Yield the entries in the order in which they should be filled.
+
+        Protocol "mlp" leaves out models that have an MLP of their own, as that of compression.
+        """
         models = list(dict.fromkeys([*self.first, *self.published]))
         for one in self.columns:
+            if protocol == "mlp" and one.data[0].backbone != "causal":
+                continue
             for model in models:
                 number = self.published[model][one.name]
                 yield from cell(CONTENDERS[model], one, protocol, size, number)

@@ -1,4 +1,4 @@
-"""Common part of the tasks whose examples are drawn independently."""
+"""Common parts of the tasks whose examples have addresses, and are drawn independently."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,27 +16,17 @@ Raw = NDArray[np.uint64]
 Tokens = NDArray[np.int64]
 
 
-class DrawnTask(ABC):
-    """A task with one head whose example i is a function of a stretch of random numbers.
-
-    So any example can be made without the ones before it. A smaller training set is the beginning
-    of a larger one.
+class AddressedTask(ABC):
+    """A task whose example is a function of its address: (seed, split, index, length).
 
     Args:
         length: tokens of the longest training example.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
-
-    Attributes:
-        vocab_size: number of tokens.
-        title: short name of the subject, for figures.
     """
 
     name: ClassVar[str]
-    vocab_size: int
-    title: str
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
-    head: ClassVar[str] = "token"
 
     def __init__(self, *, length: int, train_size: int | None, seed: int) -> None:
         self.length = addressing.check_length(length)
@@ -45,6 +35,60 @@ class DrawnTask(ABC):
         self.train_size: int | None = None
         if train_size is not None:
             self.train_size = addressing.check_integer("train_size", train_size, minimum=1)
+
+    def examples(
+        self, split: addressing.Split, start: int, stop: int, length: int | None = None
+    ) -> Examples:
+        """Make the examples ``start`` ... ``stop - 1`` of a split.
+
+        A pure function of (seed, split, index, length).
+
+        Args:
+            split: "train", "validation" or "test".
+            start: first index.
+            stop: one beyond the last index.
+            length: tokens of the longest example; None means the training length.
+
+        Raises:
+            OptionError: if the split is unknown, the range is not within it, or the length is
+                out of range.
+        """
+        addressing.check_choice("split", split, addressing.SPLITS)
+        start = addressing.check_integer("start", start, minimum=0)
+        stop = addressing.check_integer("stop", stop, minimum=start)
+        length = self.length if length is None else addressing.check_length(length)
+        self._check_length(length)
+        addressing.check_range(start, stop, length)
+        if split == "train" and self.train_size is not None and stop > self.train_size:
+            raise OptionError(f"stop must be at most train_size={self.train_size}, got {stop}")
+        return self._examples(split, start, stop, length)
+
+    @abstractmethod
+    def _examples(self, split: addressing.Split, start: int, stop: int, length: int) -> Examples:
+        """Make examples whose address has been checked."""
+
+    def _check_length(self, length: int) -> None:  # noqa: B027  any length will do by default
+        """Check that there are examples of this length.
+
+        Raises:
+            OptionError: if there are none.
+        """
+
+
+class DrawnTask(AddressedTask):
+    """A task with one head whose example i is a function of a stretch of random numbers.
+
+    So any example can be made without the ones before it. A smaller training set is the beginning
+    of a larger one.
+
+    Attributes:
+        vocab_size: number of tokens.
+        title: short name of the subject, for figures.
+    """
+
+    vocab_size: int
+    title: str
+    head: ClassVar[str] = "token"
 
     @property
     def num_classes(self) -> int:
@@ -76,31 +120,7 @@ class DrawnTask(ABC):
     def chance(self) -> dict[str, float]:
         return {self.head: self.guessing}
 
-    def examples(
-        self, split: addressing.Split, start: int, stop: int, length: int | None = None
-    ) -> Examples:
-        """Make the examples ``start`` ... ``stop - 1`` of a split.
-
-        A pure function of (seed, split, index, length).
-
-        Args:
-            split: "train", "validation" or "test".
-            start: first index.
-            stop: one beyond the last index.
-            length: tokens of the longest example; None means the training length.
-
-        Raises:
-            OptionError: if the split is unknown, the range is not within it, or the length is
-                out of range.
-        """
-        addressing.check_choice("split", split, addressing.SPLITS)
-        start = addressing.check_integer("start", start, minimum=0)
-        stop = addressing.check_integer("stop", stop, minimum=start)
-        length = self.length if length is None else addressing.check_length(length)
-        self._check_length(length)
-        addressing.check_range(start, stop, length)
-        if split == "train" and self.train_size is not None and stop > self.train_size:
-            raise OptionError(f"stop must be at most train_size={self.train_size}, got {stop}")
+    def _examples(self, split: addressing.Split, start: int, stop: int, length: int) -> Examples:
         raw = addressing.draws(
             self.name, self._count(length), seed=self.seed, split=split, start=start, stop=stop
         )
@@ -134,10 +154,3 @@ class DrawnTask(ABC):
     def label(self, target: int) -> str:
         """Return a class as text, for listings; classes are tokens unless a task says otherwise."""
         return self.word(target)
-
-    def _check_length(self, length: int) -> None:  # noqa: B027  any length will do by default
-        """Check that there are examples of this length.
-
-        Raises:
-            OptionError: if there are none.
-        """

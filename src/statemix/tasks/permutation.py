@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from statemix.automaton import IGNORED, Automaton
 from statemix.errors import OptionError
 from statemix.tasks import addressing, groups
+from statemix.tasks.drawn import AddressedTask
 from statemix.tasks.groups import Group, GroupName
 from statemix.tasks.task import Examples
 
@@ -28,13 +29,14 @@ test words. The paper gives no size for S_2 and A_5.
 _CELLS_PER_LINE = 8
 
 
-class Permutation:
+class Permutation(AddressedTask):
     r"""Compose permutations: after every element of a word, predict the product so far.
 
     .. math:: target_t = x_1 * x_2 * \dots * x_t, \qquad (a * b)(i) = a(b(i))
 
     Words are uniform over the group; tokens and targets are element ids (0 is the identity, the
-    rest in lexicographic order), and every position is scored. Source: the word problem of Merrill
+    rest in lexicographic order), and every position is scored. Where words are made of some
+    elements only, tokens are places in ``letters``. Source: the word problem of Merrill
     et al., "The Illusion of State in State-Space Models", in the setting of Dubinin et al. The
     words have no begin-of-sequence token; the model may prepend one.
 
@@ -110,8 +112,8 @@ class Permutation:
     ) -> None:
         if not isinstance(group, str):
             raise OptionError(f"group must be a string, got {group!r}")
+        super().__init__(length=length, train_size=train_size, seed=seed)
         self.group = groups.group(group)
-        self.length = addressing.check_length(length)
         self.min_length: int | None = None
         if min_length is not None:
             self.min_length = addressing.check_integer("min_length", min_length, minimum=1)
@@ -139,10 +141,7 @@ class Permutation:
             if generators:
                 raise OptionError("generators must be false with num_generators, got true")
             self.letters = _random_generators(self.group, self.num_generators, self.generator_seed)
-        self.seed = addressing.check_seed(seed)
-        self.train_size: int | None = None
-        if train_size is not None:
-            self.train_size = addressing.check_integer("train_size", train_size, minimum=1)
+        if self.train_size is not None:
             self._check_space("train_size", self.train_size, "train", self.length)
 
     @property
@@ -163,41 +162,8 @@ class Permutation:
             return f"{self.group.name}, {self.num_generators} generators"
         return f"{self.group.name}, two generators" if self.generators else self.group.name
 
-    def examples(
-        self, split: addressing.Split, start: int, stop: int, length: int | None = None
-    ) -> Examples:
-        """Make the examples ``start`` ... ``stop - 1`` of a split.
-
-        A pure function of (seed, split, index, length): words of different lengths are drawn
-        independently of each other.
-
-        Args:
-            split: "train", "validation" or "test".
-            start: first index.
-            stop: one beyond the last index.
-            length: elements per word, at most ``addressing.MAX_LENGTH``; None means the training
-                length.
-
-        Returns:
-            Tokens are places in ``letters``, which are element ids but for generators, shape
-            (stop - start, length), int64; the targets of "product" are the ids of the running
-            products. All words are of one length, except training words at the training length if
-            the task has a ``min_length``.
-
-        Raises:
-            OptionError: if the split is unknown, the range is not within it, or the length is
-                out of range.
-        """
-        addressing.check_choice("split", split, addressing.SPLITS)
-        start = addressing.check_integer("start", start, minimum=0)
-        stop = addressing.check_integer("stop", stop, minimum=start)
-        length = self.length if length is None else addressing.check_length(length)
-        addressing.check_range(start, stop, length)
-        if split != "train":
-            self._check_space("stop", stop, split, length)
-        elif self.train_size is not None:
-            if stop > self.train_size:
-                raise OptionError(f"stop must be at most train_size={self.train_size}, got {stop}")
+    def _examples(self, split: addressing.Split, start: int, stop: int, length: int) -> Examples:
+        if split != "train" or self.train_size is not None:
             self._check_space("stop", stop, split, length)
         tokens = addressing.words(
             self.vocab_size, length, seed=self.seed, split=split, start=start, stop=stop

@@ -1,7 +1,6 @@
 """catbAbI: the stories of bAbI as one stream, with questions to answer."""
 
 import textwrap
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import ClassVar
 
@@ -12,12 +11,13 @@ from statemix.automaton import IGNORED
 from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.babi.stories import Stories, corpus
+from statemix.tasks.drawn import AddressedTask
 from statemix.tasks.task import Examples
 
 _LINE = 80
 
 
-class CatBabi:
+class CatBabi(AddressedTask):
     """Answer questions in a stream of stories. Needs the files of bAbI: folder=PATH/en-valid-10k.
 
     The stories of all bAbI tasks in the folder are shuffled and joined to a stream, which is cut
@@ -64,19 +64,14 @@ class CatBabi:
     """
 
     name: ClassVar[str] = "catbabi"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
 
     def __init__(
         self, *, folder: str, length: int = 200, train_size: int | None = None, seed: int = 0
     ) -> None:
         if not isinstance(folder, str):
             raise OptionError(f"folder must be a string, got {folder!r}")
+        super().__init__(length=length, train_size=train_size, seed=seed)
         self.folder = folder
-        self.length = addressing.check_length(length)
-        self.seed = addressing.check_seed(seed)
-        self.train_size: int | None = None
-        if train_size is not None:
-            self.train_size = addressing.check_integer("train_size", train_size, minimum=1)
         self._corpus = corpus(folder)
         self.words = self._corpus.words
 
@@ -98,35 +93,10 @@ class CatBabi:
     def title(self) -> str:
         return "catbAbI"
 
-    def examples(
-        self, split: addressing.Split, start: int, stop: int, length: int | None = None
-    ) -> Examples:
-        """Make the examples ``start`` ... ``stop - 1`` of a split.
-
-        Args:
-            split: "train", "validation" or "test".
-            start: first index.
-            stop: one beyond the last index.
-            length: tokens of a sequence; None means the training length.
-
-        Returns:
-            Tokens and targets of "answer", shape (stop - start, length), int64.
-
-        Raises:
-            OptionError: if the split is unknown, the range is not within it, or the length is
-                out of range.
-        """
-        addressing.check_choice("split", split, addressing.SPLITS)
-        start = addressing.check_integer("start", start, minimum=0)
-        stop = addressing.check_integer("stop", stop, minimum=start)
-        length = self.length if length is None else addressing.check_length(length)
-        addressing.check_range(start, stop, length)
+    def _examples(self, split: addressing.Split, start: int, stop: int, length: int) -> Examples:
         stories = self._corpus.splits[split]
         size = len(stories.tokens)
-        if split == "train":
-            if self.train_size is not None and stop > self.train_size:
-                raise OptionError(f"stop must be at most train_size={self.train_size}, got {stop}")
-        elif stop > size // length:
+        if split != "train" and stop > size // length:
             raise OptionError(
                 f"stop must be at most {size // length} (sequences of {length} tokens in the "
                 f"stories of the {split} split), got {stop}"

@@ -83,13 +83,16 @@ def test_the_trainer_of_transformers_trains_and_resumes(model, tokenizer, tmp_pa
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
 
     def trainer(net):
-        return Trainer(net, arguments, train_dataset=rows, data_collator=collator)
+        return Trainer(
+            net, arguments, train_dataset=rows, eval_dataset=rows, data_collator=collator
+        )
 
     whole = trainer(copy.deepcopy(model))
     assert whole.model_accepts_loss_kwargs
     whole.train()
     losses = [row["loss"] for row in whole.state.log_history if "loss" in row]
     assert losses[-1] < losses[0]
+    assert whole.evaluate()["eval_loss"] < losses[0]
     resumed = trainer(copy.deepcopy(model))
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):

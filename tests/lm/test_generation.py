@@ -72,6 +72,24 @@ def test_padding_changes_neither_logits_nor_states(model, side):
     torch.testing.assert_close(after, wanted)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@torch.no_grad()
+def test_padding_may_fill_pieces_of_a_prompt(model, size):
+    mask = torch.tensor([[0, 0, 1, 1, 0, 1, 1], [1, 1, 1, 0, 0, 0, 1]])
+    cache = StateCache(2)
+    parts = [
+        model(
+            IDS[:, t : t + size],
+            attention_mask=mask[:, : t + size],
+            use_cache=True,
+            **{CACHE: cache},
+        ).logits
+        for t in range(0, 7, size)
+    ]
+    logits, whole = torch.cat(parts, 1), model(IDS, attention_mask=mask, use_cache=False).logits
+    torch.testing.assert_close(logits[mask.bool()], whole[mask.bool()])
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
 @torch.no_grad()
 def test_padding_may_be_in_every_piece_of_a_prompt(model, batch_size):
@@ -101,11 +119,36 @@ def test_padding_may_be_in_every_piece_of_a_prompt(model, batch_size):
         torch.testing.assert_close(logits[row, kept], alone)
 
 
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (torch.ones(7), ValueError, r"\(B=2, T=7\), got \(7,\)"),
+        (torch.ones(2, 6).long(), ValueError, r"\(B=2, T=7\), got \(2, 6\)"),
+        (torch.ones(2, 8).long(), ValueError, r"\(B=2, T=7\), got \(2, 8\)"),
+        (torch.ones(1, 7).long(), ValueError, r"\(B=2, T=7\), got \(1, 7\)"),
+        (torch.zeros(2, 7), TypeError, r"bool or integer, got torch\.float32"),
+    ],
+)
+def test_bad_masks_are_refused(mask, error, message):
+    model = build_model("bd_lru")
+    with pytest.raises(error, match=f"^attention_mask must .*{message}"):
+        model(IDS, attention_mask=mask)
+
+
+def test_a_mask_reaches_no_further_back_than_the_cache():
+    model = build_model("bd_lru")
+    cache = model(IDS[:, :3], use_cache=True)[CACHE]
+    message = r"\(B=2, T=4\) after up to 3 tokens of the cache, got \(2, 8\)"
+    with pytest.raises(ValueError, match=message):
+        model(IDS[:, 3:], attention_mask=torch.ones(2, 8).long(), **{CACHE: cache})
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
 @torch.no_grad()
-def test_chunked_prefill_of_padded_prompts_gives_the_same_tokens(model):
+def test_chunked_prefill_of_padded_prompts_gives_the_same_tokens(model, chunk):
     mask = torch.ones(2, 7, dtype=torch.int64)
     mask[1, :3] = 0
-    found = model.generate(IDS, attention_mask=mask, prefill_chunk_size=3, **OPTIONS)
+    found = model.generate(IDS, attention_mask=mask, prefill_chunk_size=chunk, **OPTIONS)
     assert torch.equal(found, greedy(model, IDS, mask))
     single = model.generate(IDS[1:, 3:], **OPTIONS)
     assert torch.equal(found[1, 7:], single[0, 4:])

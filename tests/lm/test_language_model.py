@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.lm.conftest import build_model
 from torch.nn.functional import silu
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from statemix.errors import OptionError
 from statemix.lm import StatemixConfig
@@ -104,3 +104,14 @@ def test_losses_of_16_bit_models_are_summed_in_32_bits():
     for loss in (summed_loss(model, IDS), model(IDS, labels=IDS).loss * IDS[:, 1:].numel()):
         assert loss.dtype == torch.float32
         torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=0)
+
+
+def test_the_trainer_of_transformers_evaluates(tmp_path):
+    pytest.importorskip("accelerate")
+    model = build_model("bd_lru")
+    rows = [{"input_ids": row, "labels": row} for row in IDS]
+    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, disable_tqdm=True)
+    trainer = Trainer(model, arguments, eval_dataset=rows)
+    wanted = model(IDS, labels=IDS).loss.item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted)
+    assert trainer.predict(rows).predictions.shape == (2, 9, 50)

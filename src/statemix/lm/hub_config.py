@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -54,7 +54,8 @@ class StatemixConfig(PreTrainedConfig):
     """
 
     model_type = "statemix"
-    keys_to_ignore_at_inference = ("past_key_values", "cache")
+    # A list, because Trainer adds a list to it.
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
 
     def __init__(
         self,

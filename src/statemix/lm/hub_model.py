@@ -101,8 +101,9 @@ class StatemixModel(StatemixPreTrainedModel):
 
         Args:
             input_ids: tokens, shape (B, T).
-            attention_mask: 1 for tokens and 0 for padding, which may be anywhere, shape (B, S); the
-                last T columns count. A single column is never padding.
+            attention_mask: 1 for tokens and 0 for padding, which may be anywhere, bool or integer,
+                shape (B, T). With a cache, it may have the columns of earlier tokens before these.
+                In a compiled call of one token, the token is never padding.
             position_ids: positions, shape (B, T) or (1, T). Without a mask and a cache, a sequence
                 begins where they do not increase by 1.
             past_key_values: ``cache`` in transformers before 5.24.
@@ -120,9 +121,10 @@ class StatemixModel(StatemixPreTrainedModel):
 
         Raises:
             ValueError: if not exactly one of ``input_ids`` and ``inputs_embeds`` is given, the
-                cache is not one of this model, bounds disagree, packed sequences come with a cache
-                or a mask with padding, or ``sequence_group`` comes with one of the three.
-            TypeError: if a layer cannot share a sequence.
+                cache is not one of this model, the mask has another shape, bounds disagree, packed
+                sequences come with a cache or a mask with padding, or ``sequence_group`` comes with
+                one of the three.
+            TypeError: if the mask is neither bool nor integer, or a layer cannot share a sequence.
         """
         cache = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
@@ -152,7 +154,7 @@ class StatemixModel(StatemixPreTrainedModel):
             if cache is not None:
                 raise ValueError("packed sequences must come without a cache, got both")
         elif attention_mask is not None:
-            mask = _padding(attention_mask, shape[1])
+            mask = _padding(attention_mask, x, cache)
 
         def tokens(rows: Tensor) -> Tensor:
             """Return the tokens alone, in one row if they are packed or padded."""
@@ -198,18 +200,27 @@ class StatemixModel(StatemixPreTrainedModel):
         self.embed_tokens = value
 
 
-def _padding(attention_mask: Tensor, length: int) -> Tensor | None:
-    """Return which tokens are no padding, (B, T); None if all are tokens."""
-    if attention_mask.ndim != 2:
+def _padding(attention_mask: Tensor, x: Tensor, cache: StateCache | None) -> Tensor | None:
+    """Return which tokens are no padding, (B, T); None if all are tokens.
+
+    With a cache, the mask may also cover the tokens before.
+    """
+    batch_size, length = x.shape[:2]
+    seen = 0 if cache is None else cache.seen
+    rows, width = attention_mask.shape if attention_mask.ndim == 2 else (0, 0)
+    if rows != batch_size or not length <= width <= seen + length:
+        before = f" after up to {seen} tokens of the cache" if seen else ""
         raise ValueError(
-            f"attention_mask must have shape (B, S), got {tuple(attention_mask.shape)}"
+            f"attention_mask must have shape (B={batch_size}, T={length}){before}, got "
+            f"{tuple(attention_mask.shape)}"
         )
-    if length <= 1:
-        return None
-    mask = attention_mask[:, -length:].bool()
-    if not torch.compiler.is_compiling() and bool(mask.all()):
-        return None
-    return mask
+    if attention_mask.dtype.is_floating_point:
+        raise TypeError(f"attention_mask must be bool or integer, got {attention_mask.dtype}")
+    mask = attention_mask[:, width - length :].bool()
+    if torch.compiler.is_compiling():
+        # The number of real tokens is no part of a graph of one step, and `generate` pads none.
+        return None if length <= 1 else mask
+    return None if bool(mask.all()) else mask
 
 
 def _bounds(

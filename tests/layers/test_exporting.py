@@ -79,6 +79,15 @@ def test_a_graph_of_whole_sequences_serves_any_length(layer):
         torch.testing.assert_close(graph(*given), whole(*given), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["bd_lru", "h_lru"])
+def test_a_graph_on_the_loop_runs_where_gradients_are_enabled(name):
+    """Its parameters ask for gradients, and some functions of the loop have none."""
+    layer = layers.build(name, hidden_size=WIDTH, **OPTIONS[name], backend="loop")
+    whole = WholeSequence(layer)
+    given = arguments(whole, 3, 100)
+    near(exported(whole).module()(*given), whole(*given))
+
+
 @torch.no_grad()
 def test_a_graph_of_a_step_has_only_operators_of_pytorch(layer):
     step = DecodeStep(layer)

@@ -137,8 +137,11 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:
+        operator = ctx.scan.operator
+        able = [repr(one.name) for one in BACKENDS.values() if one.differentiates(operator)]
         raise RuntimeError(
-            f"the gradient of the recurrence cannot be differentiated again: {_limits(ctx.scan)}"
+            f"the gradient of the recurrence cannot be differentiated again: {_limits(ctx.scan)}; "
+            f"use backend={' or '.join(able)}"
         )
 
 
@@ -157,14 +160,11 @@ def _refuse_tangents(scan: Scan) -> None:
         if forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
     ]
     if given:
-        raise ValueError(f"{' and '.join(given)} must have no tangent (jvp): {_limits(scan)}")
+        raise ValueError(
+            f"{' and '.join(given)} must have no tangent (jvp): {_limits(scan)}; "
+            "use backend='reference'"
+        )
 
 
 def _limits(scan: Scan) -> str:
-    others = [
-        repr(backend.name) for backend in BACKENDS.values() if backend.differentiates(scan.operator)
-    ]
-    return (
-        f"backend {scan.backend!r} has first derivatives in reverse mode only; "
-        f"use backend={' or '.join(others)}"
-    )
+    return f"backend {scan.backend!r} has first derivatives in reverse mode only"

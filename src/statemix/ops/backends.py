@@ -152,7 +152,7 @@ class Backend:
         self.kernels[operator] = kernel
 
     def differentiates(self, operator: str) -> bool:
-        """Return whether autograd differentiates the operator: any order, and forward mode."""
+        """Return whether autograd differentiates the operator, to any order."""
         return operator in self.kernels and self.kernels[operator].backward is None
 
     def refusal(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:

@@ -109,7 +109,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     if scan.cu_seqlens is not None and scan.cu_seqlens.is_cpu:
         check_cu_seqlens_values(scan.cu_seqlens, scan.inputs.shape[1])
     kernel = scan.kernel
-    states, final_state, saved = kernel.forward(scan)
+    # The parameters of an exported graph ask for gradients, which operators do not record.
+    with torch.no_grad():
+        states, final_state, saved = kernel.forward(scan)
     if kernel.empty is None:
         states, final_state = dense(states), dense(final_state, STATE_BLOCK_AXIS)
     return states, final_state, list(saved)

@@ -438,6 +438,28 @@ def test_an_optimizer_that_cannot_be_resumed_is_refused_at_once(tmp_path, make, 
         fit(model, batch, loss, tmp_path, num_steps=9, optimizer=make(model), device="cpu")
 
 
+def test_a_resumed_run_keeps_its_optimizer(tmp_path):
+    def train(num_steps, make):
+        torch.manual_seed(0)
+        model = build()
+        optimizer = make(model.parameters())
+        fit(
+            model, batch, loss, tmp_path, num_steps=num_steps, optimizer=optimizer, device="cpu",
+            extend=True,
+        )  # fmt: skip
+        return optimizer
+
+    train(2, lambda weights: torch.optim.SGD(weights, lr=0.1))
+    for make in (torch.optim.AdamW, lambda weights: torch.optim.Adagrad(weights, lr=0.1)):
+        with pytest.raises(RequestError, match=r"must be those of the checkpoint: an optimizer wi"):
+            train(4, make)
+    split = lambda weights: [{"params": [one]} for one in weights]  # noqa: E731
+    with pytest.raises(RequestError, match=r"must be those of the checkpoint: 1 groups, got 4"):
+        train(4, lambda weights: torch.optim.SGD(split(weights), lr=0.1))
+    resumed = train(4, lambda weights: torch.optim.SGD(weights, lr=0.5))
+    assert [group["lr"] for group in resumed.param_groups] == [0.1]
+
+
 def test_a_model_without_trained_weights_is_refused(tmp_path):
     for model in (build().requires_grad_(requires_grad=False), nn.Flatten()):
         with pytest.raises(RequestError, match=r"^model must have weights"):
@@ -519,7 +541,7 @@ def test_a_shortage_of_memory_is_not_blamed_on_the_weights(tmp_path, monkeypatch
 def test_a_hook_that_the_checkpoint_does_not_know_is_named(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(build(), batch, loss, tmp_path, num_steps=4, device="cpu", on_event=stop_at(2))
-    with pytest.raises(RequestError, match=r"model and hooks must be those of the checkpoint: 'ra"):
+    with pytest.raises(RequestError, match=r"and hooks must be those of the checkpoint: 'ra"):
         fit(build(), batch, loss, tmp_path, num_steps=4, device="cpu", hooks=[Rate()])
 
 

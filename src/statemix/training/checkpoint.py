@@ -303,7 +303,21 @@ def load_optimizer(
     tensors: Mapping[str, Tensor],
     numbers: Mapping[str, Any],
 ) -> None:
-    """Restore the result of :func:`optimizer_state`, bit-identical and in its own dtypes."""
+    """Restore the result of :func:`optimizer_state`, bit-identical and in its own dtypes.
+
+    The options of the groups, such as the learning rate, are those of the stored state.
+
+    Raises:
+        RuntimeError: if the state is that of another kind of optimiser, or of other groups.
+    """
+    groups = numbers.get("groups", [{}] * len(optimizer.param_groups))
+    if len(groups) != len(optimizer.param_groups):
+        raise RuntimeError(f"{len(groups)} groups, got {len(optimizer.param_groups)}")
+    for group, options in zip(optimizer.param_groups, groups, strict=True):
+        missing, further = options.keys() - group.keys(), group.keys() - {"params"} - options.keys()
+        # Versions of PyTorch and schedules differ in one direction alone.
+        if missing and further and options:
+            raise RuntimeError(f"an optimizer with {sorted(missing)}, got {sorted(further)}")
     own = dict(model.named_parameters())
     # Checkpoints of older versions have other names.
     parameters = {earlier_name(name): parameter for name, parameter in own.items()} | own
@@ -317,5 +331,5 @@ def load_optimizer(
                 # Fused steps read moments in the order in which the parameter lies in memory.
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         optimizer.state.setdefault(parameter, {})[quantity] = value
-    for group, options in zip(optimizer.param_groups, numbers.get("groups", ()), strict=False):
+    for group, options in zip(optimizer.param_groups, groups, strict=True):
         group.update({name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})

@@ -123,6 +123,7 @@ def fit(
         folder: folder of the run, made if absent. A finished run is loaded.
         num_steps: number of optimiser steps.
         optimizer: optimiser of the model's parameters; None means AdamW with PyTorch's defaults.
+            Where a run resumes, the stored learning rate and other options count.
         evaluate: function of the model, in evaluation mode and without gradients, that returns
             numbers by name for the metrics.
         evaluate_every: steps between two evaluations; there is one at the end, too.
@@ -146,7 +147,8 @@ def fit(
 
     Raises:
         RequestError: if an argument is out of range, the weights cannot be stored and loaded, or
-            the folder holds another run, is in use or cannot be written.
+            the folder holds another run or the state of another kind of optimiser, is in use or
+            cannot be written.
         FloatingPointError: if the loss or the gradient is not finite.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved.
 

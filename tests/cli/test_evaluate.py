@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from statemix.cli.main import main
-from statemix.training import evaluate, load_model, load_outcome
+from statemix.training import evaluate, fit, load_model, load_outcome
 from statemix.training.plain import to_plain
 
 
@@ -114,6 +115,13 @@ def of_another_model(run):
     (run / "config.json").write_text(json.dumps(config))
 
 
+def of_fit(run):
+    shutil.rmtree(run)
+    model = torch.nn.Linear(2, 1)
+    batch = torch.ones(3, 2)
+    fit(model, lambda _: batch, lambda net, x: net(x).mean(), run, num_steps=1, device="cpu")
+
+
 def with_a_flipped_bit(run):
     content = bytearray((run / "model.safetensors").read_bytes())
     content[-1] ^= 1
@@ -134,6 +142,7 @@ def with_a_flipped_bit(run):
             [],
             "config.json must hold a run's configuration",
         ),
+        (of_fit, [], "must hold a run of a task, got one of `fit` or of a language model"),
         (None, ["--device", "cuda"], "statemix: device must be available (PyTorch cannot use"),
         (None, ["--lengths", "0"], "lengths must be at least 1, got [0]"),
         (None, ["--sequences", "0"], "sequences must be at least 1, got 0"),

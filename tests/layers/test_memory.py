@@ -145,6 +145,12 @@ def test_sharpening_lowers_every_temperature_along_the_curve():
         assert model[2].gate_temperature == pytest.approx(temperature)
 
 
+@pytest.mark.parametrize("progress", [float("nan"), float("inf"), torch.tensor(0.7), True])
+def test_bad_progress_is_named(progress):
+    with pytest.raises(OptionError, match=r"progress must be (finite|a number), got"):
+        statemix.sharpen(BDLRU(8, num_blocks=4, block_size=2), progress)
+
+
 def test_a_model_without_gates_cannot_be_sharpened():
     with pytest.raises(ValueError, match="model must contain a layer with a gate temperature"):
         statemix.sharpen(LSTM(8), 0.5)

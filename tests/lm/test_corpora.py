@@ -82,7 +82,9 @@ def test_texts_come_once_from_all_sources_and_need_not_be_utf_8(tmp_path):
     one, other = tmp_path / "one.txt", tmp_path / "other.txt"
     one.write_bytes(b"a\xffb")
     other.write_bytes(b"a\xffb")
-    (document,) = read_corpus([str(one), str(other), str(one)])
+    with pytest.warns(UserWarning, match=r"txt is not UTF-8: U\+FFFD replaces") as warned:
+        (document,) = read_corpus([str(one), str(other), str(one)])
+    assert len(warned) == 3
     assert document == Document(str(one), "one.txt", "a\ufffdb")
 
 

@@ -252,6 +252,7 @@ def test_a_stored_tokenizer_has_an_end_and_padding(model_folder):
     assert (model_folder / "tokenizer.json").read_bytes() == tokens
     loaded = transformers.AutoTokenizer.from_pretrained(model_folder)
     assert loaded.eos_token_id == loaded.bos_token_id == loaded.pad_token_id == 256
+    assert loaded.padding_side == "left"
     assert loaded("ab", add_special_tokens=False).input_ids == bytes_tokenizer().encode("ab").ids
     generate = transformers.pipeline("text-generation", model=str(model_folder))
     found = generate(["a", "bcd"], batch_size=2, max_new_tokens=2, do_sample=False)

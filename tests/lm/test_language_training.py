@@ -95,6 +95,12 @@ def test_options_of_the_command_reach_the_model_and_the_training():
     )
 
 
+def test_attention_that_no_block_has_is_refused():
+    command = parse(["train", "--folder", "x", "--num-layers", "2", "--attention-every", "4"])
+    with pytest.raises(RequestError, match=r"attention_every must be at most 2, .* got 4"):
+        command.request(bytes_tokenizer())
+
+
 @pytest.mark.parametrize(
     ("size", "vocabulary", "parameters"),
     # The default tokenizer, and GPT-2's for the sizes of the paper.

@@ -198,9 +198,6 @@ def _attempt(name: str, arguments: list[str]) -> int:
             command = parse(name, arguments)
         except SystemExit:
             return DONE
-        except RequestError as error:
-            advice = "" if str(error).endswith("?") else f"; see statemix {name} --help"
-            return _fail(f"{error}{advice}", WRONG_REQUEST)
         try:
             command.run()
         except KeyboardInterrupt:

@@ -19,9 +19,11 @@ _DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?")
 def value_of(text: str) -> Any:
     """Read a typed value: none, true, false, a number or other JSON, otherwise a string.
 
+    Parentheses stand for the brackets of JSON, as tuples are written in Python.
+
     Example:
-        >>> [value_of(text) for text in ("S_3", "16", "none", "1e-3", ".5", "True")]
-        ['S_3', 16, None, 0.001, 0.5, True]
+        >>> [value_of(text) for text in ("S_3", "16", "none", "1e-3", ".5", "True", "(1, 50)")]
+        ['S_3', 16, None, 0.001, 0.5, True, [1, 50]]
     """
     word = text.lower()
     if word in _WORDS:
@@ -29,8 +31,9 @@ def value_of(text: str) -> Any:
     if _DECIMAL.fullmatch(word):
         # JSON wants digits on both sides of the point.
         return float(word)
+    is_tuple = word[:1] == "(" and word[-1:] == ")"
     try:
-        return json.loads(text)
+        return json.loads(f"[{text[1:-1]}]" if is_tuple else text)
     except (ValueError, RecursionError):
         return text
 

@@ -126,7 +126,10 @@ def parse_class(kind: type[C], arguments: Sequence[str], prog: str) -> C:
     groups = split_flags(arguments)
     if ("--help", []) in groups:
         show_help(prog, kind.__doc__ or "", options)
-    return kind(**read_fields(options, groups))
+    try:
+        return kind(**read_fields(options, groups))
+    except RequestError as error:
+        raise RequestError(_with_advice(str(error), prog)) from error
 
 
 def parse_part(
@@ -142,9 +145,14 @@ def parse_part(
     if name in ("-h", "--help"):
         show_help(f"{prog} {'|'.join(parts)}", description, ())
     if name not in parts:
-        advice = suggestion(name, parts)
-        raise RequestError(f"{prog} must be followed by one of {list(parts)}, got {name!r}{advice}")
+        text = f"{prog} must be followed by one of {list(parts)}, got {name!r}"
+        raise RequestError(_with_advice(text + suggestion(name, parts), prog))
     return parse_class(parts[name], rest, f"{prog} {name}")
+
+
+def _with_advice(text: str, prog: str) -> str:
+    """Return a message that names the help, unless it ends with a suggestion."""
+    return text if text.endswith("?") else f"{text}; see {prog} --help"
 
 
 def read_fields(options: Sequence[Option], groups: Groups) -> dict[str, Any]:

@@ -292,13 +292,13 @@ def sharpen(model: nn.Module, progress: float) -> float:
 
     Args:
         model: a model or a layer.
-        progress: share of the training that is done, p.
+        progress: share of the training that is done, p, a finite number.
 
     Returns:
         The temperature tau.
 
     Raises:
-        ValueError: if no layer has a gate temperature.
+        ValueError: if no layer has a gate temperature, or ``progress`` is not finite.
 
     Example:
         >>> from statemix.layers import BDLRU
@@ -306,6 +306,7 @@ def sharpen(model: nn.Module, progress: float) -> float:
         >>> [sharpen(layer, progress) for progress in (0.0, 0.5, 1.0)], layer.gate_temperature
         ([1.0, 1.0, 0.125], 0.125)
     """
+    check_number("progress", progress, "finite", math.isfinite)
     done = min(max((progress - BEGIN) / (FINISH - BEGIN), 0.0), 1.0)
     temperature = 1 / (1 + (1 / SHARP - 1) * done)
     gated = [module for module in model.modules() if isinstance(module, GatedRecurrence)]

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ def _documents(source: str, field: str, suffixes: tuple[str, ...]) -> Iterable[D
         return _of_json_lines(path, field)
     if path.suffix == ".parquet":
         return _of_parquet(path, field)
-    return [Document(str(path), path.name, _text_of(path))]
+    return [Document(str(path), path.name, _text_of(path, warn=True))]
 
 
 def standard_library() -> Iterator[Document]:
@@ -149,7 +150,7 @@ def _of_folder(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Document]:
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
         if path.suffix in suffixes and path.is_file() and "__pycache__" not in parts:
-            yield Document("/".join(parts), parts[0], _text_of(path))
+            yield Document("/".join(parts), parts[0], _text_of(path, warn=True))
 
 
 def _of_json_lines(path: Path, field: str) -> Iterator[Document]:
@@ -204,8 +205,12 @@ def _of_row(row: Any, field: str, name: str, group: str) -> Document:
     return Document(name, group, text)
 
 
-def _text_of(path: Path) -> str:
+def _text_of(path: Path, *, warn: bool = False) -> str:
     try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        if warn:
+            warnings.warn(f"{path} is not UTF-8: U+FFFD replaces its other bytes", stacklevel=2)
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error}") from error

@@ -69,7 +69,11 @@ def load_tokenizer(name: str) -> Tokenizer:
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Store a tokenizer as ``AutoTokenizer`` loads it, with the end of a document in all roles."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    # On the left, the next token follows the last one of a prompt.
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "padding_side": "left",
+    }
     end = end_of(tokenizer)
     if end is not None:
         token = tokenizer.id_to_token(end)

@@ -237,6 +237,11 @@ def _stored(folder: Path) -> runs.StoredConfig:
     stored = runs.stored_config(folder, SCHEMA)
     if stored is None:
         raise runs.missing_run(folder)
+    if "fit" in stored.asked:
+        raise RequestError(
+            f"{folder} must hold a run of a task, got one of `fit` or of a language model, which "
+            "statemix lm evaluate scores"
+        )
     return stored
 
 

@@ -9,6 +9,7 @@ from annotated_types import Ge
 from tokenizers import Tokenizer
 
 from statemix.cli.progress import shown
+from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.lm import curve_logs
 from statemix.lm.hub_config import StatemixConfig
@@ -252,6 +253,11 @@ class TrainText:
         if layer is None:
             num_blocks = preset.num_blocks * width // preset.hidden_size
             layer = LayerSpec("bd_lru", num_blocks=num_blocks, block_size=preset.block_size)
+        if self.attention_every is not None and self.attention_every > depth:
+            raise RequestError(
+                f"attention_every must be at most {depth}, the number of layers, got "
+                f"{self.attention_every}"
+            )
         kinds = [
             "full_attention"
             if self.attention_every and place % self.attention_every == 0

@@ -187,6 +187,10 @@ def test_a_tokenizer_that_does_not_exist_is_named(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(RequestError, match="tokenizer must be bytes, bpe:SIZE, a file or a model"):
         load_tokenizer(str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    for missing in ("other.json", "empty"):
+        with pytest.raises(RequestError, match=r"tokenizer must exist, got .*json"):
+            load_tokenizer(str(tmp_path / missing))
 
     class Hub:
         @staticmethod

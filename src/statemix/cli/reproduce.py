@@ -54,7 +54,7 @@ class Reproduce:
     seeds and short training; "paper" the whole grid.
     """
 
-    what: Annotated[str, Argument("WHAT", positional=True)]
+    what: Annotated[str, Argument("NAME", positional=True)]
     """Table (table3, table4, table6), figure (fig1c, fig1d, fig2, fig4, fig5, fig6, fig7),
     "claims", what the paper leaves open ("wrapper"), exact-groups, exact-automata,
     larger-groups, exact-protocols, monitors, exact-factorial, fp-a5, fp-budget, fp-copy, catbabi,

@@ -57,6 +57,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     path = Path(name)
     if path.is_dir():
         path = path / "tokenizer.json"
+    if path.suffix == ".json" and not path.exists():
+        raise RequestError(f"tokenizer must exist, got {path}")
     try:
         return Tokenizer.from_file(str(path)) if path.exists() else Tokenizer.from_pretrained(name)
     # The library raises plain exceptions.

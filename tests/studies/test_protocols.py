@@ -23,6 +23,9 @@ def first_run(table, protocol, data):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_runs_are_as_wide_as_the_papers_and_stop_when_they_have_learned(name, protocol):
     for one in TABLES[name].columns:
+        if (one.name, protocol) == ("compression", "mlp"):
+            # Its model has an MLP of its own, so this protocol has no such column.
+            continue
         for data in one.data:
             config = first_run(TABLES[name], protocol, data)
             assert config.model.hidden_size == 128

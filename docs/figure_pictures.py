@@ -6,7 +6,7 @@ from statemix.studies.figure import draw, png
 from statemix.studies.store import merged
 from statemix.studies.study import find_study
 
-FIGURES = ("fig1c", "fig1d", "fig2", "fig5", "fig6")
+FIGURES = ("fig1c", "fig1d")
 
 
 def pictures() -> dict[str, bytes]:

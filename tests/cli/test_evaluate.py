@@ -142,7 +142,7 @@ def with_a_flipped_bit(run):
             [],
             "config.json must hold a run's configuration",
         ),
-        (of_fit, [], "must hold a run of a task, got one of `fit` or of a language model"),
+        (of_fit, [], "must hold a run of a task, got a run of `fit` or of a language model"),
         (None, ["--device", "cuda"], "statemix: device must be available (PyTorch cannot use"),
         (None, ["--lengths", "0"], "lengths must be at least 1, got [0]"),
         (None, ["--sequences", "0"], "sequences must be at least 1, got 0"),

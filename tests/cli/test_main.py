@@ -384,6 +384,19 @@ def test_a_long_argument_is_not_repeated_whole(capsys):
     assert error.endswith("see statemix doctor --help\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("bench layers --x", "; see statemix bench layers --help\n"),
+        ("bench", "; see statemix bench --help\n"),
+        ("bench layer", "; did you mean 'layers'?\n"),
+    ],
+)
+def test_an_error_names_the_help_that_lists_the_options(words, advice, capsys):
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err.endswith(advice)
+
+
 def test_a_reader_that_has_read_enough_is_not_told_of_a_broken_pipe():
     shell = f"{sys.executable} -m statemix --help | head -1; exit 0"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True)

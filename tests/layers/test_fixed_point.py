@@ -353,6 +353,19 @@ def test_padding_does_not_keep_an_iteration_going(gradient):
     assert short.residual.max() < 0.01
 
 
+@pytest.mark.parametrize("gradient", [1, "implicit", "unrolled"])
+def test_nothing_is_recorded_where_gradients_are_disabled(gradient):
+    recorded, fixed = [], tokens(2, 3, 4).requires_grad_()
+
+    def function(y):
+        recorded.append(torch.is_grad_enabled())
+        return linear_map(0.5, fixed)(y)
+
+    with torch.no_grad():
+        solve(function, torch.zeros_like(fixed), 5, SolverConfig(gradient=gradient))
+    assert recorded == [False] * 5
+
+
 def test_an_iterate_moves_by_the_damping():
     fixed, start, seen = tokens(2, 3, 4), tokens(2, 3, 4, seed=2), []
 

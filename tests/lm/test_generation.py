@@ -389,8 +389,10 @@ def test_compiled_steps_need_two_graphs(model):
     counter = torch._dynamo.testing.CompileCounter()
     step = torch.compile(model.forward, backend=counter, fullgraph=True)
     cache = model(IDS, use_cache=True)[CACHE]
+    mask = torch.ones(2, 1, dtype=torch.int64)
     for token in range(1, 33):
-        step(input_ids=torch.full((2, 1), token), use_cache=True, **{CACHE: cache})
+        ids = torch.full((2, 1), token)
+        step(input_ids=ids, attention_mask=mask, use_cache=True, **{CACHE: cache})
     assert counter.frame_count <= 2
 
 

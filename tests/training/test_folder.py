@@ -428,7 +428,7 @@ def test_a_network_other_than_the_checkpoint_is_refused(stored):
     config = json.loads(path.read_text())
     del config["resolved"]["model"]["layers"]
     path.write_text(json.dumps(config))
-    with pytest.raises(RequestError, match=r"config.json: model, optimizer and hooks must be"):
+    with pytest.raises(RequestError, match=r"config.json: model, optimizer and hooks must match"):
         train(load_asked(folder), folder)
 
 

@@ -100,7 +100,7 @@ def _documents(source: str, field: str, suffixes: tuple[str, ...]) -> Iterable[D
         return _of_json_lines(path, field)
     if path.suffix == ".parquet":
         return _of_parquet(path, field)
-    return [Document(str(path), path.name, _text_of(path, warn=True))]
+    return [Document(str(path), path.name, _text_of(path))]
 
 
 def standard_library() -> Iterator[Document]:
@@ -150,7 +150,7 @@ def _of_folder(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Document]:
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
         if path.suffix in suffixes and path.is_file() and "__pycache__" not in parts:
-            yield Document("/".join(parts), parts[0], _text_of(path, warn=True))
+            yield Document("/".join(parts), parts[0], _text_of(path))
 
 
 def _of_json_lines(path: Path, field: str) -> Iterator[Document]:
@@ -205,12 +205,11 @@ def _of_row(row: Any, field: str, name: str, group: str) -> Document:
     return Document(name, group, text)
 
 
-def _text_of(path: Path, *, warn: bool = False) -> str:
+def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        if warn:
-            warnings.warn(f"{path} is not UTF-8: U+FFFD replaces its other bytes", stacklevel=2)
+        warnings.warn(f"{path} is not UTF-8: U+FFFD replaces its other bytes", stacklevel=2)
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error}") from error

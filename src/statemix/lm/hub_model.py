@@ -218,7 +218,8 @@ def _padding(attention_mask: Tensor, x: Tensor, cache: StateCache | None) -> Ten
         raise TypeError(f"attention_mask must be bool or integer, got {attention_mask.dtype}")
     mask = attention_mask[:, width - length :].bool()
     if torch.compiler.is_compiling():
-        # The number of real tokens is no part of a graph of one step, and `generate` pads none.
+        # The shapes of a compiled step must not depend on the mask. In steps of `generate`, every
+        # new token counts.
         return None if length <= 1 else mask
     return None if bool(mask.all()) else mask
 

@@ -71,7 +71,7 @@ class AddressedTask(ABC):
         """Check that there are examples of this length.
 
         Raises:
-            OptionError: if there are none.
+            OptionError: if no example has this length.
         """
 
 

@@ -305,19 +305,20 @@ def load_optimizer(
 ) -> None:
     """Restore the result of :func:`optimizer_state`, bit-identical and in its own dtypes.
 
-    The options of the groups, such as the learning rate, are those of the stored state.
+    Stored options, such as the learning rate, replace the options of the optimiser's groups.
 
     Raises:
         RuntimeError: if the state is that of another kind of optimiser, or of other groups.
     """
     groups = numbers.get("groups", [{}] * len(optimizer.param_groups))
     if len(groups) != len(optimizer.param_groups):
-        raise RuntimeError(f"{len(groups)} groups, got {len(optimizer.param_groups)}")
+        found = len(optimizer.param_groups)
+        raise RuntimeError(f"the number of parameter groups is {len(groups)} there, got {found}")
     for group, options in zip(optimizer.param_groups, groups, strict=True):
         missing, further = options.keys() - group.keys(), group.keys() - {"params"} - options.keys()
-        # Versions of PyTorch and schedules differ in one direction alone.
-        if missing and further and options:
-            raise RuntimeError(f"an optimizer with {sorted(missing)}, got {sorted(further)}")
+        # A newer PyTorch adds options, and a schedule stores more: only another kind does both.
+        if missing and further:
+            raise RuntimeError(f"the optimizer has {sorted(missing)} there, got {sorted(further)}")
     own = dict(model.named_parameters())
     # Checkpoints of older versions have other names.
     parameters = {earlier_name(name): parameter for name, parameter in own.items()} | own

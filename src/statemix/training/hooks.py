@@ -50,9 +50,9 @@ class Event:
 class Hook:
     """Something that happens around the steps of a loop; a subclass overrides what it needs.
 
-    The loop has the attributes ``model``, ``optimizer``, ``batches``, ``step`` (optimiser steps
-    done), ``num_steps`` (those of the whole run) and ``stopped``. A hook may change the options of
-    the optimiser's groups and ``num_steps``, and set ``stopped`` to end the training early.
+    The loop has the attributes ``model``, ``optimizer``, ``batches``, ``step`` (number of steps
+    done), ``num_steps`` (steps of the whole run) and ``stopped``. A hook may change ``num_steps``
+    and the options of the optimiser's groups. ``loop.stopped = True`` ends the training early.
 
     Hooks are called in the order in which the loop holds them. What changes in a hook with the
     steps belongs into :meth:`state_dict` and :meth:`tensors`, or a resumed run ends differently.

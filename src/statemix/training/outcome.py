@@ -239,8 +239,8 @@ def _stored(folder: Path) -> runs.StoredConfig:
         raise runs.missing_run(folder)
     if "fit" in stored.asked:
         raise RequestError(
-            f"{folder} must hold a run of a task, got one of `fit` or of a language model, which "
-            "statemix lm evaluate scores"
+            f"{folder} must hold a run of a task, got a run of `fit` or of a language model "
+            "(statemix lm evaluate scores language models)"
         )
     return stored
 

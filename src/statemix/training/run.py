@@ -340,7 +340,7 @@ def resume(loop: Loop, folder: Path) -> bool:
     """Restore a loop from the newest checkpoint of its run; return whether there is one.
 
     Raises:
-        RequestError: if the checkpoint is that of another model, optimiser or a longer run.
+        RequestError: if the checkpoint is that of another model or optimiser, or of a longer run.
     """
     checkpoints = folder / runs.CHECKPOINTS
     if loop.ranks.size == 1 and not checkpoints.exists():
@@ -354,10 +354,8 @@ def resume(loop: Loop, folder: Path) -> bool:
     except (RuntimeError, KeyError) as error:
         if is_shortage(error):
             raise
-        raise RequestError(
-            f"{folder / runs.CONFIG}: model, optimizer and hooks must be those of the checkpoint: "
-            + " ".join(str(error).split())
-        ) from error
+        text = f"{folder / runs.CONFIG}: model, optimizer and hooks must match the checkpoint: "
+        raise RequestError(text + " ".join(str(error).split())) from error
     if loop.step > loop.num_steps:
         raise RequestError(
             f"{folder / runs.CONFIG}: schedules must last until the checkpoint at step "

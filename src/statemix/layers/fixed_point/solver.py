@@ -97,7 +97,7 @@ def solve(
     iterations = state.iterations + last
     if value.requires_grad and config.gradient == "implicit" and budget > 1:
         value = _with_implicit_gradient(function, value, budget, config)
-    return Solution(value, iterations, residual.detach())
+    return Solution(value, iterations, residual)
 
 
 class _Iteration:
@@ -149,7 +149,7 @@ class _Iteration:
             before: y.
             value: F(y), whose gradient the result has unless iterates have their own.
         """
-        residual = _residuals(before, value, self._valid).detach()
+        residual = _residuals(before, value, self._valid)
         has_converged = self.residual < self._config.tolerance
         kept = has_converged & ~(residual < self._config.tolerance)
         iterate = self._argument

@@ -209,6 +209,7 @@ _CELLS = (
         tuple(CHANGES),
     ),
     ("table4", "s5_100k", ("BD-LRU m=5",), ("", "wide MLP and 200 epochs")),
+    ("table3", "selective_copying", ("BD-LRU m=4",), ("", "200 epochs")),
 )
 
 

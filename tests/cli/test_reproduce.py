@@ -23,7 +23,7 @@ from statemix.studies.higher_order import (
     protocols,
     run_spectra,
 )
-from statemix.studies.higher_order.claims import Claim, Comparison
+from statemix.studies.higher_order.comparisons import Claim, Comparison
 from statemix.studies.higher_order.contenders import CONTENDERS, bd_lru
 from statemix.studies.higher_order.higher_order_studies import (
     ClaimsStudy,

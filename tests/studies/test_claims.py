@@ -3,8 +3,10 @@
 import pytest
 
 from statemix.studies.higher_order import claims
-from statemix.studies.higher_order.claims import CLAIMS, Claim, Comparison, Decision, Finding
+from statemix.studies.higher_order.claims import Decision, Finding
+from statemix.studies.higher_order.comparisons import Claim, Comparison
 from statemix.studies.higher_order.contenders import CONTENDERS
+from statemix.studies.higher_order.paper_claims import CLAIMS
 from statemix.studies.higher_order.paper_tables import TABLES, column
 from statemix.studies.store import key
 from statemix.studies.study_entries import PROTOCOLS, plan
@@ -123,6 +125,35 @@ def test_of_several_sizes_the_largest_that_is_measured_decides():
     assert of_s3(claims.decide(small | fewer, "paper"))[place].values == (0.6,)
 
 
+def test_two_models_are_compared_at_one_size():
+    small = rows_of({"BD-LRU m=1": 0.3, "BD-LRU m=2": 0.5})
+    large = rows_of({"BD-LRU m=2": 0.99}, size="paper")
+    place = ("BD-LRU m=2", "beats")
+    assert of_s3(claims.decide(small | large, "paper"))[place].values == (0.5, 0.3)
+    both = rows_of({"BD-LRU m=1": 0.6, "BD-LRU m=2": 0.99}, size="paper")
+    assert of_s3(claims.decide(small | both, "paper"))[place].values == (0.99, 0.6)
+
+
+def test_gains_are_differences(monkeypatch):
+    gain = Comparison(S3, THREE, "beats", LSTM, start=(TWO, CONTENDERS["BD-LRU m=1"]))
+    monkeypatch.setattr(claims, "CLAIMS", (Claim("gains", "words", (gain,)),))
+    accuracies = {"BD-LRU m=1": 0.3, "BD-LRU m=2": 0.5, "BD-LRU m=3": 0.9, "LSTM": 0.6}
+    (decision,) = claims.decide(rows_of(accuracies), "paper")
+    assert decision.findings[0].values == pytest.approx((0.4, 0.3))
+    assert claims.decision_text(decision) == (
+        "holds: words (protocol paper)",
+        ["yes: BD-LRU m=3 (+0.400 from BD-LRU m=2) beats LSTM (+0.300 from BD-LRU m=1) on S3-250"],
+    )
+    assert claims.decision_rows([decision])[0]["findings"][0]["start"] == [
+        "BD-LRU m=2",
+        "BD-LRU m=1",
+    ]
+    del accuracies["BD-LRU m=1"]
+    (decision,) = claims.decide(rows_of(accuracies), "paper")
+    assert decision.findings[0].values == (pytest.approx(0.4), None)
+    assert decision.verdict == "open"
+
+
 def test_parameters_are_compared_without_runs():
     (claim,) = (one for one in claims.decide({}, "paper") if one.claim.name == "compression")
     sizes = [f for f in claim.findings if f.condition.relation == "is smaller than"]
@@ -137,7 +168,7 @@ def test_parameters_are_compared_without_runs():
 
 
 def test_every_claim_has_words_and_cells_of_its_own_models():
-    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS) == 7
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS) == 15
     for claim in CLAIMS:
         assert claim.conditions
         for condition in claim.conditions:
@@ -152,7 +183,7 @@ def test_the_plan_has_the_runs_of_every_model_once(protocol, tmp_path):
         (condition.column.name, model.name)
         for claim in CLAIMS
         for condition in claim.conditions
-        for model in (*condition.models, *filter(None, [condition.control]))
+        for model in condition.needed
     }
     assert {(entry.column, entry.model) for entry in entries} == wanted
     planned = plan(entries, tmp_path)
@@ -172,7 +203,7 @@ def test_the_plan_has_the_runs_of_every_model_once(protocol, tmp_path):
     assert len(set(names)) == len(names)
 
 
-# Claim -> its conditions: data, model, relation, other models.
+# Claim -> its conditions: data, model, relation, other model, and models from which gains count.
 _S3_AND_S4 = ("s3_250", "s4_3k", "s3_10k")
 _MEMORY = ("in_context_recall", "copying of 6")
 _RIVALS = ("LSTM", "Mamba2", "DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]")
@@ -205,14 +236,62 @@ CONDITIONS = {
             for m in (1, 16)
         ),
     },
-    "normalisation": {
+    "constant gates": {
         condition
         for kind in ("BD-LRU", "H-LRU")
-        for few, many in ((f"{kind} m=1, not normalised", f"{kind} m=16, not normalised"),)
+        for few, many in ((f"{kind} m=1, constant gates", f"{kind} m=16, constant gates"),)
         for condition in (
-            ("compression of 16", many, "does not beat", few),
-            ("compression of 16", f"{kind} m=16", "beats", many),
+            ("compression of 16", many, "beats", few),
+            ("compression of 16", f"{kind} m=16", "beats", many, f"{kind} m=1", few),
         )
+    },
+    "convolution": {
+        ("compression of 16", "H-LRU m=16, constant gates", "beats", model)
+        for model in (
+            "LSTM",
+            "Mamba2",
+            "dense convolution of 8",
+            "dense convolution of 64",
+            "depthwise convolution of 8",
+            "depthwise convolution of 64",
+        )
+    },
+    "normalisation": {
+        ("compression of 16", model, "beats", f"{model}, not normalised")
+        for model in ("BD-LRU m=1", "BD-LRU m=4", "BD-LRU m=16", "H-LRU m=4", "H-LRU m=16")
+    },
+    "growth": {
+        condition
+        for few, many in (("BD-LRU m=1", "BD-LRU m=16"), ("H-LRU m=1", "H-LRU m=16"))
+        for condition in (
+            ("compression of 16", many, "beats", few),
+            ("compression of 16", f"{many}, sigmoid", "beats", f"{few}, sigmoid"),
+            *(
+                ("compression of 16", many, "beats", f"{many}, {gate}", few, f"{few}, {gate}")
+                for gate in ("not normalised", "relu")
+            ),
+        )
+    },
+    "softmax": {
+        ("compression of 16", f"{kind} m=4", "matches", f"{kind} m=4, sigmoid")
+        for kind in ("BD-LRU", "H-LRU")
+    },
+    "state size": {
+        ("copying of 6", "BD-LRU m=4", "beats", "BD-LRU m=1, state of 1536"),
+        ("compression of 16", "BD-LRU m=4", "beats", "BD-LRU m=1, state of 1536"),
+        ("compression of 16", "H-LRU m=16", "beats", "H-LRU m=1, state of 1536"),
+    },
+    "large blocks": {
+        ("compression of 16", f"{kind} m=4", "beats", f"{kind} m=16")
+        for kind in ("BD-LRU", "H-LRU")
+    },
+    "low rank": {
+        (data, f"BD-LRU m={m}", "beats", model)
+        for data, m in (("s3_250", 3), ("s4_3k", 4), ("s4_50k", 4))
+        for model in ("DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]")
+    },
+    "all permutations": {
+        (data, "BD-LRU m=5", "learns", None) for data in (*_S3_AND_S4, "s4_50k", "s5_100k")
     },
     "little data": {
         ("s3_250", "BD-LRU m=3", "beats", "LSTM"),
@@ -224,7 +303,13 @@ CONDITIONS = {
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_claims_ask_what_the_paper_says(claim):
     asked = [
-        (one.column.name, one.model.name, one.relation, one.other.name if one.other else None)
+        (
+            one.column.name,
+            one.model.name,
+            one.relation,
+            one.other.name if one.other else None,
+            *(model.name for model in one.start or ()),
+        )
         for one in claim.conditions
     ]
     assert len(set(asked)) == len(asked)
@@ -243,6 +328,7 @@ def test_what_others_must_learn_for_a_comparison_to_count():
         ("in_context_recall", "DeltaProduct_4 [-1,1]", 0.95),
         ("copying of 6", "DeltaProduct_4 [-1,1]", 0.95),
         ("compression of 16", "BD-LRU m=4", 0.9),
+        ("s5_100k", "LSTM", 0.95),
     }
 
 
@@ -257,6 +343,7 @@ def test_decisions_are_plain_data_too():
         "model": "BD-LRU m=3",
         "relation": "beats",
         "other": "LSTM",
+        "start": [],
         "values": [1.0, None],
         "true": None,
     }

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from statemix.layers import LayerSpec, Price, price
 from statemix.studies.result_text import counts_text
@@ -50,6 +51,17 @@ def h_lru(order: int, **options: object) -> Contender:
             "h_lru", num_channels=max(1, round(size / order)), order=order, **options
         ),
     )
+
+
+def single(name: str, layer: LayerSpec) -> Contender:
+    """Return a model that has the same layer at every state size."""
+    return Contender(name, lambda _: layer)
+
+
+def convolution(taps: int, kind: Literal["dense", "depthwise"]) -> Contender:
+    """Return a causal convolution, which has no state."""
+    layer = LayerSpec("conv", kernel_size=taps, depthwise=kind == "depthwise")
+    return single(f"{kind} convolution of {taps}", layer)
 
 
 def _gates(options: Mapping[str, object]) -> str:

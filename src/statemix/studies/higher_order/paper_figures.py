@@ -4,18 +4,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from statemix.layers import LayerSpec
 from statemix.studies.higher_order.contenders import (
     CONTENDERS,
     ORDERS,
     WIDTH,
     Contender,
     bd_lru,
+    convolution,
     h_lru,
     layer_price,
+    single,
 )
 from statemix.studies.higher_order.paper_tables import SHORT_COMPRESSION, SHORT_COPYING, column
-from statemix.studies.higher_order.protocols import GRIDS, Column, cell
+from statemix.studies.higher_order.protocols import GRIDS, Column, at_state_size, cell
 from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry
 
 STATE_SIZES = (48, 96, 192, 384, 768, 1536, 3072, 6144)
@@ -112,7 +113,7 @@ def _by_flops(size: SizeName) -> Lines:
     found: Lines = {}
     for name, contender in CONTENDERS.items():
         # One layer for each model, so that the accuracy is that of the layer whose FLOPs are shown.
-        one = _fixed(contender, GRIDS[size].state_sizes[0])
+        one = at_state_size(contender, GRIDS[size].state_sizes[0])
         flops = layer_price(one.layer(0)).flops
         assert flops is not None
         found.setdefault(name.partition(" m=")[0], []).append((flops.transition, one))
@@ -134,35 +135,21 @@ _BY_GATE: Lines = {
 def _by_state_size(size: SizeName) -> Lines:
     entries = [one for one in STATE_SIZES if one <= 1536 or size == "paper"]
     names = (*_named("BD-LRU", 1, 2, 4), *_named("H-LRU", 1, 4, 16))
-    found = {name: [(one, _fixed(CONTENDERS[name], one)) for one in entries] for name in names}
+    found = {
+        name: [(one, at_state_size(CONTENDERS[name], one)) for one in entries] for name in names
+    }
     for name in ("Mamba2", "DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]"):
         layers = CONTENDERS[name].choices(entries[:1], all_variants=GRIDS[size].all_variants)
         for layer in layers:
             line = f"{name}, {layer.options['d_conv']} taps" if name == "Mamba2" else name
             words = [f"{option}={value}" for option, value in layer.options.items()]
-            one = _single(" ".join([name, *words]), layer)
+            one = single(" ".join([name, *words]), layer)
             found.setdefault(line, []).append((layer_price(one.layer(0)).state_size, one))
     return {line: sorted(points, key=lambda point: point[0]) for line, points in found.items()}
 
 
-def _single(name: str, layer: LayerSpec) -> Contender:
-    return Contender(name, lambda _: layer)
-
-
-def _fixed(contender: Contender, state_size: int) -> Contender:
-    """Return a model at one state size, without the variants of larger searches."""
-    usual = GRIDS["laptop"].state_sizes[0]
-    words = "" if state_size == usual else f", state of {state_size}"
-    return _single(contender.name + words, contender.layer(state_size))
-
-
 def _named(model: str, *orders: int) -> list[str]:
     return [f"{model} m={m}" for m in orders]
-
-
-def _convolution(taps: int, kind: str) -> Contender:
-    layer = LayerSpec("conv", kernel_size=taps, depthwise=kind == "depthwise")
-    return _single(f"{kind} convolution of {taps}", layer)
 
 
 _CONSTANT: Lines = {
@@ -171,7 +158,7 @@ _CONSTANT: Lines = {
         for name, model in _MODELS.items()
     },
     **{
-        f"convolution, {kind}": [(taps, _convolution(taps, kind)) for taps in KERNEL_SIZES]
+        f"convolution, {kind}": [(taps, convolution(taps, kind)) for taps in KERNEL_SIZES]
         for kind in ("dense", "depthwise")
     },
 }
@@ -183,7 +170,7 @@ def _constant_by_parameters(size: SizeName) -> Lines:
     found: Lines = {}
     for line, points in _CONSTANT.items():
         for _, contender in points:
-            one = _fixed(contender, state)
+            one = at_state_size(contender, state)
             found.setdefault(line, []).append((layer_price(one.layer(0)).num_parameters, one))
     return found
 
@@ -194,7 +181,7 @@ def _parameterisations(name: str) -> Lines:
         f"{name}, constant gates": _CONSTANT[f"{name}, constant gates"],
         # Such gates see one channel each, so there are as many blocks or channels as the width.
         f"{name}, pointwise gates": [
-            (m, _fixed(build(m, selective="pointwise"), WIDTH * m)) for m in ORDERS
+            (m, at_state_size(build(m, selective="pointwise"), WIDTH * m)) for m in ORDERS
         ],
         f"{name}, selective": _BY_ORDER[name],
         **{

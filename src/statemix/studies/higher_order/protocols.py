@@ -8,7 +8,7 @@ from functools import cache, partial
 
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec, ModelKind
-from statemix.studies.higher_order.contenders import Contender
+from statemix.studies.higher_order.contenders import Contender, single
 from statemix.studies.study_entries import (
     Metric,
     Number,
@@ -153,6 +153,13 @@ def cell(
         )
         for data in column.data
     ]
+
+
+def at_state_size(contender: Contender, state_size: int) -> Contender:
+    """Return a model at one state size, without the variants of larger searches."""
+    usual = GRIDS["laptop"].state_sizes[0]
+    words = "" if state_size == usual else f", state of {state_size}"
+    return single(contender.name + words, contender.layer(state_size))
 
 
 # Tables, figures and claims share runs, whose keys take time.

@@ -239,10 +239,10 @@ CONDITIONS = {
     "constant gates": {
         condition
         for kind in ("BD-LRU", "H-LRU")
-        for few, many in ((f"{kind} m=1, constant gates", f"{kind} m=16, constant gates"),)
+        for few, many in (("BD-LRU m=1, constant gates", f"{kind} m=16, constant gates"),)
         for condition in (
             ("compression of 16", many, "beats", few),
-            ("compression of 16", f"{kind} m=16", "beats", many, f"{kind} m=1", few),
+            ("compression of 16", f"{kind} m=16", "beats", many, "BD-LRU m=1", few),
         )
     },
     "convolution": {
@@ -262,7 +262,7 @@ CONDITIONS = {
     },
     "growth": {
         condition
-        for few, many in (("BD-LRU m=1", "BD-LRU m=16"), ("H-LRU m=1", "H-LRU m=16"))
+        for few, many in (("BD-LRU m=1", "BD-LRU m=16"), ("BD-LRU m=1", "H-LRU m=16"))
         for condition in (
             ("compression of 16", many, "beats", few),
             ("compression of 16", f"{many}, sigmoid", "beats", f"{few}, sigmoid"),
@@ -279,7 +279,7 @@ CONDITIONS = {
     "state size": {
         ("copying of 6", "BD-LRU m=4", "beats", "BD-LRU m=1, state of 1536"),
         ("compression of 16", "BD-LRU m=4", "beats", "BD-LRU m=1, state of 1536"),
-        ("compression of 16", "H-LRU m=16", "beats", "H-LRU m=1, state of 1536"),
+        ("compression of 16", "H-LRU m=16", "beats", "BD-LRU m=1, state of 1536"),
     },
     "large blocks": {
         ("compression of 16", f"{kind} m=4", "beats", f"{kind} m=16")

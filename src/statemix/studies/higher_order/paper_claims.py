@@ -81,8 +81,9 @@ def _claims() -> tuple[Claim, ...]:
     # The paper's best on recall and copying.
     strongest = CONTENDERS["DeltaProduct_4 [-1,1]"]
     controls = {recall: strongest, SHORT_COPYING: strongest}
+    # With m = 1, both are the same network.
     models = ((bd, bd_lru), (h, h_lru))
-    wide = {name: at_state_size(CONTENDERS[name], 1536) for name in ("BD-LRU m=1", "H-LRU m=1")}
+    wide = at_state_size(bd[1], 1536)
     other = {name: _at_one_size(name) for name in CONTENDERS}
     return (
         Claim(
@@ -133,10 +134,10 @@ def _claims() -> tuple[Claim, ...]:
             tuple(
                 comparison
                 for usual, build in models
-                for many, few in ((build(16, selective=False), build(1, selective=False)),)
+                for few, many in ((bd_lru(1, selective=False), build(16, selective=False)),)
                 for comparison in (
                     _compression(many, "beats", few),
-                    _compression(usual[16], "beats", many, (usual[1], few)),
+                    _compression(usual[16], "beats", many, (bd[1], few)),
                 )
             ),
         ),
@@ -168,14 +169,14 @@ def _claims() -> tuple[Claim, ...]:
                 comparison
                 for usual, build in models
                 for comparison in (
-                    _compression(usual[16], "beats", usual[1]),
-                    _compression(build(16, gate="sigmoid"), "beats", build(1, gate="sigmoid")),
+                    _compression(usual[16], "beats", bd[1]),
+                    _compression(build(16, gate="sigmoid"), "beats", bd_lru(1, gate="sigmoid")),
                     *(
                         _compression(
                             usual[16],
                             "beats",
                             build(16, gate=gate),
-                            (usual[1], build(1, gate=gate)),
+                            (bd[1], bd_lru(1, gate=gate)),
                         )
                         for gate in ("none", "relu")
                     ),
@@ -194,9 +195,9 @@ def _claims() -> tuple[Claim, ...]:
             "state size",
             "a larger state does not replace a larger m",
             (
-                Comparison(SHORT_COPYING, bd[4], "beats", wide["BD-LRU m=1"], strongest),
-                _compression(bd[4], "beats", wide["BD-LRU m=1"]),
-                _compression(h[16], "beats", wide["H-LRU m=1"]),
+                Comparison(SHORT_COPYING, bd[4], "beats", wide, strongest),
+                _compression(bd[4], "beats", wide),
+                _compression(h[16], "beats", wide),
             ),
         ),
         Claim(

@@ -2,9 +2,11 @@
 
 from measurement_tables import RESULTS
 
+from statemix.studies import throughput
 from statemix.studies.figure import draw, png
 from statemix.studies.store import merged
 from statemix.studies.study import find_study
+from statemix.studies.throughput_rows import read
 
 FIGURES = ("fig1c", "fig1d")
 
@@ -17,4 +19,8 @@ def pictures() -> dict[str, bytes]:
         study = find_study(name)
         panels = study.panels(study.runs(study.entries("paper", "laptop"), rows))
         found[name] = png(draw(panels, title=study.title))
+    points = read([RESULTS / "bench" / "figure3-f0bf39e.jsonl"])
+    speeds, _ = throughput.speed_panels(points)
+    title = throughput.caption(points[0].setting, points)
+    found["fig3"] = png(draw([one.drawn() for one in speeds], "tokens per second", title))
     return found

@@ -80,7 +80,10 @@ def _totals(rows: Mapping[str, StoredRow], cells: Mapping[str, Any]) -> str:
         ("of the measured accuracies, different", str(cells["measured"] - cells["agree"])),
         ("claims of the H-LRU paper that hold in our runs", f"{claims} of {claims + against}"),
         ("numbers of the Fixed-Point RNN paper measured", f"{more['measured']} of {more['of']}"),
-        ("of these, equal to the paper within 0.05", f"{more['agree']}; in {low} of these both are below 0.05"),
+        (
+            "of these, equal to the paper within 0.05",
+            f"{more['agree']}; in {low} of these both are below 0.05",
+        ),
         ("networks of the recipe `exact` for groups, proven", f"{proven} of {len(runs)}"),
     ]
     return markdown(("what", "number"), lines)

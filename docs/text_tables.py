@@ -85,7 +85,7 @@ def _speed_table(rows: Sequence[Mapping[str, Any]]) -> str:
             text = f"{row['cache_bytes']:,} B"
         else:
             task, length = row["case"]["task"], row["case"]["length"]
-            heading = "training" if task == "training" else f"decoding behind {length:,}"
+            heading = "training" if task == "training" else f"decoding after {length:,}"
             text = f"{row['tokens_per_s']:,.0f}" if row["tokens_per_s"] else row["status"]
         cells.setdefault(row["provider"], {})[heading] = text
     headings = list(dict.fromkeys(heading for line in cells.values() for heading in line))

@@ -362,10 +362,29 @@ def test_fixed_points_are_better_if_they_have_fewer_bits():
     found = {}
     for bits in (1.4, 1.8):
         rows = rows_of(entries, lambda entry, _, b=bits: 1.6 if entry.model == "Mamba" else b)
-        *_, (_, found[bits]) = verdict_lines(FIGURE.runs(entries, rows), {})
+        *_, (_, found[bits]), (mixers, _) = verdict_lines(FIGURE.runs(entries, rows), {})
+        assert mixers == (
+            "within seed noise: FP-Mamba1 is better with Householder than with Kronecker mixers, "
+            "at equal tokens"
+        )
     assert len(found[1.4]) == 2
     assert all("fewer" in text for text in found[1.4])
     assert all("more" in text for text in found[1.8])
+
+
+def test_orders_and_mixers_are_compared_with_their_like():
+    entries = [one for one in figure_entries("paper", "laptop") if one.column != "width"]
+    best = ("H-LRU m=4", "H-LRU m=16", "FP-Mamba1 Householder")
+    rows = rows_of(entries, lambda entry, _: 1.4 if entry.model in best else 1.5)
+    found = dict(verdict_lines(FIGURE.runs(entries, rows), {}))
+    assert found["holds: H-LRU beats BD-LRU of the same m, at equal tokens"] == [
+        "holds: H-LRU m=4 has 0.100 bits per byte fewer than BD-LRU m=4",
+        "holds: H-LRU m=16 has 0.100 bits per byte fewer than BD-LRU m=16",
+    ]
+    name = "FP-Mamba1 is better with Householder than with Kronecker mixers"
+    assert found[f"holds: {name}, at equal tokens"] == [
+        "holds: FP-Mamba1 Householder has 0.100 bits per byte fewer than FP-Mamba1 Kronecker"
+    ]
 
 
 def test_two_seeds_leave_a_claim_open():

@@ -16,11 +16,30 @@ from statemix.studies.language.language_suites import BLOCKS, FIXED_POINTS, lapt
 from statemix.studies.result_text import counted
 from statemix.studies.tidy import ENOUGH_SEEDS
 
+_BitsOf = Callable[[pl.DataFrame, str], list[float]]
 SeedVerdict = Literal["holds", "does not hold", "within seed noise", "open"]
 
-BLOCK_CLAIM = "BD-LRU with m = 2 and 4 beats m = 1, and m = 8 and 16 fall behind"
-_BLOCK_PAIRS = ((2, 1), (4, 1), (2, 8), (4, 8), (2, 16), (4, 16))
-FIXED_POINT_CLAIM = "FP-Mamba1 with Kronecker and with Householder mixers beats Mamba"
+_BLOCK_PAIRS = tuple(
+    (f"BD-LRU m={winner}", f"BD-LRU m={loser}")
+    for winner, loser in ((2, 1), (4, 1), (2, 8), (4, 8), (2, 16), (4, 16))
+)
+_KRONECKER, _HOUSEHOLDER = "FP-Mamba1 Kronecker", "FP-Mamba1 Householder"
+# Claim -> the part of the study that decides it, and its pairs of a winner and a loser.
+_CLAIMS = {
+    "BD-LRU with m = 2 and 4 beats m = 1, and m = 8 and 16 fall behind": (BLOCKS, _BLOCK_PAIRS),
+    "H-LRU beats BD-LRU of the same m": (
+        BLOCKS,
+        tuple((f"H-LRU m={m}", f"BD-LRU m={m}") for m in (4, 16)),
+    ),
+    "FP-Mamba1 with Kronecker and with Householder mixers beats Mamba": (
+        FIXED_POINTS,
+        ((_KRONECKER, "Mamba"), (_HOUSEHOLDER, "Mamba")),
+    ),
+    "FP-Mamba1 is better with Householder than with Kronecker mixers": (
+        FIXED_POINTS,
+        ((_HOUSEHOLDER, _KRONECKER),),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -63,24 +82,6 @@ def verdict(comparisons: Sequence[BitsComparison]) -> SeedVerdict:
     return next((one for one in order if one in outcomes), "holds")
 
 
-def block_comparisons(
-    runs: pl.DataFrame, bits_of: Callable[[pl.DataFrame, str], list[float]]
-) -> list[BitsComparison]:
-    """Return the comparisons of block sizes; ``bits_of`` returns the bits of a model by seed."""
-    part = runs.filter(pl.col("column") == BLOCKS)
-    names = [(f"BD-LRU m={winner}", f"BD-LRU m={loser}") for winner, loser in _BLOCK_PAIRS]
-    return [BitsComparison(*pair, *(bits_of(part, name) for name in pair)) for pair in names]
-
-
-def fixed_point_comparisons(runs: pl.DataFrame) -> list[BitsComparison]:
-    """Return the comparisons of FP-Mamba1 with Mamba at equal tokens."""
-    part = runs.filter(pl.col("column") == FIXED_POINTS)
-    return [
-        BitsComparison(name, "Mamba", bits_at_end(part, name), bits_at_end(part, "Mamba"))
-        for name in ("FP-Mamba1 Kronecker", "FP-Mamba1 Householder")
-    ]
-
-
 def bits_at_end(runs: pl.DataFrame, model: str) -> list[float]:
     """Return the bits per byte of a model by seed after all tokens, on the text that scores."""
     found = runs.filter(pl.col("model") == model).sort("seed")
@@ -88,7 +89,7 @@ def bits_at_end(runs: pl.DataFrame, model: str) -> list[float]:
     return bits
 
 
-def at_equal_time(speeds: Mapping[str, float]) -> Callable[[pl.DataFrame, str], list[float]]:
+def at_equal_time(speeds: Mapping[str, float]) -> _BitsOf:
     """Return a function of runs and a model that returns its bits per byte at equal time, by seed.
 
     The time is that in which the fastest of the measured models reads all tokens; the others have
@@ -142,12 +143,17 @@ def _plain(model: Mapping[str, Any]) -> str:
 
 def verdict_lines(runs: pl.DataFrame, speeds: Mapping[str, float]) -> list[tuple[str, list[str]]]:
     """Return each claim with its verdict, and the comparisons that decide it."""
-    blocks = {
-        "at equal tokens": block_comparisons(runs, bits_at_end),
-        "at equal time": block_comparisons(runs, at_equal_time(speeds)),
-    }
-    claims = [(f"{BLOCK_CLAIM}, {how}", found) for how, found in blocks.items()]
-    claims.append((f"{FIXED_POINT_CLAIM}, at equal tokens", fixed_point_comparisons(runs)))
-    return [
-        (f"{verdict(found)}: {claim}", [one.text() for one in found]) for claim, found in claims
-    ]
+    found = []
+    for claim, (part, pairs) in _CLAIMS.items():
+        # This claim alone is about time, too.
+        ways: dict[str, _BitsOf] = {"at equal tokens": bits_at_end}
+        if pairs is _BLOCK_PAIRS:
+            ways["at equal time"] = at_equal_time(speeds)
+        of_part = runs.filter(pl.col("column") == part)
+        for how, bits_of in ways.items():
+            compared = [
+                BitsComparison(*pair, *(bits_of(of_part, name) for name in pair)) for pair in pairs
+            ]
+            texts = [one.text() for one in compared]
+            found.append((f"{verdict(compared)}: {claim}, {how}", texts))
+    return found

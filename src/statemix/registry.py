@@ -254,3 +254,15 @@ def _plain(value: Any, table: Callable[[Spec], dict[str, Any]]) -> Any:
 def _same(value: object, default: object) -> bool:
     # Python treats 1, 1.0 and True as equal; as options they differ.
     return type(value) is type(default) and value == default
+
+
+def passed_on(arguments: Mapping[str, Any], base: type) -> dict[str, Any]:
+    """Return those arguments of a constructor that the constructors of its bases have, too.
+
+    Called with ``locals()``, it spares a constructor a second list of its options.
+    """
+    found = (vars(kind).get("__init__") for kind in base.__mro__)
+    names = {name for one in found for name in getattr(one, "__annotations__", ())}
+    # torch.compile annotates the constructor of nn.Module.
+    names.discard("self")
+    return {name: value for name, value in arguments.items() if name in names}

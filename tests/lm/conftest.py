@@ -9,6 +9,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 from statemix.cli.main import main  # noqa: E402
 from statemix.lm import StatemixConfig, StatemixForCausalLM  # noqa: E402
+from statemix.lm.shards import TokenWriter  # noqa: E402
 
 KINDS = {
     "bd_lru": {},
@@ -78,3 +79,11 @@ def train_tiny(prepared, tmp_path):
     folder, tokens = str(tmp_path / "run"), str(prepared)
     command = ["lm", "train", "--folder", folder, "--tokens", tokens, *TINY]
     return lambda *words: main([*command, *words])
+
+
+def write_documents(stem, vocab_size, documents, info):
+    """Write documents, each with its token ids and the bytes of its text; return the ``.bin``."""
+    writer = TokenWriter(stem, vocab_size)
+    for ids, num_bytes in documents:
+        writer.add(ids, num_bytes)
+    return writer.finish(info)

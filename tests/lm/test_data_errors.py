@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from tests.lm.conftest import TINY
+from tests.lm.conftest import TINY, write_documents
 
 from statemix import files
 from statemix.cli.lm import train_text
@@ -19,7 +19,7 @@ from statemix.errors import RequestError
 from statemix.lm import shards
 from statemix.lm.corpora import read_corpus
 from statemix.lm.prepared import prepare
-from statemix.lm.shards import read_tokens, write_documents
+from statemix.lm.shards import read_tokens
 from statemix.tensor_files import load_tensors
 
 
@@ -97,9 +97,11 @@ def test_checksums_are_compared_once_and_again_after_a_change(written, monkeypat
 def test_a_document_longer_than_the_index_allows_is_named(tmp_path, monkeypatch):
     assert np.iinfo(np.int32).max == shards._MOST_LENGTH
     monkeypatch.setattr(shards, "_MOST_LENGTH", 3)
+    writer = shards.TokenWriter(tmp_path / "part", 50)
+    writer.add([1, 2, 3], 1)
     with pytest.raises(RequestError, match=r"document 1 must have at most 3 tokens, .* got 4"):
-        write_documents(tmp_path / "part", 50, [([1, 2, 3], 1), ([1, 2, 3, 4], 1)], {})
-    assert not list(tmp_path.iterdir())
+        writer.add([1, 2, 3, 4], 1)
+    writer.discard()
 
 
 def test_empty_corpora_are_refused(tmp_path):

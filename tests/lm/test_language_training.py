@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.lm.conftest import TINY, build_model
+from tests.lm.conftest import TINY, build_model, write_documents
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -27,7 +27,7 @@ from statemix.lm.language_training import TokenBatches, train_language_model
 from statemix.lm.model_costs import count_sizes
 from statemix.lm.prepared import read_prepared
 from statemix.lm.presets import LanguageSettings
-from statemix.lm.shards import read_tokens, write_documents
+from statemix.lm.shards import read_tokens
 from statemix.lm.text_tokenizers import bytes_tokenizer
 from statemix.tensor_files import load_tensors
 

@@ -5,9 +5,10 @@ import json
 
 import numpy as np
 import pytest
+from tests.lm.conftest import write_documents
 
 from statemix.errors import RequestError
-from statemix.lm.shards import TokenWriter, dtype_of, read_tokens, write_documents
+from statemix.lm.shards import TokenWriter, dtype_of, read_tokens
 
 DOCUMENTS = [([1, 2, 3], 5), ([], 0), ([65_535], 2)]
 
@@ -93,9 +94,12 @@ def test_an_index_of_another_kind_is_named(written):
 
 
 @pytest.mark.parametrize("ids", [[50], [-1]])
-def test_tokens_outside_the_vocabulary_leave_no_file(tmp_path, ids):
+def test_tokens_outside_the_vocabulary_are_refused(tmp_path, ids):
+    writer = TokenWriter(tmp_path / "bad", 50)
+    writer.add([1], 1)
     with pytest.raises(RequestError, match=r"tokens must be in 0..49"):
-        write_documents(tmp_path / "bad", 50, [([1], 1), (ids, 1)], {})
+        writer.add(ids, 1)
+    writer.discard()
     assert list(tmp_path.iterdir()) == []
 
 

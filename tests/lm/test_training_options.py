@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.lm.conftest import build_model
+from tests.lm.conftest import build_model, write_documents
 from torch.nn import functional
 
 from statemix.errors import RequestError
@@ -16,7 +16,7 @@ from statemix.lm.language_optimizers import CosineRate
 from statemix.lm.language_scores import summed_loss
 from statemix.lm.language_training import TokenBatches, train_language_model
 from statemix.lm.presets import LanguageSettings
-from statemix.lm.shards import read_tokens, write_documents
+from statemix.lm.shards import read_tokens
 
 SETTINGS = LanguageSettings(8, 6, 3, 1e-2, evaluate_every=2, seed=5)
 CONFIG = StatemixConfig(

@@ -69,21 +69,16 @@ def test_any_mask_in_any_two_pieces_gives_rows_alone(mask, bos, cut):
 
 @pytest.mark.parametrize("bos", [False, True])
 @torch.no_grad()
-def test_lengths_packed_and_collected_states_agree(bos):
+def test_lengths_masks_and_packed_sequences_agree(bos):
     backbone, tokens = build(bos=bos), ids()
     lengths = torch.tensor([3, 0, 5, 1])
     mask = torch.arange(5) < lengths.unsqueeze(1)
-    found, expected, packed = [], [], []
-    hidden, state = backbone(tokens, lengths=lengths, collect=found)
-    same, last = backbone(tokens, attention_mask=mask.long(), collect=expected)
-    torch.testing.assert_close((hidden, state, found), (same, last, expected), rtol=0, atol=0)
+    hidden, state = backbone(tokens, lengths=lengths)
+    same, last = backbone(tokens, attention_mask=mask.long())
+    torch.testing.assert_close((hidden, state), (same, last), rtol=0, atol=0)
     row, bounds = tokens[mask].unsqueeze(0), torch.tensor([0, 3, 3, 8, 9])
-    flat, state = backbone(row, None, bounds, collect=packed)
+    flat, state = backbone(row, None, bounds)
     torch.testing.assert_close((flat[0], state), (hidden[mask], last))
-    assert len(found) == 1 + len(LAYERS)
-    torch.testing.assert_close([one[0] for one in packed], [one[mask] for one in found])
-    torch.testing.assert_close(backbone.final_norm(found[-1]), hidden)
-    torch.testing.assert_close(found[0][mask], backbone.embedding(tokens[mask]))
     # Packed sequences continue from their states.
     more, _ = backbone(row, state, bounds)
     torch.testing.assert_close(more[0], backbone(tokens, last, attention_mask=mask)[0][mask])

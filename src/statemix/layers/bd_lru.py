@@ -10,7 +10,7 @@ from torch.nn.functional import dropout
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.layers.layer import Recurrence, passed_on
+from statemix.layers.layer import Recurrence
 from statemix.layers.option_checks import (
     InitialState,
     Memory,
@@ -22,6 +22,7 @@ from statemix.layers.pieces import Noise
 from statemix.ops.checks import check_choice
 from statemix.ops.layout import at_least_float32, join_units, split_units
 from statemix.ops.sequence_parallel import state_before
+from statemix.registry import passed_on
 
 TRACKING: dict[str, Any] = {
     "initial_state": "learned",

@@ -9,7 +9,7 @@ from torch.nn import functional
 from statemix.errors import OptionError
 from statemix.layers import fla
 from statemix.layers.chunks import delta_rule, log_decays
-from statemix.layers.layer import Flops, Recurrence, passed_on
+from statemix.layers.layer import Flops, Recurrence
 from statemix.layers.option_checks import check_placement, check_sizes, check_switches, check_taps
 from statemix.layers.padded import (
     PaddedLayer,
@@ -23,6 +23,7 @@ from statemix.layers.padded import (
 from statemix.layers.short_conv import ShortConvolution
 from statemix.layers.state import loadable
 from statemix.ops import flops
+from statemix.registry import passed_on
 
 
 @loadable

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.layers.layer import Recurrence, passed_on
+from statemix.layers.layer import Recurrence
 from statemix.layers.option_checks import InitialState, Memory, Selectivity, check_sizes
 from statemix.layers.pieces import Noise
 from statemix.layers.state import owned
@@ -16,6 +16,7 @@ from statemix.ops.checks import check_choice
 from statemix.ops.lag_kernels import companions, lagged, partial_sums
 from statemix.ops.layout import at_least_float32, join_units
 from statemix.ops.sequence_parallel import state_before
+from statemix.registry import passed_on
 
 Realization = Literal["controller", "observer"]
 Readout = Literal["lags", "current"]

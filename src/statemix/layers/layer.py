@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -343,13 +343,3 @@ def _autocasts(device_type: str) -> bool:
 def _shown(value: object) -> object:
     """Return an option for a listing: a number that was stored in float32 without its rounding."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def passed_on(arguments: Mapping[str, Any], base: type[nn.Module]) -> dict[str, Any]:
-    """Return those arguments of a constructor that the constructors of its bases have, too.
-
-    Called with ``locals()``, it spares a constructor a second list of its options.
-    """
-    found = [vars(kind).get("__init__") for kind in base.__mro__ if issubclass(kind, Layer)]
-    names = {name for constructor in found if constructor for name in constructor.__annotations__}
-    return {name: value for name, value in arguments.items() if name in names}

@@ -31,9 +31,6 @@ class MuonAdamW(torch.optim.Optimizer):
         for_adamw: groups of all other parameters.
         lr: learning rate.
         betas: coefficients of AdamW.
-
-    Raises:
-        RequestError: if this PyTorch has no Muon.
     """
 
     def __init__(
@@ -44,14 +41,8 @@ class MuonAdamW(torch.optim.Optimizer):
         lr: float,
         betas: tuple[float, float],
     ) -> None:
-        muon = getattr(torch.optim, "Muon", None)
-        if muon is None:
-            raise RequestError(
-                "optimizer must be 'adamw' with this PyTorch, which has no torch.optim.Muon, got "
-                f"'muon' with PyTorch {torch.__version__}"
-            )
         self._parts: dict[str, torch.optim.Optimizer] = {
-            "muon": muon(for_muon, lr=lr, adjust_lr_fn="match_rms_adamw"),
+            "muon": torch.optim.Muon(for_muon, lr=lr, adjust_lr_fn="match_rms_adamw"),
             "adamw": torch.optim.AdamW(for_adamw, lr=lr, betas=betas),
         }
         groups = [

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -310,29 +310,6 @@ def _read_llm_c(path: Path) -> TokenFile:
     begins = np.flatnonzero(ids == 50256)
     bounds = np.unique(np.concatenate([[0], begins, [len(ids)]])).astype(np.int64)
     return TokenFile(path, ids, bounds, {})
-
-
-def write_documents(
-    stem: Path,
-    vocab_size: int,
-    documents: Iterable[tuple[Sequence[int], int]],
-    info: Mapping[str, Any],
-) -> Path:
-    """Write documents, each with its token ids and the bytes of its text, and return the ``.bin``.
-
-    If an error or a signal ends the writing, no file is left.
-
-    Raises:
-        RequestError: as in :class:`TokenWriter`.
-    """
-    writer = TokenWriter(stem, vocab_size)
-    try:
-        for ids, num_bytes in documents:
-            writer.add(ids, num_bytes)
-        return writer.finish(info)
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def with_suffix(stem: Path, suffix: str) -> Path:

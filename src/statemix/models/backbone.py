@@ -198,7 +198,6 @@ class Backbone(nn.Module):
         *,
         attention_mask: Tensor | None = None,
         lengths: Tensor | None = None,
-        collect: list[Tensor] | None = None,
     ) -> tuple[Tensor, States]:
         """Return the hidden state of every token, and the state of every sequence at its end.
 
@@ -208,8 +207,6 @@ class Backbone(nn.Module):
             cu_seqlens: bounds of N packed sequences (B = 1), shape (N+1,). States have N rows.
             attention_mask: 1 for tokens and 0 for padding, shape (B, T), bool or integer.
             lengths: number of tokens of each row before its padding, shape (B,), instead of a mask.
-            collect: list to which the embeddings and the output of each block are appended, all
-                before the final norm, each (B, T, hidden_size).
 
         Returns:
             hidden: shape (B, T, hidden_size); at padding it means nothing.
@@ -221,49 +218,31 @@ class Backbone(nn.Module):
                 the vocabulary, or a bound, a length or a mask entry is out of range.
             TypeError: if a dtype or the structure of ``state`` does not fit.
         """
-        x, state = self.stream(
-            tokens,
-            state,
-            cu_seqlens,
-            attention_mask=attention_mask,
-            lengths=lengths,
-            collect=collect,
-        )
-        return self.final_norm(x), state
+        mask = mask_of(tokens, cu_seqlens, attention_mask, lengths)
+        if mask is not None:
+            self._check_tokens(tokens)
+            tokens, cu_seqlens = pack(tokens, mask)
+        x, state = self.stream(tokens, state, cu_seqlens)
+        hidden = self.final_norm(x)
+        return hidden if mask is None else unpack(hidden, mask), state
 
     def stream(
-        self,
-        tokens: Tensor,
-        state: States | None = None,
-        cu_seqlens: Tensor | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        lengths: Tensor | None = None,
-        collect: list[Tensor] | None = None,
+        self, tokens: Tensor, state: States | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, States]:
         """Return what :meth:`forward` returns, without the final norm."""
         self._check_tokens(tokens)
         self._check_state(state)
-        mask = mask_of(tokens, cu_seqlens, attention_mask, lengths)
-        if mask is not None:
-            tokens, cu_seqlens = pack(tokens, mask)
-        elif cu_seqlens is not None:
+        if cu_seqlens is not None:
             check_cu_seqlens(cu_seqlens, like=tokens)
         kept: Tensor | slice = slice(None)
         if self.bos and state is None:
             tokens, cu_seqlens, kept = self._begun(tokens, cu_seqlens)
         x = self.embedding(tokens)
-        passed, after = [x], []
+        after = []
         for block, before in zip(self.blocks, state or [None] * len(self.blocks), strict=True):
             x, last = block(x, before, cu_seqlens)
             after.append(last)
-            passed = [*passed, x] if collect is not None else [x]
-        found = [these[:, kept] for these in passed]
-        if mask is not None:
-            found = [unpack(these, mask) for these in found]
-        if collect is not None:
-            collect.extend(found)
-        return found[-1], tuple(after)
+        return x[:, kept], tuple(after)
 
     def _begun(
         self, tokens: Tensor, cu_seqlens: Tensor | None

@@ -12,7 +12,7 @@ from statemix.layers.fixed_point.fp_mamba import FPMamba, FPMambaState, Projecte
 from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
 from statemix.layers.fixed_point.solver import Gradient
-from statemix.layers.layer import Flops, passed_on
+from statemix.layers.layer import Flops
 from statemix.layers.padded import (
     reset_linear,
     reset_steps,
@@ -22,6 +22,7 @@ from statemix.layers.padded import (
 )
 from statemix.ops import flops
 from statemix.ops.selective_scan import selective_scan
+from statemix.registry import passed_on
 
 
 class FPMamba1(FPMamba):

@@ -14,7 +14,7 @@ from statemix.layers.fixed_point.fp_mamba import FPMamba, FPMambaState, Projecte
 from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
-from statemix.layers.layer import Flops, passed_on
+from statemix.layers.layer import Flops
 from statemix.layers.mamba2 import project_heads
 from statemix.layers.option_checks import check_sizes
 from statemix.layers.padded import (
@@ -23,6 +23,7 @@ from statemix.layers.padded import (
     rms_norm,
 )
 from statemix.ops import flops
+from statemix.registry import passed_on
 
 
 class FPMamba2(FPMamba):

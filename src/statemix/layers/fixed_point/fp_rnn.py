@@ -16,7 +16,7 @@ from statemix.layers.fixed_point.fixed_point_layer import (
 from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
-from statemix.layers.layer import Flops, passed_on
+from statemix.layers.layer import Flops
 from statemix.layers.padded import (
     last_inputs,
     reset_linear,
@@ -26,6 +26,7 @@ from statemix.layers.padded import (
 )
 from statemix.ops import flops
 from statemix.ops.layout import at_least_float32
+from statemix.registry import passed_on
 
 
 class FPRNN(FixedPointLayer):

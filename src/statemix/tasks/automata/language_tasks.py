@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from statemix.automaton import Automaton, reachable
 from statemix.errors import OptionError, SettingError
+from statemix.registry import passed_on
 from statemix.tasks import addressing
 from statemix.tasks.automata.automaton_text import MOST_STATES, NamedAutomaton, parse_automaton
 from statemix.tasks.automata.automaton_words import AutomatonTask, Labels, Lengths, Words
@@ -65,20 +66,11 @@ class TableAutomaton(AutomatonTask):
         seed: int = 0,
         flipped: float = 0.0,
     ) -> None:
+        options = passed_on(locals(), AutomatonTask)
         if not isinstance(rules, str):
             raise OptionError(f"rules must be a string, got {rules!r}")
         self.rules = rules
-        super().__init__(
-            parse_automaton(rules),
-            length=length,
-            min_length=min_length,
-            lengths=lengths,
-            labels=labels,
-            words=words,
-            train_size=train_size,
-            seed=seed,
-            flipped=flipped,
-        )
+        super().__init__(parse_automaton(rules), **options)
 
     @staticmethod
     def with_contents(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -150,16 +142,8 @@ class Regex(AutomatonTask):
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(
-            _matcher(pattern, alphabet),
-            length=length,
-            min_length=min_length,
-            lengths=lengths,
-            labels=labels,
-            words=words,
-            train_size=train_size,
-            seed=seed,
-        )
+        options = passed_on(locals(), AutomatonTask)
+        super().__init__(_matcher(pattern, alphabet), **options)
         self.pattern, self.alphabet = pattern, alphabet
         self.title = pattern
 
@@ -207,6 +191,7 @@ class RandomAutomaton(AutomatonTask):
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
+        options = passed_on(locals(), AutomatonTask)
         # Larger tables hardly ever reach all of their states.
         self.num_states = addressing.check_integer("num_states", num_states, minimum=2, maximum=48)
         self.num_letters = addressing.check_integer(
@@ -222,13 +207,7 @@ class RandomAutomaton(AutomatonTask):
                 tuple(map(str, range(num_letters))),
                 states,
             ),
-            length=length,
-            min_length=min_length,
-            lengths=lengths,
-            labels=labels,
-            words=words,
-            train_size=train_size,
-            seed=seed,
+            **options,
         )
         self.title = f"random automaton of {num_states} states and {num_letters} letters"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer
 
 from statemix.errors import RequestError
 from statemix.lm import corpora
@@ -21,6 +22,8 @@ from statemix.lm.text_tokenizers import (
     encode,
     end_of,
     load_tokenizer,
+    read_alike,
+    save_tokenizer,
     train_bpe,
 )
 
@@ -267,6 +270,24 @@ def test_tokenizers_with_the_same_tokens_are_told_apart_by_how_they_read():
     other.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     assert one.get_vocab() == other.get_vocab()
     assert digest_of(one) != digest_of(other)
+
+
+@pytest.mark.parametrize("make", [bytes_tokenizer, lambda: train_bpe(["ab ab " * 9], 260)])
+def test_a_tokenizer_that_transformers_has_saved_reads_alike(make, tmp_path):
+    save_tokenizer(make(), tmp_path)
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    saved(["ab", "ab ab ab"], padding=True, truncation=True, max_length=2)
+    saved.save_pretrained(tmp_path / "again")
+    stored = json.loads((tmp_path / "again" / "tokenizer.json").read_text())
+    assert stored["truncation"]["max_length"] == 2
+    assert stored["padding"] is not None
+    again = load_tokenizer(str(tmp_path / "again"))
+    assert read_alike(make(), again)
+    # Texts are neither cut nor padded.
+    texts = ["ab", "ab ab ab"]
+    assert encode(again, texts) == encode(make(), texts)
+    again.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert not read_alike(make(), again)
 
 
 def test_a_changed_tokenizer_is_refused(texts, tmp_path):

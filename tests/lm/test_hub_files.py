@@ -10,6 +10,7 @@ from tests.lm.conftest import build_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from statemix.errors import OptionError
+from statemix.layers import LSTM
 from statemix.lm import StatemixConfig, StatemixForCausalLM
 
 IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
@@ -123,6 +124,20 @@ def test_tuples_and_hidden_states_are_returned_on_request():
 def test_a_configuration_that_fits_no_layer_is_refused(options, message):
     with pytest.raises(OptionError, match=message):
         StatemixConfig(num_hidden_layers=2, **options)
+
+
+def test_overrides_of_a_stored_configuration_count(tmp_path):
+    build_model("hybrid").save_pretrained(tmp_path / "two")
+    one = StatemixForCausalLM.from_pretrained(tmp_path / "two", num_hidden_layers=1)
+    assert len(one.model.layers) == 1
+    one.save_pretrained(tmp_path / "one")
+    again = StatemixForCausalLM.from_pretrained(tmp_path / "one")
+    assert torch.equal(again(IDS).logits, one(IDS).logits)
+    with pytest.raises(OptionError, match="must have num_hidden_layers=3 entries, got 2"):
+        StatemixForCausalLM.from_pretrained(tmp_path / "two", num_hidden_layers=3)
+    config = build_model("bd_lru").config
+    config.mixers = {"name": "lstm"}
+    assert type(StatemixForCausalLM(config).model.layers[0].mixer.layer) is LSTM
 
 
 def test_a_configuration_survives_json(tmp_path):

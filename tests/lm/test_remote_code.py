@@ -68,6 +68,13 @@ def test_options_that_cannot_travel_are_refused_at_once(mixers, reason, tmp_path
         export_remote_code(tmp_path)
 
 
+def test_a_layer_with_noise_travels_alone_from_the_folder_of_its_run(tmp_path):
+    mixers = {"name": "bd_lru", "num_blocks": 4, "block_size": 4}
+    mixers |= {"gate_noise": 0.5, "block_dropout": 0.5}
+    build_model("bd_lru", mixers=mixers).save_pretrained(tmp_path / "model")
+    assert export_remote_code(tmp_path).parent == tmp_path / "model"
+
+
 def test_a_dense_convolution_travels_alone(tmp_path):
     build_model("bd_lru", mixers={"name": "conv", "kernel_size": 3}).save_pretrained(tmp_path)
     assert export_remote_code(str(tmp_path)).exists()

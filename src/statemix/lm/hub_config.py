@@ -109,6 +109,22 @@ class StatemixConfig(PreTrainedConfig):
             **kwargs,
         )
 
+    def complete(self) -> None:
+        """Let ``layer_types`` and ``mixers`` follow attributes that the constructor has not seen.
+
+        ``from_pretrained(folder, num_hidden_layers=2)`` sets the attribute afterwards.
+
+        Raises:
+            OptionError: if there are fewer layer types than layers, or as in the constructor.
+        """
+        if len(self.layer_types) < self.num_hidden_layers:
+            raise OptionError(
+                f"layer_types must have num_hidden_layers={self.num_hidden_layers} entries, "
+                f"got {len(self.layer_types)}"
+            )
+        self.mixers = _mixers(self.mixers, self.layer_types, self.hidden_size)
+        self.layer_types = self.layer_types[: self.num_hidden_layers]
+
 
 def _num_heads(hidden_size: int) -> int:
     """Return the largest number of heads that have the same even number of channels, 64 or more."""

@@ -36,6 +36,8 @@ class StatemixPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["cache", "past_key_values"]
     _is_stateful = False
     _can_compile_fullgraph = True
+    # The attention layer calls scaled_dot_product_attention.
+    _supports_sdpa = True
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -73,6 +75,7 @@ class StatemixModel(StatemixPreTrainedModel):
     """
 
     def __init__(self, config: StatemixConfig) -> None:
+        config.complete()
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(StatemixBlock(config, kind) for kind in config.layer_types)
@@ -132,9 +135,10 @@ class StatemixModel(StatemixPreTrainedModel):
         if cache is not None and (
             not isinstance(cache, StateCache) or len(cache.layers) != len(self.layers)
         ):
+            depth = f" of {len(cache.layers)}" if isinstance(cache, StateCache) else ""
             raise ValueError(
-                f"the cache must be a StateCache of {len(self.layers)} layers, got "
-                f"{type(cache).__name__}"
+                f"the cache must be a StateCache of {len(self.layers)} layers, got a "
+                f"{type(cache).__name__}{depth}"
             )
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         bounds = _bounds(x, attention_mask, position_ids, cache, cu_seqlens, cu_seq_lens_q, seq_idx)

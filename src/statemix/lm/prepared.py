@@ -20,6 +20,7 @@ from statemix.lm.text_tokenizers import (
     encode,
     end_of,
     load_tokenizer,
+    read_alike,
     train_bpe,
 )
 
@@ -143,7 +144,7 @@ def check_tokenizers(folder: Path, own: Tokenizer, tokens: Path, other: Tokenize
     Raises:
         RequestError: if the tokenizers differ.
     """
-    if digest_of(own) != digest_of(other):
+    if not read_alike(own, other):
         raise RequestError(
             f"tokens must have the tokenizer of the model in {folder}, got another one in {tokens}"
         )
@@ -161,14 +162,19 @@ def without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def model_folder(folder: Path) -> Path:
+    """Return the folder of the model of a run; another folder is that of a model itself."""
+    inner = folder / "model"
+    return inner if (inner / "config.json").exists() else folder
+
+
 def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     """Return the model of a finished run, or of a folder of transformers, and its tokenizer.
 
     Raises:
         RequestError: if there is none.
     """
-    inner = folder / "model"
-    chosen = inner if (inner / "config.json").exists() else folder
+    chosen = model_folder(folder)
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
         raise RequestError(f"folder must hold a finished language model, got {folder}")
     with without_progress_bars():

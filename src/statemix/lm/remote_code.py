@@ -12,6 +12,7 @@ from statemix.errors import RequestError
 from statemix.files import write_file
 from statemix.layers import LAYERS
 from statemix.lm import hub_blocks, hub_config, hub_model, portable_layers, state_cache
+from statemix.lm.prepared import model_folder
 
 FILE = "modeling_statemix.py"
 _CLASSES = {
@@ -37,7 +38,7 @@ def export_remote_code(folder: Path | str) -> Path:
     Statemix. The layers run in plain PyTorch, which is slower than the kernels of this library.
 
     Args:
-        folder: folder with ``config.json``.
+        folder: folder with ``config.json``, or of a run of ``statemix lm train``.
 
     Returns:
         The file of the code.
@@ -46,7 +47,7 @@ def export_remote_code(folder: Path | str) -> Path:
         RequestError: if there is no configuration of a Statemix model, or a layer of it cannot
             travel alone.
     """
-    folder = Path(folder)
+    folder = model_folder(Path(folder))
     path = folder / "config.json"
     if not path.is_file():
         raise RequestError(f"{path} must exist; save the model first")
@@ -75,10 +76,11 @@ def _check_alike(table: Mapping[str, Any], hidden_size: int) -> None:
     """
     options = dict(table)
     name = options.pop("name")
-    layer = LAYERS[name](hidden_size, **options)
+    # In training, noise in the gates and dropped blocks differ from call to call.
+    layer = LAYERS[name](hidden_size, **options).eval()
     x = torch.randn(1, 4, hidden_size, generator=torch.Generator().manual_seed(0))
     try:
-        alone = portable_layers.LAYERS[name](hidden_size, **options)
+        alone = portable_layers.LAYERS[name](hidden_size, **options).eval()
         alone.load_state_dict(layer.state_dict())
         torch.testing.assert_close(alone(x)[0], layer(x)[0], rtol=1e-3, atol=1e-4)
     # It raises many kinds of errors for options that it does not know.

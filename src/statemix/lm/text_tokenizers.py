@@ -51,6 +51,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def load_tokenizer(name: str) -> Tokenizer:
     """Return the tokenizer of a file ``tokenizer.json`` or of a model of the Hugging Face hub.
 
+    It reads whole texts: truncation and padding that the file stores do not count. transformers
+    stores them after a call such as ``tokenizer(texts, truncation=True)``.
+
     Raises:
         RequestError: if there is none.
     """
@@ -60,12 +63,15 @@ def load_tokenizer(name: str) -> Tokenizer:
     if path.suffix == ".json" and not path.exists():
         raise RequestError(f"tokenizer must exist, got {path}")
     try:
-        return Tokenizer.from_file(str(path)) if path.exists() else Tokenizer.from_pretrained(name)
+        found = Tokenizer.from_file(str(path)) if path.exists() else Tokenizer.from_pretrained(name)
     # The library raises plain exceptions.
     except Exception as error:
         raise RequestError(
             f"tokenizer must be bytes, bpe:SIZE, a file or a model, got {name!r} ({error})"
         ) from error
+    found.no_truncation()
+    found.no_padding()
+    return found
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -86,6 +92,24 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 def digest_of(tokenizer: Tokenizer) -> str:
     """Return the sha256 of everything that decides how a tokenizer reads text."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def read_alike(one: Tokenizer, other: Tokenizer) -> bool:
+    """Return whether two tokenizers turn texts into the same tokens.
+
+    What transformers adds when it saves a tokenizer does not count: tokens around a text, which
+    :func:`encode` leaves out, and the end of a document as an added token.
+    """
+    return _reading(one) == _reading(other)
+
+
+def _reading(tokenizer: Tokenizer) -> dict[str, Any]:
+    parts: dict[str, Any] = json.loads(tokenizer.to_str())
+    for name in ("truncation", "padding", "post_processor"):
+        del parts[name]
+    end = end_of(tokenizer)
+    parts["added_tokens"] = [one for one in parts["added_tokens"] if one["id"] != end]
+    return parts
 
 
 def end_of(tokenizer: Tokenizer) -> int | None:

@@ -41,12 +41,17 @@ def dense(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
 
 def dense_strides(shape: torch.Size | tuple[int, ...], axis: int = BLOCK_AXIS) -> tuple[int, ...]:
     """Return the strides of a tensor of this shape that :func:`dense` has stored."""
-    strides, inner = [1] * len(shape), max(shape[axis], 1)
+    strides, inner = [1] * len(shape), _at_least_one(shape[axis])
     for other in range(len(shape) - 1, -1, -1):
         if other != axis:
             strides[other] = inner
-            inner *= max(shape[other], 1)
+            inner *= _at_least_one(shape[other])
     return tuple(strides)
+
+
+def _at_least_one(size: int) -> int:
+    # A compiler cannot compare a size that depends on data, such as the tokens of a mask.
+    return max(size, 1) if isinstance(size, int) else torch.sym_max(size, 1)
 
 
 def empty_innermost(

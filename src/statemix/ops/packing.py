@@ -118,8 +118,6 @@ def previous(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """
     if cu_seqlens is None:
         return torch.cat([initial.to(x.dtype).unsqueeze(1), x], dim=1)[:, : x.shape[1]]
-    if x.shape[1] == 0:
-        return x
     shifted = torch.cat([x[:, :1], x], dim=1)[:, : x.shape[1]]
     sequence, position = positions(cu_seqlens, x.shape[1])
     started = initial.to(x.dtype)[sequence].unsqueeze(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statemix.errors import RequestError
-from statemix.files import append, make_folder, naming, open_for_append
+from statemix.files import append, make_folder, naming, open_for_append, write_file
 
 
 def test_an_error_without_a_file_gets_its_name_and_keeps_its_kind():
@@ -22,6 +22,19 @@ def test_an_error_that_names_a_file_or_has_a_message_of_its_own_is_left_alone():
         with pytest.raises(OSError, match=r"broken|readable") as caught, naming(Path("a")):
             raise error
         assert caught.value is error
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_and_keeps_the_old(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "file"
+    write_file(path, b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_append_begins_a_line_of_its_own(tmp_path):

@@ -106,8 +106,13 @@ def append(path: Path, text: str) -> None:
 def write_file(path: Path, content: bytes) -> None:
     """Write a file atomically: a reader sees all of it or none, even after a power cut."""
     unfinished = path.with_name(path.name + ".tmp")
-    write_synced(unfinished, content)
-    unfinished.replace(path)
+    try:
+        write_synced(unfinished, content)
+        unfinished.replace(path)
+    except OSError:
+        # A full disk needs its space back.
+        unfinished.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 

@@ -320,6 +320,12 @@ def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
             (run / "certificate.json").write_text(change)
         assert main(["compile", str(run)]) == 2
         assert re.search(message, capsys.readouterr().err)
+    (run / "certificate.json").unlink()
+    (run / "summary.json").unlink()
+    for folder, reason in ((run, "must hold a finished run"), (tmp_path / "no", "must exist")):
+        assert main(["compile", str(folder)]) == 2
+        assert re.search(f"folder {reason}", capsys.readouterr().err)
+    shutil.copy(tracker / "summary.json", run)
     assert main(["certify", str(tracker)]) == 0
     stored = certificate(tracker)
     refuted = copy.deepcopy(stored)

@@ -150,14 +150,14 @@ def with_a_flipped_bit(run):
         (
             None,
             ["--lengths", "500", "2"],
-            "sequences must be at most the size of the test split at length 2, got 30: "
-            "num_sequences must be at most 4 (",
+            "sequences must be at most the size of the test split at length 2, got 30 (choose "
+            "fewer by --sequences): num_sequences must be at most 4 (",
         ),
         (
             None,
             ["--lengths", "2", "--sequences", "1" + "0" * 11, "--tokens", "99"],
-            "at length 2, got 100000000000, of which tokens allow 49: num_sequences must be at most"
-            " 4 (",
+            "at length 2, got 100000000000, of which tokens allow 49 (choose fewer by "
+            "--sequences): num_sequences must be at most 4 (",
         ),
         (None, ["--lengths", "1"], "lengths: num_sequences must be at most 0 (share of"),
         (None, ["--lengths", "20000000"], "lengths: length must be at most 1677"),

@@ -76,6 +76,11 @@ CHUNKED = [
 ]
 
 
+def test_layers_can_be_built_after_one_is_compiled(make):
+    torch.compile(make(), backend="aot_eager")(tokens(2, 4))
+    make()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), CHUNKED)
 def test_a_compiled_layer_trains_at_lengths_of_several_chunks(name, options):

@@ -1,5 +1,7 @@
 """The contract of every layer, tested on all layers and all their variants."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -571,6 +573,16 @@ def test_masks_are_refused_with_the_argument_that_packs(build):
         layer(tokens(2, 4), mask)
     with pytest.raises(TypeError, match=r"unexpected argument 'attention_mask'; .* cu_seqlens$"):
         layer(tokens(2, 4), attention_mask=mask)
+    with pytest.raises(TypeError, match=r"unexpected argument 'h0'$"):
+        layer(tokens(2, 4), h0=None)
+
+
+def test_a_traced_layer_takes_another_batch(build):
+    layer = build().eval()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(layer, tokens(2, 4))
+        torch.testing.assert_close(traced(tokens(3, 4)), layer(tokens(3, 4)))
 
 
 def test_sizes_are_named(build):

@@ -374,6 +374,10 @@ def test_what_is_no_automaton_is_named(of_group):
         search(of_group("S_3"), [[0]])
     with pytest.raises(TypeError, match="automaton must be an Automaton"):
         prove(of_group("S_3"), [[0]])
+    for tokens in (5, 7):
+        other = Automaton(0, np.zeros((1, tokens), np.int64), np.zeros((1, tokens), np.int64))
+        with pytest.raises(ValueError, match=f"the 6 tokens of the model, got {tokens}"):
+            prove(of_group("S_3"), other)
     nothing = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
     with pytest.raises(ValueError, match="automaton must score an answer"):
         prove(of_group("S_3"), nothing)

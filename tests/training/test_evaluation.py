@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
 from statemix.tasks import Examples
@@ -218,6 +219,47 @@ def test_splits_share_no_example(tiny):
     splits = ("train", "validation", "test")
     words = [set(map(tuple, task.examples(split, 0, 20).tokens.tolist())) for split in splits]
     assert len(set.union(*words)) == 60
+
+
+class Constant:
+    """A task of zeros, but for what a test changes."""
+
+    name = "constant"
+    vocab_size, heads, length = 2, {"y": 3}, 4
+
+    def __init__(self, **changed):
+        zeros = np.zeros((1, 4), np.int64)
+        self.found = Examples(**({"tokens": zeros, "targets": {"y": zeros}} | changed))
+
+    def examples(self, split, start, stop, length=None):
+        return self.found
+
+
+ROW = np.zeros((1, 4), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("changed", "length", "message"),
+    [
+        ({"tokens": ROW.astype(float)}, None, "integer tokens of shape .*, got float64 of"),
+        ({"tokens": ROW[0]}, None, r"got int64 of \(4,\)"),
+        ({"tokens": ROW + 2}, None, "have tokens in 0..1, got 2..2"),
+        ({"tokens": ROW - 100}, None, "have tokens in 0..1, got -100..-100"),
+        ({"targets": {"y": ROW + 3}}, None, "targets of head 'y' in 0..2, got 3..3"),
+        ({"targets": {"x": ROW}}, None, r"targets of head 'y' of shape \(1, 4\), got none"),
+        ({"targets": {"y": ROW[:, 1:]}}, None, r"targets of head 'y' .* got shape \(1, 3\)"),
+        ({}, 9, "have 9 tokens where asked to, got 4"),
+    ],
+)
+def test_examples_that_do_not_fit_their_task_are_named(changed, length, message):
+    with pytest.raises(RequestError, match=f"^task 'constant': examples must .*{message}"):
+        SplitEvaluator(Constant(**changed), "test", 1, length)
+
+
+def test_examples_may_be_shorter_and_partly_scored():
+    SplitEvaluator(Constant(), "test", 1, 4)
+    SplitEvaluator(Constant(lengths=np.array([3])), "test", 1, 9)
+    SplitEvaluator(Constant(targets={"y": ROW - 100}), "test", 1)
 
 
 def test_mad_accuracy_uses_batches_of_128_as_mad_does(model):

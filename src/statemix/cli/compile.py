@@ -1,6 +1,5 @@
 """``statemix compile``: write a proven network as look-ups in tables, for C and NumPy."""
 
-import contextlib
 import io
 import json
 from dataclasses import dataclass
@@ -59,7 +58,7 @@ class Compile:
         from statemix.files import write_file
         from statemix.training.certificates import explore_run
 
-        outcome = self._outcome()
+        outcome, missing = self._outcome()
         if outcome is not None and outcome.config.task.name == "traces":
             found = explore_run(self.folder, self.weights)
             machine: StateMachine | EntryMachine = found.machine
@@ -69,7 +68,7 @@ class Compile:
                 "are right"
             )
         else:
-            machine, names = self._proven(outcome)
+            machine, names = self._proven(outcome, missing)
             verdict = "proven at every length"
         lines = [verdict]
         for kind, each in names.items():
@@ -97,16 +96,17 @@ class Compile:
         print(machine.summary)
         print(f"written: {', '.join(map(str, written))}")
 
-    def _outcome(self) -> "Outcome | None":
+    def _outcome(self) -> "tuple[Outcome | None, RequestError | None]":
+        """Return the outcome of the run, or why there is none: a certificate is enough."""
         from statemix.training.outcome import load_outcome
 
-        # A certificate is enough without its run.
-        with contextlib.suppress(RequestError):
-            return load_outcome(self.folder)
-        return None
+        try:
+            return load_outcome(self.folder), None
+        except RequestError as error:
+            return None, error
 
     def _proven(
-        self, outcome: "Outcome | None"
+        self, outcome: "Outcome | None", missing: RequestError | None
     ) -> tuple["StateMachine | EntryMachine", dict[str, list[str]]]:
         """Return the machine of the certificate, and the names of letters, answers and places."""
         from statemix.proofs import EntryMachine, StateMachine
@@ -120,6 +120,8 @@ class Compile:
         try:
             certificate = json.loads(path.read_text())
         except OSError as error:
+            if missing is not None:
+                raise missing from error
             raise RequestError(
                 f"{path} must be a certificate ({error.strerror}); {advice}"
             ) from error

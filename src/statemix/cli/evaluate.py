@@ -135,7 +135,8 @@ class Evaluate:
         built("lengths", SplitEvaluator, task, "test", 1, length, **options)
         asked = f"{at_most}" if count == at_most else f"{at_most}, of which tokens allow {count}"
         part = (
-            f"sequences must be at most the size of the test split at length {length}, got {asked}"
+            f"sequences must be at most the size of the test split at length {length}, got {asked} "
+            "(choose fewer by --sequences)"
         )
         evaluator: SplitEvaluator = built(
             part, SplitEvaluator, task, "test", count, length, **options

@@ -232,9 +232,10 @@ def parse(arguments: Sequence[str]) -> Train:
         show_help("statemix train", _DESCRIPTION, [*own, *settings.values()], _registries())
     if unknown := [name for name in given if name.split(".")[0] not in RunConfig.model_fields]:
         known = [*(option.flag for option in own), *(f"--{name}" for name in settings)]
+        flag = f"--{unknown[0].replace('_', '-')}"
         raise RequestError(
-            f"option must be one that `statemix train --help` lists, got --{unknown[0]}"
-            + suggestion(f"--{unknown[0]}", known)
+            f"option must be one that `statemix train --help` lists, got {flag}"
+            + suggestion(flag, known)
         )
     command = Train(**read_fields(own, groups))
     tree = _base(command, given, settings).to_plain()

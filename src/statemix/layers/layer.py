@@ -311,7 +311,9 @@ def refuse_unknown(unknown: Mapping[str, object]) -> None:
         TypeError: if there are any.
     """
     if unknown:
-        raise TypeError(f"forward() got an unexpected argument {next(iter(unknown))!r}; {_NO_MASK}")
+        name = next(iter(unknown))
+        hint = f"; {_NO_MASK}" if "mask" in name else ""
+        raise TypeError(f"forward() got an unexpected argument {name!r}{hint}")
 
 
 _NO_MASK = "layers take no masks: pack sequences of different lengths with cu_seqlens"

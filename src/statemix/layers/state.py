@@ -181,7 +181,9 @@ def zero_states(
         TypeError: if ``batch_size`` is not an integer, or as in :func:`check_placement`.
         ValueError: if ``batch_size`` is out of range, or as in :func:`check_placement`.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | torch.SymInt):
+    # While torch.jit.trace runs, sizes are tensors.
+    traced = isinstance(batch_size, Tensor) and torch._C._get_tracing_state() is not None
+    if isinstance(batch_size, bool) or not (traced or isinstance(batch_size, int | torch.SymInt)):
         raise TypeError(f"batch_size must be an int, got {batch_size!r}")
     # A symbolic size would become a guard of the compiled graph.
     if isinstance(batch_size, int) and not 0 <= batch_size < 2**31:

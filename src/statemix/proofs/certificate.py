@@ -11,7 +11,7 @@ from statemix.models import ReadoutModel, TokenClassifier
 from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
 from statemix.proofs.horizon import Horizon, find_horizon
-from statemix.proofs.product_search import SearchResult, Verdict, search
+from statemix.proofs.product_search import SearchResult, Verdict, check_fits, search
 from statemix.proofs.ties import GateGaps, watch_gaps
 
 # Of readouts that are fitted again, if rounding may change the answers of one fitted without it.
@@ -126,6 +126,7 @@ def prove(
     if not isinstance(model, TokenClassifier):
         raise TypeError(f"model must be a TokenClassifier, got {type(model).__name__}")
     head = model.main_head if head is None else head
+    check_fits(model, automaton, head)
 
     def search_words(network: ReadoutModel) -> SearchResult:
         return search(network, automaton, head=head, max_pairs=max_pairs, on_progress=on_progress)

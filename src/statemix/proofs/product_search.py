@@ -93,6 +93,26 @@ def search(
     if not isinstance(automaton, Automaton):
         raise TypeError(f"automaton must be an Automaton, got {automaton!r}")
     head = model.main_head if head is None else head
+    check_fits(model, automaton, head)
+    if not isinstance(model, TokenClassifier):
+        raise TypeError(f"model must be a TokenClassifier, got {type(model).__name__}")
+    if max_pairs < 1:
+        raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
+    needed, available = max_pairs * _pair_bytes(model), available_bytes()
+    if needed > available:
+        raise RequestError(
+            f"max_pairs must fit into memory (at least {gigabytes(needed)} needed, "
+            f"{gigabytes(available)} available), got {max_pairs}"
+        )
+    return ProductSearch(model.eval(), automaton, head, max_pairs, on_progress=on_progress).run()
+
+
+def check_fits(model: ReadoutModel, automaton: Automaton, head: str) -> None:
+    """Check that a model reads the tokens of an automaton and can give its answers.
+
+    Raises:
+        ValueError: otherwise, or if there is no such head.
+    """
     if head not in model.heads:
         raise ValueError(f"head must be one of {list(model.heads)}, got {head!r}")
     if automaton.num_tokens != model.backbone.vocab_size:
@@ -105,17 +125,6 @@ def search(
             f"outputs must be below the {model.heads[head]} classes of the model, got "
             f"{automaton.outputs.max()}"
         )
-    if not isinstance(model, TokenClassifier):
-        raise TypeError(f"model must be a TokenClassifier, got {type(model).__name__}")
-    if max_pairs < 1:
-        raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
-    needed, available = max_pairs * _pair_bytes(model), available_bytes()
-    if needed > available:
-        raise RequestError(
-            f"max_pairs must fit into memory (at least {gigabytes(needed)} needed, "
-            f"{gigabytes(available)} available), got {max_pairs}"
-        )
-    return ProductSearch(model.eval(), automaton, head, max_pairs, on_progress=on_progress).run()
 
 
 def _pair_bytes(model: ReadoutModel) -> int:

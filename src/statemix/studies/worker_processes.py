@@ -1,6 +1,7 @@
 """Runs in worker processes of this machine, and what a worker says about its run."""
 
 import multiprocessing
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -140,8 +141,9 @@ def processes(count: int, checkpoint_every_s: float) -> Iterator[Processes]:
     finally:
         for connection in connections:
             connection.close()
+        deadline = time.monotonic() + GRACE_S
         for worker in workers:
-            worker.join(GRACE_S)
+            worker.join(max(0.0, deadline - time.monotonic()))
             if worker.is_alive():
                 worker.kill()
                 worker.join()

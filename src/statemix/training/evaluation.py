@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from statemix.errors import OptionError
+from statemix.errors import OptionError, RequestError
 from statemix.models import ReadoutModel
 from statemix.ops.checks import bind
 from statemix.tasks import IGNORED, Examples, Task
@@ -78,6 +79,34 @@ def accuracy(scores: Mapping[str, Scores]) -> float:
     return math.fsum(one.token_accuracy for one in scores.values()) / len(scores)
 
 
+def _check_examples(task: Task, examples: Examples, length: int | None) -> None:
+    """Check examples against the attributes of their task, which others may have written.
+
+    Raises:
+        RequestError: if they disagree.
+    """
+    tokens, targets, lengths = examples
+    subject = f"task {task.name!r}: examples must have"
+    if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
+        raise RequestError(
+            f"{subject} integer tokens of shape (N, T), got {tokens.dtype} of {tokens.shape}"
+        )
+    if length is not None and lengths is None and tokens.shape[1] != length:
+        raise RequestError(f"{subject} {length} tokens where asked to, got {tokens.shape[1]}")
+    for name, values, limit in (
+        ("tokens", tokens, task.vocab_size),
+        *((f"targets of head {head!r}", targets.get(head), n) for head, n in task.heads.items()),
+    ):
+        if values is None or values.shape != tokens.shape:
+            got = "none" if values is None else f"shape {values.shape}"
+            raise RequestError(f"{subject} {name} of shape {tokens.shape}, got {got}")
+        known = values[values != IGNORED] if name != "tokens" else values
+        if known.size and not 0 <= known.min() <= known.max() < limit:
+            raise RequestError(
+                f"{subject} {name} in 0..{limit - 1}, got {known.min()}..{known.max()}"
+            )
+
+
 class SplitEvaluator:
     """Scores a model on the first sequences of a split of a task.
 
@@ -92,6 +121,7 @@ class SplitEvaluator:
 
     Raises:
         ValueError: if the split has too few sequences, or none of this length.
+        RequestError: if the examples do not fit what the task says of them.
     """
 
     def __init__(
@@ -107,12 +137,13 @@ class SplitEvaluator:
     ) -> None:
         # Making only the last one shows whether the split has enough sequences.
         try:
-            task.examples(split, num_sequences - 1, num_sequences, length)
+            last = task.examples(split, num_sequences - 1, num_sequences, length)
         except OptionError as error:
             subject, must, condition = str(error).partition(" must ")
             if subject != "stop":
                 raise
             raise OptionError(f"num_sequences{must}{condition}") from error
+        _check_examples(task, last, length)
         self._draw = partial(task.examples, split, 0, num_sequences, length)
         self._examples: Examples | None = None
         self._score = partial(evaluate, batch_size=batch_size, autocast=autocast, tick=tick)

@@ -178,7 +178,7 @@ def _shown(value: Any, name: str, config: StoredConfig) -> str:
         elif isinstance(found, dict) and part in found:
             found = found[part]
         else:
-            return "its default"
+            return "no such tensor" if name.startswith("fit.model.") else "its default"
     return f"{found!r} by default"
 
 

@@ -15,7 +15,7 @@ from statemix.studies.exactness.exact_table import (
 )
 from statemix.studies.fixed_points.fixed_point_studies import overview as fixed_points
 from statemix.studies.higher_order.cell_table import overview
-from statemix.studies.higher_order.claims import decide, decision_text
+from statemix.studies.higher_order.claims import decide
 from statemix.studies.higher_order.contenders import price_texts
 from statemix.studies.result_text import (
     MARKS,
@@ -65,9 +65,8 @@ def tables() -> dict[str, str]:
 
 
 def _totals(rows: Mapping[str, StoredRow], cells: Mapping[str, Any]) -> str:
-    decisions = [text for text, _ in map(decision_text, decide(rows, "paper"))]
-    claims = sum(text.startswith("holds") for text in decisions)
-    against = sum(text.startswith("does not hold") for text in decisions)
+    verdicts = [decision.verdict for decision in decide(rows, "paper")]
+    claims, against = verdicts.count("holds"), verdicts.count("does not hold")
     more = fixed_points(rows)
     agreeing = [one for one in more["cells"] if one["verdict"] == "agrees"]
     low = sum(max(one["published"], one["mean"]) < 0.05 for one in agreeing)
@@ -280,10 +279,9 @@ def _tuned(cells: Mapping[str, Any]) -> str:
 def _claims(rows: Mapping[str, StoredRow]) -> str:
     lines = []
     for decision in decide(rows, "paper"):
-        head, details = decision_text(decision)
-        verdict, _, claim = head.removesuffix(" (protocol paper)").partition(": ")
-        yes = sum(line.startswith("yes") for line in details)
-        lines.append((claim, verdict, f"{yes} of {len(details)}"))
+        truths = [finding.true for finding in decision.findings]
+        support = f"{truths.count(True)} of {len(truths)}"
+        lines.append((decision.claim.statement, decision.verdict, support))
     return markdown(("claim", "verdict", "comparisons that support it"), lines)
 
 

@@ -220,6 +220,8 @@ def test_counts_in_the_readme_are_those_of_the_rows():
     measured = numbers["of these, measured with three seeds"]
     assert f"{proven} networks" in readme
     assert f"{measured} of {published} accuracies" in readme
+    agree = numbers["of the measured accuracies, equal to the paper within 0.05"]
+    assert f"{agree} agree within 0.05" in readme
 
 
 def test_files_of_results_that_pages_name_exist():

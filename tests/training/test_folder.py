@@ -48,6 +48,10 @@ def no_table(config, path):
     (path / "config.json").write_text("[]")
 
 
+def of_transformers(config, path):
+    (path / "config.json").write_text('{"model_type": "statemix"}')
+
+
 def incomplete(config, path):
     (path / "config.json").write_text('{"schema": 1, "asked": {}}')
 
@@ -62,6 +66,7 @@ def newer(config, path):
         (occupied, "folder must be empty or hold a run, got .* with 'thesis.tex'"),
         (damaged, "config.json must hold a run's configuration, got"),
         (no_table, "config.json must hold a run's configuration, got a list"),
+        (of_transformers, "config.json must hold a run's configuration, got that of a model alone"),
         (incomplete, "config.json must hold the tables 'asked' and 'resolved'"),
         (newer, "config.json must have schema 1, got schema 99"),
     ],

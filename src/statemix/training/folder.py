@@ -86,6 +86,8 @@ def stored_config(folder: Path, schema: int) -> StoredConfig | None:
     if not isinstance(stored, dict):
         kind = type(stored).__name__
         raise RequestError(f"{path} must hold a run's configuration, got a {kind}")
+    if "model_type" in stored:
+        raise RequestError(f"{path} must hold a run's configuration, got that of a model alone")
     found = stored.get("schema")
     if type(found) is not int or found != schema:
         version = "an older development version" if found is None else f"schema {found}"

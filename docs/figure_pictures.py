@@ -8,7 +8,7 @@ from statemix.studies.store import merged
 from statemix.studies.study import find_study
 from statemix.studies.throughput_rows import read
 
-FIGURES = ("fig1c", "fig1d")
+FIGURES = ("fig1c", "fig1d", "fig2")
 
 
 def pictures() -> dict[str, bytes]:

@@ -460,6 +460,7 @@ ABSENT = [
         ({"batch_size": 10**400}, ValueError, r"batch_size must be in 0..2\^31 - 1"),
         ({"batch_size": True}, TypeError, "batch_size must be an int, got True"),
         ({"batch_size": 1.5}, TypeError, "batch_size must be an int, got 1.5"),
+        ({"batch_size": torch.tensor(2)}, TypeError, r"batch_size must be an int, got tensor"),
         ({"dtype": torch.int64}, TypeError, "dtype must be one of .*, got torch.int64"),
         ({"dtype": "float"}, TypeError, "dtype must be one of .*, got 'float'"),
         ({"device": "nonsense"}, ValueError, "device must exist, got 'nonsense'"),

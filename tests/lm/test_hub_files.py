@@ -126,6 +126,12 @@ def test_a_configuration_that_fits_no_layer_is_refused(options, message):
         StatemixConfig(num_hidden_layers=2, **options)
 
 
+def test_attention_may_be_asked_for_as_what_it_is(tmp_path):
+    build_model("hybrid").save_pretrained(tmp_path)
+    model = StatemixForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
+    assert model(IDS).logits.shape == (2, 7, 50)
+
+
 def test_overrides_of_a_stored_configuration_count(tmp_path):
     build_model("hybrid").save_pretrained(tmp_path / "two")
     one = StatemixForCausalLM.from_pretrained(tmp_path / "two", num_hidden_layers=1)
@@ -133,8 +139,15 @@ def test_overrides_of_a_stored_configuration_count(tmp_path):
     one.save_pretrained(tmp_path / "one")
     again = StatemixForCausalLM.from_pretrained(tmp_path / "one")
     assert torch.equal(again(IDS).logits, one(IDS).logits)
-    with pytest.raises(OptionError, match="must have num_hidden_layers=3 entries, got 2"):
-        StatemixForCausalLM.from_pretrained(tmp_path / "two", num_hidden_layers=3)
+    for number in (3, -1, 1.0):
+        with pytest.raises(OptionError, match=r"must be an integer in 0\.\.2, got (3|-1|1\.0)$"):
+            StatemixForCausalLM.from_pretrained(tmp_path / "two", num_hidden_layers=number)
+    kinds = {"hybrid": {"name": "bd_lru", "num_blocks": 4, "block_size": 4}}
+    kinds |= {"conv": {"name": "conv", "kernel_size": 3}}
+    build_model("bd_lru", layer_types=[*kinds], mixers=kinds).save_pretrained(tmp_path / "own")
+    cut = StatemixForCausalLM.from_pretrained(tmp_path / "own", num_hidden_layers=1)
+    cut.save_pretrained(tmp_path / "cut")
+    assert list(StatemixForCausalLM.from_pretrained(tmp_path / "cut").config.mixers) == ["hybrid"]
     config = build_model("bd_lru").config
     config.mixers = {"name": "lstm"}
     assert type(StatemixForCausalLM(config).model.layers[0].mixer.layer) is LSTM

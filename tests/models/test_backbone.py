@@ -132,6 +132,10 @@ def test_gradients_ignore_padding():
         ),
         ({"attention_mask": MASK[:, :4]}, "attention_mask must have shape (B=4, T=5), got (4, 4)"),
         ({"lengths": torch.tensor([1, 2, 6, 0])}, "lengths must be in 0..5, got 6"),
+        (
+            {"attention_mask": MASK, "tokens": ids().masked_fill(MASK == 0, 99)},
+            "tokens must be in 0..6 (vocab_size=7), got 99",
+        ),
     ],
 )
 def test_bad_masks_are_named(given, message):

@@ -438,6 +438,12 @@ def test_an_optimizer_that_cannot_be_resumed_is_refused_at_once(tmp_path, make, 
         fit(model, batch, loss, tmp_path, num_steps=9, optimizer=make(model), device="cpu")
 
 
+def test_another_model_in_the_folder_is_refused_by_its_tensors(tmp_path):
+    fit(build(), batch, loss, tmp_path, num_steps=2, device="cpu")
+    with pytest.raises(RequestError, match=r"fit\.model\.\S+=.*no such tensor"):
+        fit(nn.Linear(3, 3), batch, loss, tmp_path, num_steps=2, device="cpu")
+
+
 def test_a_resumed_run_keeps_its_optimizer(tmp_path):
     def train(num_steps, make):
         torch.manual_seed(0)

@@ -115,15 +115,15 @@ class StatemixConfig(PreTrainedConfig):
         ``from_pretrained(folder, num_hidden_layers=2)`` sets the attribute afterwards.
 
         Raises:
-            OptionError: if there are fewer layer types than layers, or as in the constructor.
+            OptionError: if ``num_hidden_layers`` is no number of the layer types, or as in the
+                constructor.
         """
-        if len(self.layer_types) < self.num_hidden_layers:
-            raise OptionError(
-                f"layer_types must have num_hidden_layers={self.num_hidden_layers} entries, "
-                f"got {len(self.layer_types)}"
-            )
-        self.mixers = _mixers(self.mixers, self.layer_types, self.hidden_size)
-        self.layer_types = self.layer_types[: self.num_hidden_layers]
+        number, known = self.num_hidden_layers, len(self.layer_types)
+        if not isinstance(number, int) or not 0 <= number <= known:
+            raise OptionError(f"num_hidden_layers must be an integer in 0..{known}, got {number!r}")
+        mixers = _mixers(self.mixers, self.layer_types, self.hidden_size)
+        self.layer_types = self.layer_types[:number]
+        self.mixers = {kind: mixers[kind] for kind in dict.fromkeys(self.layer_types)}
 
 
 def _num_heads(hidden_size: int) -> int:

@@ -98,7 +98,8 @@ def read_alike(one: Tokenizer, other: Tokenizer) -> bool:
     """Return whether two tokenizers turn texts into the same tokens.
 
     What transformers adds when it saves a tokenizer does not count: tokens around a text, which
-    :func:`encode` leaves out, and the end of a document as an added token.
+    :func:`encode` leaves out, and the end of a document as an added token. That token changes only
+    texts that spell it out.
     """
     return _reading(one) == _reading(other)
 
@@ -107,7 +108,7 @@ def _reading(tokenizer: Tokenizer) -> dict[str, Any]:
     parts: dict[str, Any] = json.loads(tokenizer.to_str())
     for name in ("truncation", "padding", "post_processor"):
         del parts[name]
-    end = end_of(tokenizer)
+    parts["end"] = end = end_of(tokenizer)
     parts["added_tokens"] = [one for one in parts["added_tokens"] if one["id"] != end]
     return parts
 

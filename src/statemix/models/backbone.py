@@ -229,7 +229,7 @@ class Backbone(nn.Module):
     def stream(
         self, tokens: Tensor, state: States | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, States]:
-        """Return what :meth:`forward` returns, without the final norm."""
+        """Return what :meth:`forward` returns for rows without padding, before the final norm."""
         self._check_tokens(tokens)
         self._check_state(state)
         if cu_seqlens is not None:

@@ -51,7 +51,7 @@ def dense_strides(shape: torch.Size | tuple[int, ...], axis: int = BLOCK_AXIS) -
 
 def _at_least_one(size: int) -> int:
     # A compiler cannot compare a size that depends on data, such as the tokens of a mask.
-    return max(size, 1) if isinstance(size, int) else torch.sym_max(size, 1)
+    return torch.sym_max(size, 1) if isinstance(size, torch.SymInt) else max(size, 1)
 
 
 def empty_innermost(

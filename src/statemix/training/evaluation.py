@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -80,19 +80,17 @@ def accuracy(scores: Mapping[str, Scores]) -> float:
 
 
 def _check_examples(task: Task, examples: Examples, length: int | None) -> None:
-    """Check examples against the attributes of their task, which others may have written.
+    """Check examples against the attributes of their task, which may be a user's own.
 
     Raises:
         RequestError: if they disagree.
     """
-    tokens, targets, lengths = examples
+    tokens, targets, _ = examples
     subject = f"task {task.name!r}: examples must have"
-    if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
-        raise RequestError(
-            f"{subject} integer tokens of shape (N, T), got {tokens.dtype} of {tokens.shape}"
-        )
-    if length is not None and lengths is None and tokens.shape[1] != length:
-        raise RequestError(f"{subject} {length} tokens where asked to, got {tokens.shape[1]}")
+    if tokens.ndim != 2:
+        raise RequestError(f"{subject} tokens of shape (N, T), got {tokens.shape}")
+    if length is not None and tokens.shape[1] > length:
+        raise RequestError(f"{subject} at most {length} tokens, got {tokens.shape[1]}")
     for name, values, limit in (
         ("tokens", tokens, task.vocab_size),
         *((f"targets of head {head!r}", targets.get(head), n) for head, n in task.heads.items()),
@@ -100,6 +98,8 @@ def _check_examples(task: Task, examples: Examples, length: int | None) -> None:
         if values is None or values.shape != tokens.shape:
             got = "none" if values is None else f"shape {values.shape}"
             raise RequestError(f"{subject} {name} of shape {tokens.shape}, got {got}")
+        if not np.issubdtype(values.dtype, np.integer):
+            raise RequestError(f"{subject} integer {name}, got {values.dtype}")
         known = values[values != IGNORED] if name != "tokens" else values
         if known.size and not 0 <= known.min() <= known.max() < limit:
             raise RequestError(
@@ -144,6 +144,15 @@ class SplitEvaluator:
                 raise
             raise OptionError(f"num_sequences{must}{condition}") from error
         _check_examples(task, last, length)
+        if length not in (None, task.length):
+            # Training examples of this number may not exist.
+            with suppress(OptionError):
+                usual = task.examples(split, num_sequences - 1, num_sequences)
+                if np.array_equal(last.tokens, usual.tokens):
+                    raise RequestError(
+                        f"task {task.name!r}: examples must follow the length asked for, got "
+                        f"the same tokens at lengths {task.length} and {length}"
+                    )
         self._draw = partial(task.examples, split, 0, num_sequences, length)
         self._examples: Examples | None = None
         self._score = partial(evaluate, batch_size=batch_size, autocast=autocast, tick=tick)

@@ -22,8 +22,8 @@ class Finding(NamedTuple):
 
     Attributes:
         condition: the condition.
-        values: accuracies or gains of its models, or their numbers of parameters; None where not
-            measured. The accuracy is 0 where no run of a model has a result, as all diverged.
+        values: accuracies of its models, or their numbers of parameters; None where not measured,
+            and 0 where no run of a model has a result, as all diverged.
         control: accuracy of its control; None where not measured, or without one.
     """
 
@@ -72,7 +72,6 @@ def decision_rows(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
                     "model": finding.condition.model.name,
                     "relation": finding.condition.relation,
                     "other": finding.condition.other.name if finding.condition.other else None,
-                    "start": [model.name for model in finding.condition.start or ()],
                     "values": list(finding.values),
                     "true": finding.true,
                 }
@@ -111,12 +110,6 @@ def decide(rows: Mapping[str, StoredRow], protocol: ProtocolName) -> list[Decisi
 
     def at(size: SizeName, one: Comparison) -> Finding:
         values = [value(size, one, model) for model in one.models]
-        if one.start is not None:
-            starts = [value(size, one, model) for model in one.start]
-            values = [
-                None if end is None or begin is None else end - begin
-                for end, begin in zip(values, starts, strict=True)
-            ]
         if one.other is not None and one.relation == "is smaller than":
             models = (one.model, one.other)
             # Such models have one layer at every state size.
@@ -172,11 +165,6 @@ def _finding_text(finding: Finding) -> str:
     known = [value for value in finding.values if value is not None]
     smaller = condition.relation == "is smaller than"
     values = [f"{one:,.0f} parameters" if smaller else accuracy_text(one) for one in known]
-    if condition.start is not None:
-        values = [
-            f"{gain:+.3f} from {model.name}"
-            for gain, model in zip(known, condition.start, strict=True)
-        ]
     words = f"{answer}: {condition.model.name} ({values[0]}) {condition.relation}"
     if condition.other is not None:
         words += f" {condition.other.name} ({values[1]})"

@@ -35,8 +35,6 @@ class Comparison(NamedTuple):
         control: a model that must reach ``least`` on the same data for the condition to decide
             anything; None asks for none. Where nothing learns, nothing can be compared.
         least: that accuracy.
-        start: two models whose accuracies are subtracted from those of the model and of the other,
-            so that gains are compared; None compares accuracies.
     """
 
     column: Column
@@ -45,11 +43,10 @@ class Comparison(NamedTuple):
     other: Contender | None = None
     control: Contender | None = None
     least: float = LEARNED
-    start: tuple[Contender, Contender] | None = None
 
     @property
     def models(self) -> tuple[Contender, ...]:
-        """The models whose accuracy decides, without the control and without those of ``start``."""
+        """The models whose accuracy decides, without the control."""
         if self.relation == "is smaller than":
             return ()
         return (self.model,) if self.other is None else (self.model, self.other)
@@ -57,7 +54,7 @@ class Comparison(NamedTuple):
     @property
     def needed(self) -> tuple[Contender, ...]:
         """All models whose accuracy is needed."""
-        return (*self.models, *(self.start or ()), *([self.control] if self.control else ()))
+        return (*self.models, *([self.control] if self.control else ()))
 
 
 class Claim(NamedTuple):

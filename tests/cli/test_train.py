@@ -616,3 +616,8 @@ def test_recipes_that_cannot_be_used_are_one_line(tmp_path, capsys, arguments, m
 def test_a_recipe_has_the_usual_help(capsys):
     assert main(["train", "--recipe", "exact", "--help"]) == 0
     assert "--search.attempts" in capsys.readouterr().out
+
+
+def test_an_unknown_option_is_named_as_it_was_typed(capsys):
+    assert main(["train", "--folder", "run", "--task", "parity", "--dry-run"]) == 2
+    assert "lists, got --dry-run" in capsys.readouterr().err

@@ -260,6 +260,8 @@ def test_examples_that_do_not_fit_their_task_are_named(changed, length, message)
 
 def test_examples_may_be_partly_scored():
     SplitEvaluator(Constant(), "test", 1, 4)
+    # Where lengths are stated, an example may be the same one at several lengths.
+    SplitEvaluator(Constant(lengths=np.array([3])), "test", 1, 9)
     SplitEvaluator(Constant(targets={"y": ROW - 100}), "test", 1)
 
 

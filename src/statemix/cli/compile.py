@@ -1,5 +1,6 @@
 """``statemix compile``: write a proven network as look-ups in tables, for C and NumPy."""
 
+import contextlib
 import io
 import json
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Compile:
         from statemix.files import write_file
         from statemix.training.certificates import explore_run
 
-        outcome, missing = self._outcome()
+        outcome = self._outcome()
         if outcome is not None and outcome.config.task.name == "traces":
             found = explore_run(self.folder, self.weights)
             machine: StateMachine | EntryMachine = found.machine
@@ -68,7 +69,7 @@ class Compile:
                 "are right"
             )
         else:
-            machine, names = self._proven(outcome, missing)
+            machine, names = self._proven(outcome)
             verdict = "proven at every length"
         lines = [verdict]
         for kind, each in names.items():
@@ -96,23 +97,22 @@ class Compile:
         print(machine.summary)
         print(f"written: {', '.join(map(str, written))}")
 
-    def _outcome(self) -> "tuple[Outcome | None, RequestError | None]":
-        """Return the outcome of the run, or why there is none: a certificate is enough."""
+    def _outcome(self) -> "Outcome | None":
         from statemix.training.outcome import load_outcome
 
-        try:
-            return load_outcome(self.folder), None
-        except RequestError as error:
-            return None, error
+        # A certificate is enough without its run.
+        with contextlib.suppress(RequestError):
+            return load_outcome(self.folder)
+        return None
 
     def _proven(
-        self, outcome: "Outcome | None", missing: RequestError | None
+        self, outcome: "Outcome | None"
     ) -> tuple["StateMachine | EntryMachine", dict[str, list[str]]]:
         """Return the machine of the certificate, and the names of letters, answers and places."""
         from statemix.proofs import EntryMachine, StateMachine
         from statemix.proofs.check_certificate import Invalid
         from statemix.training.certificates import certificate_paths
-        from statemix.training.outcome import WEIGHT_FILES
+        from statemix.training.outcome import WEIGHT_FILES, load_outcome
 
         path, _ = certificate_paths(self.folder, self.weights, soft=False)
         option = "" if self.weights == "last" else f" --weights {self.weights}"
@@ -120,8 +120,8 @@ class Compile:
         try:
             certificate = json.loads(path.read_text())
         except OSError as error:
-            if missing is not None:
-                raise missing from error
+            # A run that cannot be loaded is the better reason.
+            load_outcome(self.folder)
             raise RequestError(
                 f"{path} must be a certificate ({error.strerror}); {advice}"
             ) from error

@@ -115,8 +115,8 @@ class StatemixConfig(PreTrainedConfig):
         ``from_pretrained(folder, num_hidden_layers=2)`` sets the attribute afterwards.
 
         Raises:
-            OptionError: if ``num_hidden_layers`` is no number of the layer types, or as in the
-                constructor.
+            OptionError: if ``num_hidden_layers`` is no integer, or larger than the number of layer
+                types; or as in the constructor.
         """
         number, known = self.num_hidden_layers, len(self.layer_types)
         if not isinstance(number, int) or not 0 <= number <= known:

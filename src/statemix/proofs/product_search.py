@@ -111,7 +111,7 @@ def check_fits(model: ReadoutModel, automaton: Automaton, head: str) -> None:
     """Check that a model reads the tokens of an automaton and can give its answers.
 
     Raises:
-        ValueError: otherwise, or if there is no such head.
+        ValueError: if it has other tokens, too few classes, or no head of this name.
     """
     if head not in model.heads:
         raise ValueError(f"head must be one of {list(model.heads)}, got {head!r}")

@@ -6,7 +6,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from statemix.errors import SettingError, suggestion
+from statemix.automaton import IGNORED
+from statemix.errors import RequestError, SettingError, suggestion
 from statemix.registry import Spec
 from statemix.tasks.addressing import Split
 
@@ -116,3 +117,31 @@ class HasTokenFeatures(Protocol):
     def token_features(self) -> NDArray[np.float32]:
         """Return the numbers of each token, shape (vocab_size, F)."""
         ...
+
+
+def check_examples(task: Task, examples: Examples, length: int | None) -> None:
+    """Check examples against the attributes of their task, which may be a user's own.
+
+    Raises:
+        RequestError: if they disagree.
+    """
+    tokens, targets, _ = examples
+    subject = f"task {task.name!r}: examples must have"
+    if tokens.ndim != 2:
+        raise RequestError(f"{subject} tokens of shape (N, T), got {tokens.shape}")
+    if length is not None and tokens.shape[1] > length:
+        raise RequestError(f"{subject} at most {length} tokens, got {tokens.shape[1]}")
+    for name, values, limit in (
+        ("tokens", tokens, task.vocab_size),
+        *((f"targets of head {head!r}", targets.get(head), n) for head, n in task.heads.items()),
+    ):
+        if values is None or values.shape != tokens.shape:
+            got = "none" if values is None else f"shape {values.shape}"
+            raise RequestError(f"{subject} {name} of shape {tokens.shape}, got {got}")
+        if not np.issubdtype(values.dtype, np.integer):
+            raise RequestError(f"{subject} integer {name}, got {values.dtype}")
+        known = values[values != IGNORED] if name != "tokens" else values
+        if known.size and not 0 <= known.min() <= known.max() < limit:
+            raise RequestError(
+                f"{subject} {name} in 0..{limit - 1}, got {known.min()}..{known.max()}"
+            )

@@ -17,6 +17,7 @@ from statemix.models import ReadoutModel
 from statemix.ops.checks import bind
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.tasks.addressing import Split
+from statemix.tasks.task import check_examples
 from statemix.training.config import RunConfig
 from statemix.training.devices import sequences_at
 from statemix.training.plain import to_plain
@@ -79,34 +80,6 @@ def accuracy(scores: Mapping[str, Scores]) -> float:
     return math.fsum(one.token_accuracy for one in scores.values()) / len(scores)
 
 
-def _check_examples(task: Task, examples: Examples, length: int | None) -> None:
-    """Check examples against the attributes of their task, which may be a user's own.
-
-    Raises:
-        RequestError: if they disagree.
-    """
-    tokens, targets, _ = examples
-    subject = f"task {task.name!r}: examples must have"
-    if tokens.ndim != 2:
-        raise RequestError(f"{subject} tokens of shape (N, T), got {tokens.shape}")
-    if length is not None and tokens.shape[1] > length:
-        raise RequestError(f"{subject} at most {length} tokens, got {tokens.shape[1]}")
-    for name, values, limit in (
-        ("tokens", tokens, task.vocab_size),
-        *((f"targets of head {head!r}", targets.get(head), n) for head, n in task.heads.items()),
-    ):
-        if values is None or values.shape != tokens.shape:
-            got = "none" if values is None else f"shape {values.shape}"
-            raise RequestError(f"{subject} {name} of shape {tokens.shape}, got {got}")
-        if not np.issubdtype(values.dtype, np.integer):
-            raise RequestError(f"{subject} integer {name}, got {values.dtype}")
-        known = values[values != IGNORED] if name != "tokens" else values
-        if known.size and not 0 <= known.min() <= known.max() < limit:
-            raise RequestError(
-                f"{subject} {name} in 0..{limit - 1}, got {known.min()}..{known.max()}"
-            )
-
-
 class SplitEvaluator:
     """Scores a model on the first sequences of a split of a task.
 
@@ -143,9 +116,9 @@ class SplitEvaluator:
             if subject != "stop":
                 raise
             raise OptionError(f"num_sequences{must}{condition}") from error
-        _check_examples(task, last, length)
-        if length not in (None, task.length):
-            # Training examples of this number may not exist.
+        check_examples(task, last, length)
+        if length is not None and last.lengths is None and last.tokens.shape[1] != length:
+            # An example of this number may not exist at the training length.
             with suppress(OptionError):
                 usual = task.examples(split, num_sequences - 1, num_sequences)
                 if np.array_equal(last.tokens, usual.tokens):

@@ -82,6 +82,15 @@ def test_forward_is_embedding_residual_norm_readout(mixer):
     torch.testing.assert_close(model(tokens), read(model, normed(x)))
 
 
+def test_an_mlp_without_residual_can_precede_the_readouts():
+    model = build(norm="rms", residual=False, readout_sizes=(5, 4))
+    x = normed(model.backbone.blocks[0].mixer(normed(model.backbone.embedding(draw())))[0])
+    for linear in (model.readout_mlp[0], model.readout_mlp[2]):
+        x = nn.functional.gelu(x @ linear.weight.T)
+    assert x.shape == (3, 6, 4)
+    torch.testing.assert_close(model(draw()), read(model, x))
+
+
 def test_layer_norm_is_that_of_the_definition():
     model = build(norm="layer")
     x = 0.01 * torch.randn(2, 3, model.backbone.embedding.embedding_dim)
@@ -245,6 +254,7 @@ ARGUMENTS = {
         MixerSpec("mlp"),
         lambda m: type(m.backbone.blocks[0].channel_mixer).__name__ == "MLP",
     ),
+    "readout_sizes": ((5,), lambda m: [p.out_features for p in m.readout_mlp[::2]] == [5]),
     "zero_biases": (False, lambda m: m.readouts["product"].bias.any()),
     "linear_init": ("normal", lambda m: m.readouts["product"].weight.abs().max() < 0.1),
     "token_features": (
@@ -354,6 +364,8 @@ def test_an_lstm_starts_as_in_torch():
             ValueError,
             "intermediate_size must be at least 1, got -1",
         ),
+        ({"readout_sizes": 5}, OptionError, "readout_sizes must be a sequence of sizes, got 5"),
+        ({"readout_sizes": (5, 0)}, OptionError, r"readout_sizes\[1\] must be at least 1, got 0"),
         (
             {"token_features": torch.ones(6, 2)},
             OptionError,

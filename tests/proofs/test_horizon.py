@@ -286,10 +286,11 @@ def test_other_models_have_none(of_group):
     two = TokenClassifier(
         6, {"answer": 6}, 8, [LayerSpec("bd_lru", num_blocks=2, block_size=3)] * 2
     )
-    kind = "the bound is for one BD-LRU with softmax gates and without a channel mixer"
+    kind = "the bound is for one BD-LRU with softmax gates, no channel mixer and a linear readout"
     one = LayerSpec("bd_lru", num_blocks=2, block_size=3)
     mixed = TokenClassifier(6, {"answer": 6}, 8, [one], channel_mixer=MixerSpec("mlp"))
-    for model in (lstm, two, mixed):
+    deep = TokenClassifier(6, {"answer": 6}, 8, [one], readout_sizes=(4,))
+    for model in (lstm, two, mixed, deep):
         assert find_horizon(model, model, AUTOMATON, head="answer") == Horizon(None, kind)
         assert prove(model, AUTOMATON, soft=True, max_pairs=50).horizon.reason == kind
     same = harden(of_group("S_3"))

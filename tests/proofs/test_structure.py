@@ -452,14 +452,18 @@ def test_equal_gates_that_are_constants_are_no_proof():
     assert prove_by_structure(model, rules).verdict == "proven"
 
 
-def test_a_model_with_a_channel_mixer_stays_open():
+@pytest.mark.parametrize("place", ["channel_mixer", "readout_mlp"])
+def test_a_model_with_an_mlp_stays_open(place):
     model = follower(EXAMPLES[0])
     block = model.backbone.blocks[0]
-    block.channel_mixer = MixerSpec("mlp").build(hidden_size=model.backbone.embedding.embedding_dim)
-    block.channel_norm = torch.nn.Identity()
+    mlp = MixerSpec("mlp").build(hidden_size=model.backbone.embedding.embedding_dim)
+    if place == "channel_mixer":
+        block.channel_mixer, block.channel_norm = mlp, torch.nn.Identity()
+    else:
+        model.readout_mlp.append(mlp)
     found = prove_by_structure(model, EXAMPLES[0])
     assert found.verdict == "open"
-    assert found.result.reason == "the bound is for models without a channel mixer"
+    assert found.result.reason == "the bound is for models with no channel mixer and linear readouts"
 
 
 def test_a_place_that_no_block_follows_is_named():

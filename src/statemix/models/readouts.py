@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -37,6 +38,8 @@ class ReadoutModel(nn.Module, ABC):
         residual: add the input of each part to its output.
         norm: normalisation before every part and the readouts: "rms", "layer" or "none".
         channel_mixer: position-wise network after each sequence layer; None means no network.
+        readout_sizes: hidden sizes of an MLP with GELUs between the final norm and the readouts.
+            It has no residual connection. Empty means that the readouts are linear.
         zero_biases: ask layers and mixers to start with zero biases (``Layer.zero_biases``).
         linear_init: "own" lets each part draw its linear maps. "normal" redraws the weight of every
             ``nn.Linear`` in the model from N(0, 0.02) and sets its bias to zero, whatever
@@ -52,6 +55,7 @@ class ReadoutModel(nn.Module, ABC):
 
     Attributes:
         heads: name of each output -> its number of classes.
+        readout_mlp: what the readouts read: the MLP on the final norm; empty without one.
         readouts: name of each output -> its linear map.
 
     Raises:
@@ -72,6 +76,7 @@ class ReadoutModel(nn.Module, ABC):
         residual: bool = True,
         norm: Norm = "rms",
         channel_mixer: MixerSpec | None = None,
+        readout_sizes: Sequence[int] = (),
         zero_biases: bool = True,
         linear_init: LinearInit | None = None,
         token_features: Tensor | None = None,
@@ -80,6 +85,9 @@ class ReadoutModel(nn.Module, ABC):
         super().__init__()
         _check_heads(heads)
         check_switches(zero_biases=zero_biases)
+        if not isinstance(readout_sizes, Sequence):
+            raise OptionError(f"readout_sizes must be a sequence of sizes, got {readout_sizes!r}")
+        check_sizes(**{f"readout_sizes[{i}]": size for i, size in enumerate(readout_sizes)})
         if linear_init is None:
             linear_init = self.usual_linear_init
         check_choice("linear_init", linear_init, get_args(LinearInit))
@@ -96,18 +104,23 @@ class ReadoutModel(nn.Module, ABC):
                 residual=residual,
                 norm=norm,
             )
+            widths = [hidden_size, *readout_sizes]
             self.readouts = nn.ModuleDict(
-                {head: nn.Linear(hidden_size, classes) for head, classes in heads.items()}
+                {head: nn.Linear(widths[-1], classes) for head, classes in heads.items()}
             )
             nn.init.normal_(self.backbone.embedding.weight, std=_STD)
             self._add_parts(hidden_size, norm)
+            self.readout_mlp = nn.Sequential(
+                *(part for pair in pairwise(widths) for part in (nn.Linear(*pair), nn.GELU()))
+            )
             if linear_init == "normal":
                 _redraw_linear_maps(self)
         if zero_biases:
             for block in self.backbone.blocks:
                 block.zero_biases()
-            for head in heads:
-                nn.init.zeros_(self.readouts.get_parameter(f"{head}.bias"))
+            for name, parameter in self.named_parameters():
+                if name.startswith(("readouts.", "readout_mlp.")) and name.endswith(".bias"):
+                    nn.init.zeros_(parameter)
         if token_features is not None:
             _start_as(self.backbone.embedding.weight[:vocab_size], token_features)
         self.register_load_state_dict_pre_hook(_rename_earlier)  # type: ignore[no-untyped-call]
@@ -168,7 +181,8 @@ class ReadoutModel(nn.Module, ABC):
         """
 
     def _read(self, hidden: Tensor) -> Logits:
-        return {head: readout(hidden) for head, readout in self.readouts.items()}
+        features = self.readout_mlp(hidden)
+        return {head: readout(features) for head, readout in self.readouts.items()}
 
 
 def _redraw_linear_maps(model: nn.Module) -> None:

@@ -135,14 +135,14 @@ class WalkStep(NamedTuple):
         place: the automaton's state.
         tokens: the tokens, shape (N,).
         reached: the automaton's state after each, shape (N,).
-        hidden: what the model's readouts get after each, shape (N, hidden_size).
+        features: what the model's readouts get after each, shape (N, width).
         after: the model's state after each.
     """
 
     place: int
     tokens: Tensor
     reached: Tensor
-    hidden: Tensor
+    features: Tensor
     after: State
 
 
@@ -165,7 +165,8 @@ def walk(model: ReadoutModel, automaton: Automaton) -> Iterator[WalkStep]:
             hidden, after = model.backbone(read[rows].unsqueeze(1), state)
             new = rows[:used]
             after = take_rows(after, torch.arange(used, device=model.device))
-            yield WalkStep(place, read[new], reached[new], hidden[:used, -1], after)
+            features = model.readout_mlp(hidden[:used, -1])
+            yield WalkStep(place, read[new], reached[new], features, after)
             for row, state_reached in enumerate(reached[new].tolist()):
                 if state_reached not in known:
                     known.add(state_reached)
@@ -244,4 +245,4 @@ def _pairs(model: ReadoutModel, automaton: Automaton) -> tuple[Tensor, Tensor]:
     outputs = torch.tensor(automaton.outputs)
     steps = list(walk(model, automaton))
     answers = [outputs[step.place, step.tokens.cpu()] for step in steps]
-    return torch.cat([step.hidden for step in steps]).cpu().double(), torch.cat(answers)
+    return torch.cat([step.features for step in steps]).cpu().double(), torch.cat(answers)

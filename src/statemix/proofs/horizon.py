@@ -90,7 +90,7 @@ def find_horizon(
     """
     layer, hard_layer = _only_layer(soft), _only_layer(hard)
     if layer is None or hard_layer is None or not isinstance(hard, TokenClassifier):
-        kind = "one BD-LRU with softmax gates and without a channel mixer"
+        kind = "one BD-LRU with softmax gates, no channel mixer and a linear readout"
         return Horizon(None, f"the bound is for {kind}")
     used = torch.zeros(layer.num_blocks, dtype=torch.bool)
     used[slice(None) if tracking is None else list(tracking)] = True
@@ -163,9 +163,10 @@ def _drift(soft: ReadoutModel, hard: ReadoutModel, used: Tensor) -> _Drift | Non
 
 
 def _only_layer(model: ReadoutModel) -> BDLRU | None:
-    if len(model.backbone.blocks) != 1 or model.backbone.blocks[0].channel_mixer is not None:
+    first, *others = model.backbone.blocks
+    if others or first.channel_mixer is not None or len(model.readout_mlp):
         return None
-    layer = model.backbone.blocks[0].mixer
+    layer = first.mixer
     return layer if isinstance(layer, BDLRU) and layer.gate in HARDENED else None
 
 

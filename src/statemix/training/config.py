@@ -54,6 +54,8 @@ class ModelConfig(Settings):
     """Normalisation before each part and before the readouts."""
     channel_mixer: Annotated[MixerSpec, SPEC] | None = None
     """Position-wise network after each sequence layer."""
+    readout_sizes: tuple[Annotated[int, Ge(1), Le(2**20)], ...] = ()
+    """Hidden sizes of an MLP with GELUs before the readouts (linear readouts if not given)."""
     zero_biases: bool = True
     """Ask layers and channel mixers to start with zero biases, as the synthetic benchmarks do."""
     backbone: ModelKind = "causal"
@@ -330,6 +332,7 @@ class RunConfig(Settings):
             channel_mixer=model.channel_mixer,
             zero_biases=model.zero_biases,
             linear_init=model.linear_init,
+            readout_sizes=model.readout_sizes,
             token_features=features,
             seed=self.seed if seed is None else seed,
         )

@@ -551,7 +551,8 @@ def test_a_model_without_gates_is_asked_as_it_is(train, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "open: more than 200 pairs of states"
     assert lines[1].split() == ["network", "as", "trained"]
-    bound = "no bound: the bound is for one BD-LRU with softmax gates, no channel mixer and a linear readout"
+    bound = "no bound: the bound is for one BD-LRU with softmax gates, no channel mixer and a "
+    bound += "linear readout"
     assert f"  soft     {bound}" in lines
 
 

@@ -463,7 +463,7 @@ def test_a_model_with_an_mlp_stays_open(place):
         model.readout_mlp.append(mlp)
     found = prove_by_structure(model, EXAMPLES[0])
     assert found.verdict == "open"
-    assert found.result.reason == "the bound is for models with no channel mixer and linear readouts"
+    assert found.result.reason == "the bound is for models without MLPs"
 
 
 def test_a_place_that_no_block_follows_is_named():

@@ -91,7 +91,7 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     network: NetworkForm = "pruned"
     margin, reason = None, gaps.doubt
     if not reason and (hard.backbone.blocks[0].channel_mixer or len(hard.readout_mlp)):
-        reason = "the bound is for models with no channel mixer and linear readouts"
+        reason = "the bound is for models without MLPs"
     # Gates that are equal share the 1, which rules do not show.
     if not reason and not _steps_as(hard, layer, entries):
         reason = _NO_COPY

@@ -58,6 +58,7 @@ VARIANTS = {
     "delta_net": [{"conv_size": 0}, {"head_dim": 2, "expand_v": 2}],
     "delta_product": [{"conv_size": 1, "num_householder": 2}],
     "mamba2": [{"d_conv": 0}],
+    "lstm": [{"memory_size": 4}],
 }
 
 

@@ -41,6 +41,10 @@ HAND_COUNTS = {
     ),
     # Per channel: three sigmoids of 3, two hyperbolic tangents of 6, and four operations.
     "lstm": ({}, Flops(2 * 24 * 6, 2 * 24 * 6 + 25 * 6, 0)),
+    "lstm with a memory of 4": (
+        {"memory_size": 4},
+        Flops(2 * 16 * 6 + 2 * 4 * 6, 2 * 16 * 4 + 25 * 4, 0),
+    ),
     # Two heads of 2 x 4; maps to 16 q, k, v, 2 strengths, 2 decays and 8 gates, and from 8 values.
     # Convolution: 16 channels of 4 taps and SiLU. A head: lengths of q and k, scale of q, norm,
     # strength and its use, decay, gate.

@@ -14,6 +14,15 @@ def test_layer_is_the_lstm_of_torch():
     torch.testing.assert_close(layer(x), (y, LSTMState(h[0], c[0])), rtol=0, atol=0)
 
 
+def test_a_memory_of_another_size_is_projected_to_the_output():
+    layer = LSTM(4, memory_size=7, dtype=torch.float64)
+    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    h, (_, c) = layer.lstm(x)
+    y, state = layer(x)
+    torch.testing.assert_close(y, h @ layer.out_proj.weight.T)
+    torch.testing.assert_close(state, LSTMState(h[:, -1], c[0]))
+
+
 def test_parameters_fill_the_interval_that_torch_fills():
     layer = LSTM(64)
     layer.reset_parameters(torch.Generator().manual_seed(0))
@@ -28,12 +37,14 @@ def test_bounds_that_do_not_end_at_the_length_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("hidden_size", "error", "message"),
+    ("sizes", "error", "message"),
     [
-        (0, ValueError, "hidden_size must be at least 1, got 0"),
-        (1.5, OptionError, r"hidden_size must be an int, got 1\.5"),
+        ((4, 0), OptionError, "memory_size must be at least 1, got 0"),
+        ((0,), ValueError, "hidden_size must be at least 1, got 0"),
+        ((1.5,), OptionError, r"hidden_size must be an int, got 1\.5"),
     ],
 )
-def test_bad_sizes_are_named(hidden_size, error, message):
+def test_bad_sizes_are_named(sizes, error, message):
+    hidden_size, *memory_size = sizes
     with pytest.raises(error, match=message):
-        LSTM(hidden_size)
+        LSTM(hidden_size, **({"memory_size": memory_size[0]} if memory_size else {}))

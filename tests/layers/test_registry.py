@@ -89,7 +89,7 @@ def test_options_list_types_and_defaults_but_not_what_all_layers_share():
     assert options["gate"] == (str, "softmax")
     assert get_args(options["selective"][0]) == (True, False, "pointwise")
     assert not {"self", "hidden_size", "device", "dtype"} & set(options)
-    assert LAYERS.options("lstm") == {}
+    assert list(LAYERS.options("lstm")) == ["memory_size"]
 
 
 def test_names_of_options_can_be_checked_without_building():
@@ -110,7 +110,7 @@ def test_names_of_options_can_be_checked_without_building():
         ),
         (
             lambda: layers.build("lstm", hidden_size=4, gate="relu"),
-            r"must be among \[\], got 'gate",
+            r"must be among \['memory_size'\], got 'gate",
         ),
         (
             lambda: layers.build("bd_lru", hidden_size=4, num_blocks=2),

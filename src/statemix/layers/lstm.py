@@ -21,7 +21,7 @@ _LACKS_BFLOAT16 = not _has_bfloat16()
 
 @loadable
 class LSTMState(NamedTuple):
-    """State of an LSTM: h and c, each (B, hidden_size), float32 or wider."""
+    """State of an LSTM: h and c, each (B, memory_size), float32 or wider."""
 
     h: Tensor
     c: Tensor
@@ -33,21 +33,24 @@ class LSTM(PaddedLayer):
     .. math::
         (i_t, f_t, g_t, o_t) &= W x_t + c + U h_{t-1} + d \\
         c_t &= \sigma(f_t) \odot c_{t-1} + \sigma(i_t) \odot \tanh(g_t), \qquad
-        y_t = h_t = \sigma(o_t) \odot \tanh(c_t)
+        h_t = \sigma(o_t) \odot \tanh(c_t)
+
+    The output is h_t, or :math:`W_y h_t` if ``memory_size`` is given.
 
     Source: Hochreiter and Schmidhuber (1997) with forget gates. Parameters are initialised as in
-    PyTorch, uniformly in +-1/sqrt(hidden_size); the forget bias is *not* raised to 1.
+    PyTorch, uniformly in +-1/sqrt(memory_size); the forget bias is *not* raised to 1.
 
     Args:
-        hidden_size: width of input, output and memory.
+        hidden_size: width of input and output.
+        memory_size: width of h and c. None means ``hidden_size``, without an output projection.
         device: device of the parameters.
         dtype: dtype of the parameters.
 
     Shape:
-        x (B, T, hidden_size) -> y (B, T, hidden_size), state h and c, each (B, hidden_size).
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state h and c, each (B, memory_size).
 
     Raises:
-        OptionError: if ``hidden_size`` is below 1.
+        OptionError: if a size is below 1.
 
     Example:
         >>> layer = LSTM(hidden_size=8)
@@ -64,39 +67,57 @@ class LSTM(PaddedLayer):
         self,
         hidden_size: int,
         *,
+        memory_size: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(hidden_size=hidden_size)
+        size = hidden_size if memory_size is None else memory_size
+        check_sizes(hidden_size=hidden_size, memory_size=size)
         check_placement(device, dtype)
         self.hidden_size = hidden_size
-        self.lstm = nn.LSTM(hidden_size, hidden_size, batch_first=True, device=device, dtype=dtype)
+        self.memory_size = size
+        self.lstm = nn.LSTM(hidden_size, size, batch_first=True, device=device, dtype=dtype)
+        self.out_proj: nn.Module = (
+            nn.Identity()
+            if memory_size is None
+            else nn.Linear(size, hidden_size, bias=False, device=device, dtype=dtype)
+        )
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        bound = self.hidden_size**-0.5
-        for parameter in self.lstm.parameters():
+        bound = self.memory_size**-0.5
+        for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
     @property
     def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return ((self.hidden_size,),) * 2
+        return ((self.memory_size,),) * 2
 
     def flops_per_token(self, length: int) -> Flops:
         del length
-        size = self.hidden_size
-        maps = 2 * size * 4 * size
+        size = self.memory_size
+        out = sum(2 * weight.numel() for weight in self.out_proj.parameters())
         # Three sigmoids, two hyperbolic tangents, three products and a sum.
         gating = size * (3 * flops.SIGMOID + 2 * flops.TANH + 4)
-        return Flops(projections=maps, transition=maps + gating, other=0)
+        return Flops(
+            projections=2 * self.hidden_size * 4 * size + out,
+            transition=2 * size * 4 * size + gating,
+            other=0,
+        )
 
     def _run(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
+        h, after = self._recur(x, state, lengths)
+        return self.out_proj(h), after
+
+    def _recur(
+        self, x: Tensor, state: LSTMState, lengths: Tensor | None
+    ) -> tuple[Tensor, LSTMState]:
         if x.shape[0] == 0:  # torch.nn.LSTM refuses no sequences
-            return x.clone(), state
+            return x[..., :1].expand(*x.shape[:2], self.memory_size), state
         if _LACKS_BFLOAT16 and x.is_cpu and torch.is_autocast_enabled("cpu"):
             wanted = torch.get_autocast_dtype("cpu")
             with torch.autocast("cpu", enabled=False):
-                y, after = self._run(x.to(next(self.lstm.parameters()).dtype), state, lengths)
+                y, after = self._recur(x.to(next(self.lstm.parameters()).dtype), state, lengths)
             return y.to(wanted), after
         h_c = tuple(part.to(x.dtype).unsqueeze(0).contiguous() for part in state)
         if lengths is not None:

@@ -33,7 +33,7 @@ def test_runs_are_as_wide_as_the_papers_and_stop_when_they_have_learned(name, pr
             # Table 6 is about words that are longer than those of training.
             assert config.evaluation.lengths == ((255,) if name == "table6" else ())
             assert len(config.model.layers) == 1
-            assert config.task == data.task
+            assert config.task == data.task_of(protocol)
             autoencoder = one.name == "compression"
             assert config.model.backbone == ("autoencoder" if autoencoder else "causal")
             assert data.metric == ("mad_accuracy" if name == "table3" else "token_accuracy")
@@ -50,7 +50,7 @@ def test_runs_are_as_wide_as_the_papers_and_stop_when_they_have_learned(name, pr
         ("H-LRU m=5", LayerSpec("h_lru", num_channels=38, order=5)),
     ],
 )
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", [one for one in PROTOCOLS if one != "mad"])
 def test_a_model_has_one_layer_on_a_laptop(name, layer, protocol):
     runs = [run for trial in trials(protocol, "laptop", CONTENDERS[name], S3) for run in trial.runs]
     assert {run.model.layers for run in runs} == {(layer,)}

@@ -13,6 +13,7 @@ import pytest
 from filelock import FileLock
 
 from statemix.layers import FPRNN, LayerSpec
+from statemix.models import MixerSpec
 from statemix.studies import forecast, runner, study_entries
 from statemix.studies.forecast import Forecast
 from statemix.studies.higher_order import cell_table as text
@@ -143,7 +144,8 @@ def test_the_settings_of_a_model_have_distinct_words(protocol, size):
         assert len(set(words)) == len(words)
 
 
-@pytest.mark.parametrize(("protocol", "size"), list(itertools.product(PROTOCOLS, SIZES)))
+@pytest.mark.parametrize("protocol", [one for one in PROTOCOLS if one != "mad"])
+@pytest.mark.parametrize("size", SIZES)
 def test_every_setting_has_every_seed(protocol, size):
     data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
     scale = GRIDS[size]
@@ -350,13 +352,20 @@ def test_an_overview_counts_every_cell_once(monkeypatch):
     # The size "workstation" has these runs too, but adds none.
     assert [(c["model"], c["protocol"], c["size"], c["verdict"]) for c in found["cells"]] == [
         ("LSTM", "paper", "laptop", "agrees"),
-        ("BD-LRU m=1", "paper", "laptop", "empty"),
+        ("BD-LRU m=1", "mad", "laptop", "empty"),
     ]
     assert (found["cells"][0]["runs"], found["cells"][0]["planned"]) == (3, 3)
     assert found["cells"][0]["parameters"] == [132_096, 132_096]
     assert found["cells"][0]["flops"] == [layer_price(LayerSpec("lstm")).flops.total] * 2
     assert found["cells"][0]["data"] == {
-        "S_3": {"seeds": 3, "ours": 0.5, "mean": 0.5, "longer": {}}
+        "S_3": {
+            "seeds": 3,
+            "ours": 0.5,
+            "mean": 0.5,
+            "setting": "learning rate 0.001",
+            "share": None,
+            "longer": {},
+        }
     }
     tuned = cell_of(table, "tuned", "laptop")
     found = overview(rows_of([tuned], lambda _: 0.1) | rows)
@@ -375,10 +384,88 @@ def test_a_partial_cell_says_what_there_is_of_each_data_set(monkeypatch):
         del rows[key(config)]
     (found,) = overview(rows)["cells"]
     assert (found["verdict"], found["ours"]) == ("partial", None)
-    assert found["data"] == {
-        "S_3": {"seeds": 3, "ours": 0.5, "mean": 0.25, "longer": {}},
-        "S_4": {"seeds": 0, "ours": None, "mean": None, "longer": {}},
-    }
+    parts = [
+        (name, part["seeds"], part["ours"], part["mean"]) for name, part in found["data"].items()
+    ]
+    assert parts == [("S_3", 3, 0.5, 0.25), ("S_4", 0, None, None)]
+
+
+def test_a_cell_says_how_much_of_the_published_training_it_had(monkeypatch):
+    data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
+    table = PaperTable("tiny", (Column("s3", (data,)),), {"LSTM": {"s3": 0.5}})
+    monkeypatch.setattr("statemix.studies.higher_order.cell_table.TABLES", {"tiny": table})
+    one = cell_of(table, "paper", "laptop")
+
+    def found(steps, accuracy):
+        rows = rows_of([one], lambda _: accuracy)
+        for row, number in zip(rows.values(), steps, strict=True):
+            row["num_steps"] = number
+        counts = overview(rows)
+        return counts["cells"][0]["share"], counts["in_full"], counts["agree_in_full"]
+
+    # 200 epochs of a single batch.
+    assert found((100, 59, 200), 0.5) == (0.295, 0, 0)
+    assert found((100, 60, 400), 0.5) == (0.3, 1, 1)
+    assert found((100, 60, 400), 0.9) == (0.3, 1, 0)
+    # A run that has learned its task stops early.
+    assert found((1, 2, 3), 0.9995) == (1.0, 1, 0)
+
+
+def test_runs_in_full_decide_before_those_of_the_first_protocol(monkeypatch):
+    data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
+    table = PaperTable("tiny", (Column("s3", (data,)),), {"LSTM": {"s3": 0.5}})
+    monkeypatch.setattr("statemix.studies.higher_order.cell_table.TABLES", {"tiny": table})
+    mad, paper = (cell_of(table, protocol, "laptop") for protocol in ("mad", "paper"))
+    rows = rows_of([mad], lambda _: 0.1) | rows_of([paper], lambda _: 0.5)
+    assert overview(rows)["agree"] == 0
+    for trial in (trial for part in paper.parts.values() for trial in part):
+        for run in trial.runs:
+            rows[key(run)]["num_steps"] = 200
+    assert overview(rows)["agree"] == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_state_size_and_rate_is_screened_before_the_best_are_trained_in_full(size):
+    data = dataclasses.replace(
+        S3, durations=dict.fromkeys(SIZES, 2), epochs=dict.fromkeys(SIZES, 100)
+    )
+    grid = GRIDS[size]
+    (entry,) = entries_of(CONTENDERS["BD-LRU m=2"], Column("c", (data,)), "mad", size)
+    settings = len(grid.screened_sizes) * len(grid.learning_rates)
+    found = list(entry.trials)
+    short, full = found[:settings], found[settings:]
+    assert [len(trial.runs) for trial in short] == [1] * settings
+    assert {run.schedules.epochs for trial in short for run in trial.runs} == {25}
+    assert {run.schedules.epochs for trial in full for run in trial.runs} == {100}
+    for one, trial in zip(short, full, strict=True):
+        assert one.setting == f"{trial.setting}, 25 epochs"
+        assert one.runs[0].model == trial.runs[0].model
+        assert one.runs[0].optimizer == trial.runs[0].optimizer
+        assert [run.seed for run in trial.runs] == list(grid.seeds)
+    # Nothing is decided until every short run has ended.
+    rows = {}
+    for place, trial in enumerate(short):
+        assert all(entry.trials.is_wanted(key(trial.runs[0]), rows) for trial in short)
+        assert entry.trials.is_wanted(key(full[0].runs[0]), rows) is None
+        scores = {"product": {"token_accuracy": 0.5 + 0.1 * (place == settings - 1)}}
+        rows[key(trial.runs[0])] = {"status": "done", "best_test": scores}
+    # The best one, and of equal ones the first; a run that diverged loses.
+    rows[key(short[0].runs[0])]["status"] = "diverged"
+    wanted = [entry.trials.is_wanted(key(trial.runs[1]), rows) for trial in full]
+    best = {settings - 1, *range(1, grid.kept)}
+    assert wanted == [place in best for place in range(settings)]
+
+
+def test_the_protocol_mad_has_the_parts_of_mad():
+    config = next(iter(cell(protocol="mad").parts["S_3"])).runs[0].resolved()
+    assert config.model.channel_mixer == MixerSpec("mlp")
+    assert (config.model.bos, config.model.residual, config.model.norm) == (False, True, "rms")
+    assert (config.optimizer.weight_decay, config.batches.size) == (0, 128)
+    assert config.schedules.min_learning_rate == 1e-5
+    parity = TABLES["table6"].columns[0].data[0]
+    assert "train_size" not in parity.task.options
+    assert parity.task_of("mad").options["train_size"] == 10_000
+    assert (parity.updates("mad"), parity.updates("paper")) == (200 * 79, None)
 
 
 def test_longer_sequences_are_scored_with_the_last_weights_of_the_chosen_setting(monkeypatch):

@@ -63,7 +63,7 @@ class Reproduce:
     size: Literal["laptop", "workstation", "paper"] = "laptop"
     """How much of the paper's grid to run; exact-groups and exact-factorial have one size."""
 
-    protocol: Literal["paper", "mlp", "tuned"] = "paper"
+    protocol: Literal["mad", "paper", "mlp", "tuned"] = "paper"
     """How runs are configured and settings chosen; exact-groups and exact-factorial have a protocol
     of their own, those of Movahedi et al. only that of the paper."""
 

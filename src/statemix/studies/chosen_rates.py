@@ -2,12 +2,11 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from statemix.studies.store import Store, StoredRow, key
+from statemix.studies.store import StoredRow, key
 from statemix.studies.study import Study
-from statemix.studies.study_entries import Planned, due
+from statemix.studies.study_entries import Planned
 from statemix.studies.study_runs import Runnable
 
 
@@ -42,27 +41,5 @@ class ChosenRates(Study):
         None means that a run with seed 0 has not ended yet.
         """
 
-    def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
-        rows = results.rows()
-        return [
-            one
-            for one in due(planned, rows, retry=retry)
-            if one.job.config.seed == 0 or self.is_at_chosen_rate(one.job.config, rows) is not False
-        ]
-
-    def fill(
-        self, planned: Sequence[Planned], results: Store, *, retry: bool = False, **options: Any
-    ) -> None:
-        tried: set[str] = set()
-        while True:
-            rows = results.rows()
-            ready = [
-                one
-                for one in due(planned, rows, retry=retry)
-                if one.key not in tried
-                and (one.job.config.seed == 0 or self.is_at_chosen_rate(one.job.config, rows))
-            ]
-            if not ready:
-                return
-            tried |= {one.key for one in ready}
-            super().fill(ready, results, retry=retry, **options)
+    def is_wanted(self, one: Planned, rows: Mapping[str, StoredRow]) -> bool | None:
+        return one.job.config.seed == 0 or self.is_at_chosen_rate(one.job.config, rows)

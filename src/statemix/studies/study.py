@@ -120,9 +120,15 @@ class Study:
     def check(self, entries: Sequence[StudyEntry]) -> None:
         """Raise a RequestError if something that the runs read is missing."""
 
+    def is_wanted(self, one: Planned, rows: Mapping[str, StoredRow]) -> bool | None:
+        """Return whether a run is to be trained; None while runs that decide it must end."""
+        return one.trials.is_wanted(one.key, rows)
+
     def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
-        """Return the runs that are still to be trained."""
-        return due(planned, results.rows(), retry=retry)
+        """Return the runs that are still to be trained, or may be."""
+        rows = results.rows()
+        left = due(planned, rows, retry=retry)
+        return [one for one in left if self.is_wanted(one, rows) is not False]
 
     def fill(
         self,
@@ -154,7 +160,15 @@ class Study:
                 on_end(ended)
 
         again: tuple[JobEnding, ...] = ("diverged", "failed") if retry else ()
-        run_all([one.job for one in planned], retry=again, on_end=note, **options)
+        tried: set[str] = set()
+        while True:
+            rows = results.rows()
+            left = [one for one in due(planned, rows, retry=retry) if one.key not in tried]
+            ready = [one for one in left if self.is_wanted(one, rows)]
+            if not ready:
+                break
+            tried |= {one.key for one in ready}
+            run_all([one.job for one in ready], retry=again, on_end=note, **options)
         self.keep(planned, results)
 
     def row_of(self, ended: Ended) -> StoredRow:

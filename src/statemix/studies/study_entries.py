@@ -13,9 +13,10 @@ from statemix.studies.store import StoredRow, key
 from statemix.studies.study_runs import Runnable
 from statemix.training import RunConfig
 
-ProtocolName = Literal["paper", "mlp", "tuned"]
+ProtocolName = Literal["mad", "paper", "mlp", "tuned"]
 SizeName = Literal["laptop", "workstation", "paper"]
-PROTOCOLS: tuple[ProtocolName, ...] = ("paper", "mlp", "tuned")
+PROTOCOLS: tuple[ProtocolName, ...] = ("mad", "paper", "mlp", "tuned")
+"""The protocols, the one that decides first."""
 SIZES: tuple[SizeName, ...] = ("laptop", "workstation", "paper")
 Metric = Literal["token_accuracy", "mad_accuracy", "sequence_accuracy"]
 
@@ -59,6 +60,54 @@ class Trials:
         """Keys of the runs of the first setting."""
         return tuple(key(config) for config in next(iter(self)).runs)
 
+    def is_wanted(self, name: str, rows: Mapping[str, StoredRow]) -> bool | None:
+        """Return whether a run is to be trained, by its key; None while other runs must end."""
+        del name, rows
+        return True
+
+
+class ScreenedTrials(Trials):
+    """Settings of which a short run each decides which ones are trained in full.
+
+    Args:
+        screens: the settings, each with one short run.
+        make: function that makes the same settings in the same order, each with its full runs.
+        accuracy: function of the row of a short run that is done; the others lose.
+        kept: number of settings that are trained in full: the most accurate ones, and of equal
+            ones the first.
+    """
+
+    def __init__(
+        self,
+        screens: Sequence[Trial],
+        make: Callable[[], Iterable[Trial]],
+        accuracy: Callable[[StoredRow], float],
+        kept: int,
+    ) -> None:
+        super().__init__(lambda: [*screens, *make()])
+        self._screens = screens
+        self._accuracy = accuracy
+        self._kept = kept
+
+    @cached_property
+    def _groups(self) -> tuple[list[str], dict[str, int]]:
+        """Keys of the short runs, and key of a full run -> place of its setting."""
+        full = list(self)[len(self._screens) :]
+        places = {key(run): place for place, trial in enumerate(full) for run in trial.runs}
+        return [key(trial.runs[0]) for trial in self._screens], places
+
+    def is_wanted(self, name: str, rows: Mapping[str, StoredRow]) -> bool | None:
+        short, places = self._groups
+        if name not in places:
+            return True
+        if any(one not in rows for one in short):
+            return None
+        found = [
+            self._accuracy(rows[one]) if rows[one]["status"] == "done" else -1.0 for one in short
+        ]
+        best = sorted(range(len(short)), key=lambda place: -found[place])[: self._kept]
+        return places[name] in best
+
 
 @dataclass(frozen=True, eq=False)
 class StudyEntry:
@@ -82,6 +131,7 @@ class StudyEntry:
         published_for: setting of the published numbers if it is another one. They are shown, but
             not compared.
         layers: sequence layers that are tried. The first one sets the colour in figures.
+        updates: optimiser steps of the published run; None if they are not known.
         labels: further labels, such as the panel of a figure.
     """
 
@@ -96,6 +146,7 @@ class StudyEntry:
     published: Mapping[int, Number] = field(default_factory=dict)
     published_for: str = ""
     layers: Sequence[LayerSpec] = ()
+    updates: int | None = None
     labels: Mapping[str, str | float] = field(default_factory=dict)
 
     def begun(self, rows: Container[str]) -> bool:
@@ -125,10 +176,11 @@ def begun(entries: Iterable[StudyEntry], rows: Container[str]) -> list[StudyEntr
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of a plan, and its key in the results store."""
+    """A run of a plan, its key in the results store, and the settings that it belongs to."""
 
     job: Job
     key: str
+    trials: Trials
 
 
 def plan(entries: Iterable[StudyEntry], folder: Path) -> list[Planned]:
@@ -137,7 +189,7 @@ def plan(entries: Iterable[StudyEntry], folder: Path) -> list[Planned]:
     The first data set of every number comes before the second one of any, and every entry is
     filled before the next one begins. Each run has a folder of its own inside ``folder``.
     """
-    jobs: dict[str, Job] = {}
+    found: dict[str, Planned] = {}
     counts: Counter[tuple[object, ...]] = Counter()
 
     def place(entry: StudyEntry) -> int:
@@ -149,8 +201,9 @@ def plan(entries: Iterable[StudyEntry], folder: Path) -> list[Planned]:
         for setting, config, name in entry.trials.runs:
             words = (entry.model, entry.data or entry.column, setting, f"seed {config.seed}")
             title = ", ".join(word for word in words if word)
-            jobs.setdefault(name, Job(title, config, folder / name))
-    return [Planned(job, name) for name, job in jobs.items()]
+            job = Job(title, config, folder / name)
+            found.setdefault(name, Planned(job, name, entry.trials))
+    return list(found.values())
 
 
 def due(planned: Sequence[Planned], rows: Mapping[str, StoredRow], *, retry: bool) -> list[Planned]:

@@ -19,6 +19,12 @@ by up to 0.035."""
 ENOUGH_SEEDS = 3
 """Seeds of one setting, on every data set, that a number needs to count as measured."""
 
+FULL = 0.3
+"""Share of the published optimiser steps from which a run counts as trained in full."""
+
+# A run stops early once its accuracy exceeds this.
+_LEARNED = 0.999
+
 _TEST = pl.Struct({"length": pl.Int64, "accuracy": pl.Float64, "iterations": pl.Float64})
 _ATTEMPT = pl.Struct({"passed": pl.Boolean, "steps": pl.Int64, "plateau": pl.Int64})
 _RUN: dict[str, Any] = {
@@ -34,6 +40,7 @@ _RUN: dict[str, Any] = {
     "attempts": pl.List(_ATTEMPT),
     "certificate": pl.String,
     "word": pl.String,
+    "steps": pl.Int64,
     "seconds": pl.Float64,
     "commit": pl.String,
 }
@@ -41,6 +48,7 @@ _ENTRY: dict[str, Any] = {
     "family": pl.String,
     "published": pl.Float64,
     "published_for": pl.String,
+    "updates": pl.Int64,
     "lengths": pl.List(pl.Int64),
 }
 _DONE = pl.col("status") == "done"
@@ -70,6 +78,7 @@ def tidy(
             "family": entry.layers[0].name if entry.layers else entry.model,
             "published": number and number.accuracy,
             "published_for": entry.published_for,
+            "updates": entry.updates,
             "lengths": entry.lengths,
             "data": entry.data or entry.column,
         }
@@ -117,6 +126,7 @@ def _row(row: StoredRow | None, metric: str) -> dict[str, Any]:
         ],
         "certificate": certificate.get("verdict"),
         "word": failing_word(more) if certificate else "",
+        "steps": more.get("num_steps"),
         # Processor time does not depend on what else the machine did; older rows have none.
         "seconds": (more.get("cpu_s") or more.get("time_s") or 0.0) + more.get("certify_s", 0.0),
         "commit": commit_text(more.get("environment", {})),
@@ -150,7 +160,9 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
 
     Columns beside the labels: seeds (of the chosen setting, the fewest over the data sets), done
     (keys of runs with a result), planned, complete (every run has ended), best, mean, deviation,
-    ours, published, verdict and parts (one for each data set).
+    ours, published, verdict, share (of the published optimiser steps, the least over the runs of
+    the chosen settings; 1 for a run that learned its task, null if the steps are not published) and
+    parts (one for each data set).
     """
     cell = cell_labels(runs)
     part = [*cell, "data"]
@@ -161,11 +173,15 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             value=values,
             criterion=pl.when(is_tuned).then("best_validation").otherwise("best_test"),
+            share=pl.when(pl.col("best_test") >= _LEARNED)
+            .then(1.0)
+            .otherwise((pl.col("steps") / pl.col("updates")).clip(0, 1)),
         )
         .group_by(*part, "setting", maintain_order=True)
         .agg(
             pl.col("criterion").mean(),
             seeds=pl.len(),
+            share=pl.col("share").min(),
             values=pl.col("value"),
             tests=pl.col("tests"),
         )
@@ -194,13 +210,14 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
         every = pl.col(name)
         return pl.when(every.null_count() == 0).then(every.mean())
 
-    fields = ["data", "planned", "done", "lost", "best", "mean", "seeds", "setting"]
+    fields = ["data", "planned", "done", "lost", "best", "mean", "seeds", "setting", "share"]
     cells = parts.group_by(cell, maintain_order=True).agg(
         pl.col("family", "published", "published_for").first(),
         pl.col("seeds").min(),
         pl.col("planned").sum(),
         done=pl.col("done").explode().drop_nulls().unique(),
         complete=(pl.col("done").list.len() + pl.col("lost").list.len() == pl.col("planned")).all(),
+        share=pl.when(pl.col("share").null_count() == 0).then(pl.col("share").min()),
         best=over_data("best"),
         mean=over_data("mean"),
         deviation=pl.when(pl.col("seeds").min() > 1).then(

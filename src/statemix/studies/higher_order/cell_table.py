@@ -8,11 +8,11 @@ import polars as pl
 from statemix.studies.figure import Panel, curves
 from statemix.studies.higher_order.contenders import CONTENDERS, PRICES, layer_price, price_texts
 from statemix.studies.higher_order.paper_tables import TABLES
-from statemix.studies.higher_order.protocols import GRIDS
+from statemix.studies.higher_order.protocols import tried
 from statemix.studies.result_text import MARKS, Line, Table, accuracy_text, published_text
 from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import PROTOCOLS, SIZES, StudyEntry, begun
-from statemix.studies.tidy import scores, seed_means, tidy
+from statemix.studies.tidy import FULL, scores, seed_means, tidy
 
 LEGEND = """\
 Protocols "paper" and "mlp": the best test accuracy of all runs, as in the paper; in parentheses
@@ -129,13 +129,14 @@ def overview(rows: Mapping[str, StoredRow], names: Sequence[str] | None = None) 
     """Return how many numbers are measured and agree, of how many, and every number.
 
     A number stands under each protocol and at each size that has results for it. One without any
-    has the verdict "empty", protocol "paper" and size "laptop". It counts once as measured: the
-    verdict of protocol "paper" counts, then that of runs that are complete, then that of the
-    largest size. ``names`` are those of tables; None means all.
+    has the verdict "empty", protocol "mad" and size "laptop". It counts once as measured: the
+    verdict of runs trained in full counts first (see ``tidy.FULL``), then that of the protocol that
+    comes first, of runs that are complete, and of the largest size. ``names`` are those of tables;
+    None means all.
     """
     tables = {name: TABLES[name] for name in (TABLES if names is None else names)}
     found: list[dict[str, Any]] = []
-    verdicts: dict[tuple[str, str, str], tuple[tuple[bool, bool], str]] = {}
+    verdicts: dict[tuple[str, str, str], tuple[tuple[bool, int, bool], str]] = {}
     shown: dict[tuple[str, tuple[str, str, str]], set[str]] = {}
     for protocol in reversed(PROTOCOLS):
         for size in SIZES:
@@ -149,20 +150,25 @@ def overview(rows: Mapping[str, StoredRow], names: Sequence[str] | None = None) 
                         continue
                     seen |= set(score["done"])
                     found.append(_row(name, score))
-                    rank = (protocol == "paper", score["complete"])
+                    in_full = (score["share"] or 0.0) >= FULL
+                    rank = (in_full, -PROTOCOLS.index(protocol), score["complete"])
                     if score["measured"] and rank >= verdicts.get(place, (rank,))[0]:
                         verdicts[place] = (rank, score["verdict"])
     known = {(row["table"], row["column"], row["model"]) for row in found}
     for name, table in tables.items():
         left = [
             entry
-            for entry in table.entries("paper", "laptop")
+            for entry in table.entries("mad", "laptop")
             if (name, entry.column, entry.model) not in known
         ]
         found += [_row(name, score) for score in scores(tidy(left, rows)).to_dicts()]
     return {
         "measured": len(verdicts),
         "agree": sum(verdict == "agrees" for _, verdict in verdicts.values()),
+        "in_full": sum(rank[0] for rank, _ in verdicts.values()),
+        "agree_in_full": sum(
+            rank[0] and verdict == "agrees" for rank, verdict in verdicts.values()
+        ),
         "of": sum(len(numbers) for one in tables.values() for numbers in one.published.values()),
         "cells": sorted(found, key=_place),
     }
@@ -176,8 +182,7 @@ def _place(row: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _row(table: str, score: Mapping[str, Any]) -> dict[str, Any]:
-    grid = GRIDS[score["size"]]
-    layers = CONTENDERS[score["model"]].choices(grid.state_sizes, all_variants=grid.all_variants)
+    layers = tried(CONTENDERS[score["model"]], score["protocol"], score["size"])
     paid = [layer_price(layer) for layer in layers]
     sizes = [one.num_parameters for one in paid]
     flops = [one.flops.total for one in paid if one.flops is not None]
@@ -190,11 +195,14 @@ def _row(table: str, score: Mapping[str, Any]) -> dict[str, Any]:
         "parameters": [min(sizes), max(sizes)],
         "flops": [min(flops), max(flops)],
         **{name: score[name] for name in ("ours", "mean", "deviation", "published", "verdict")},
+        "share": score["share"],
         "data": {
             part["data"]: {
                 "seeds": part["seeds"],
                 "ours": part[ours],
                 "mean": part["mean"],
+                "setting": part["setting"],
+                "share": part["share"],
                 "longer": {str(length): mean for length, mean in longer_means(part).items()},
             }
             for part in score["parts"]

@@ -12,7 +12,7 @@ from statemix.studies.higher_order.protocols import cell
 from statemix.studies.result_text import accuracy_text
 from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, begun
-from statemix.studies.tidy import scores, tidy
+from statemix.studies.tidy import FULL, scores, tidy
 
 ClaimVerdict = Literal["holds", "does not hold", "open"]
 
@@ -25,11 +25,13 @@ class Finding(NamedTuple):
         values: accuracies of its models, or their numbers of parameters; None where not measured,
             and 0 where no run of a model has a result, as all diverged.
         control: accuracy of its control; None where not measured, or without one.
+        as_published: whether the runs have the data of the paper and are trained in full.
     """
 
     condition: Comparison
     values: tuple[float | None, ...]
     control: float | None = None
+    as_published: bool = False
 
     @property
     def true(self) -> bool | None:
@@ -57,6 +59,14 @@ class Decision(NamedTuple):
             return "does not hold"
         return "open" if None in truths else "holds"
 
+    @property
+    def as_published(self) -> bool:
+        """Whether all comparisons that decide the verdict were made as in the paper."""
+        decided = [finding for finding in self.findings if finding.true is not None]
+        if self.verdict == "does not hold":
+            decided = [finding for finding in decided if not finding.true]
+        return bool(decided) and all(finding.as_published for finding in decided)
+
 
 def decision_rows(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
     """Return decisions as plain data."""
@@ -66,6 +76,7 @@ def decision_rows(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
             "statement": decision.claim.statement,
             "protocol": decision.protocol,
             "verdict": decision.verdict,
+            "as_published": decision.as_published,
             "findings": [
                 {
                     "column": finding.condition.column.name,
@@ -103,31 +114,38 @@ def decide(rows: Mapping[str, StoredRow], protocol: ProtocolName) -> list[Decisi
     A comparison reads one size: the largest at which it is decided.
     """
     entries = [one for size in SIZES for one in begun(claim_entries(protocol, size), rows)]
-    accuracy = _accuracies(entries, rows) if entries else {}
+    known = _accuracies(entries, rows) if entries else {}
 
-    def value(size: SizeName, one: Comparison, model: Contender) -> float | None:
-        return accuracy.get((size, one.column.name, model.name, str(model.fixed)))
+    def found(size: SizeName, one: Comparison, model: Contender) -> tuple[float | None, float]:
+        place = (size, one.column.name, model.name, str(model.fixed))
+        return known.get(place, (None, 0.0))
 
     def at(size: SizeName, one: Comparison) -> Finding:
-        values = [value(size, one, model) for model in one.models]
         if one.other is not None and one.relation == "is smaller than":
             models = (one.model, one.other)
             # Such models have one layer at every state size.
-            values = [layer_price(model.layer(0)).num_parameters for model in models]
-        control = None if one.control is None else value(size, one, one.control)
-        return Finding(one, tuple(values), control)
+            sizes = [layer_price(model.layer(0)).num_parameters for model in models]
+            return Finding(one, tuple(sizes), as_published=one.column.is_papers)
+        scores = [found(size, one, model) for model in one.models]
+        control = None if one.control is None else found(size, one, one.control)[0]
+        in_full = all(share >= FULL for _, share in scores)
+        values = tuple(accuracy for accuracy, _ in scores)
+        return Finding(one, values, control, as_published=one.column.is_papers and in_full)
 
     def finding(one: Comparison) -> Finding:
         *larger, smallest = (at(size, one) for size in reversed(SIZES))
-        return next((found for found in larger if found.true is not None), smallest)
+        return next((this for this in larger if this.true is not None), smallest)
 
     return [Decision(claim, protocol, tuple(map(finding, claim.conditions))) for claim in CLAIMS]
 
 
 def _accuracies(
     entries: Iterable[StudyEntry], rows: Mapping[str, StoredRow]
-) -> dict[tuple[str, str, str, str], float]:
-    """Return (size, column, model, whether its state size is fixed) -> accuracy."""
+) -> dict[tuple[str, str, str, str], tuple[float, float]]:
+    """Return (size, column, model, whether its state size is fixed) -> accuracy, and the share.
+
+    The share is that of the paper's optimiser steps, 0 if these are not known.
+    """
     known = (
         scores(tidy(entries, rows))
         .with_columns(
@@ -140,7 +158,10 @@ def _accuracies(
         .drop_nulls("accuracy")
     )
     return {
-        (one["size"], one["column"], one["model"], one["fixed"]): one["accuracy"]
+        (one["size"], one["column"], one["model"], one["fixed"]): (
+            one["accuracy"],
+            one["share"] or 0.0,
+        )
         for one in known.to_dicts()
     }
 
@@ -154,7 +175,9 @@ def decision_text(decision: Decision) -> tuple[str, list[str]]:
             f"undecided: {missing} of {len(decision.findings)} comparisons "
             "(not yet measured, or no model has learned the task)"
         )
-    head = f"{decision.verdict}: {decision.claim.statement} (protocol {decision.protocol})"
+    setting = "" if decision.as_published else ", not tested at the paper's setting"
+    head = f"{decision.verdict}{setting}: {decision.claim.statement} "
+    head += f"(protocol {decision.protocol})"
     return head, details
 
 

@@ -19,18 +19,27 @@ class Contender:
         layer: state size -> the sequence layer to try. A model whose state is set by its width or
             its heads ignores the size.
         variants: further layers that the paper tries at its full size.
+        growing: layers of protocol "mad" with ever larger states; empty if ``layer`` grows with the
+            state size.
         fixed: whether it has one state size whatever size is asked for.
     """
 
     name: str
     layer: Callable[[int], LayerSpec]
     variants: tuple[LayerSpec, ...] = ()
+    growing: tuple[LayerSpec, ...] = ()
     fixed: bool = False
 
     def choices(self, state_sizes: Sequence[int], *, all_variants: bool) -> list[LayerSpec]:
         """Return the distinct layers to try, smallest state first."""
         found = [self.layer(size) for size in state_sizes]
         return list(dict.fromkeys([*found, *(self.variants if all_variants else ())]))
+
+    def grown(self, state_sizes: Sequence[int]) -> list[LayerSpec]:
+        """Return a layer of protocol "mad" for each state size, smallest state first."""
+        return list(self.growing[: len(state_sizes)]) or self.choices(
+            state_sizes, all_variants=False
+        )
 
 
 def bd_lru(block_size: int, **options: object) -> Contender:
@@ -73,6 +82,12 @@ def _gates(options: Mapping[str, object]) -> str:
     return words if gate == "softmax" else f"{words}, {gate}"
 
 
+def _heads(name: str, *, fixed: Mapping[str, object]) -> tuple[LayerSpec, ...]:
+    """Return a delta rule with states of 128, 256, 512 and so on entries."""
+    shapes = ((2, 8), (4, 8), (2, 16), (4, 16), (8, 16), (4, 32), (8, 32), (4, 64))
+    return tuple(LayerSpec(name, num_heads=h, head_dim=d, **fixed) for h, d in shapes)
+
+
 ORDERS = (1, 2, 3, 4, 5, 6, 8, 16)
 """Values of m in the paper's tables."""
 
@@ -81,16 +96,28 @@ ORDERS = (1, 2, 3, 4, 5, 6, 8, 16)
 CONTENDERS = {
     contender.name: contender
     for contender in (
-        Contender("LSTM", lambda _: LayerSpec("lstm")),
+        Contender(
+            "LSTM",
+            lambda _: LayerSpec("lstm"),
+            growing=tuple(
+                LayerSpec("lstm", memory_size=size)
+                for size in (48, 96, 192, 384, 768, 1536, 3072, 6144)
+            ),
+        ),
         Contender(
             "Mamba2",
             lambda _: LayerSpec("mamba2", d_state=8, d_conv=4),
             tuple(LayerSpec("mamba2", d_state=n, d_conv=k) for n in (2, 4, 8) for k in (2, 4)),
+            tuple(
+                LayerSpec("mamba2", d_state=n, d_conv=4, expand=e)
+                for e, n in ((1, 2), (2, 2), (2, 4), (2, 8), (4, 8), (4, 16), (8, 16), (8, 32))
+            ),
         ),
         Contender(
             "DeltaNet [-1,1]",
             lambda _: LayerSpec("delta_net", num_heads=4),
             tuple(LayerSpec("delta_net", num_heads=heads) for heads in (2, 8)),
+            _heads("delta_net", fixed={}),
         ),
         Contender(
             "DeltaProduct_4 [-1,1]",
@@ -98,6 +125,7 @@ CONTENDERS = {
             tuple(
                 LayerSpec("delta_product", num_heads=heads, num_householder=4) for heads in (2, 8)
             ),
+            _heads("delta_product", fixed={"num_householder": 4}),
         ),
         *(bd_lru(m) for m in ORDERS),
         *(h_lru(m) for m in ORDERS),

@@ -9,7 +9,14 @@ from importlib import resources
 from statemix.models import MixerSpec, ModelKind
 from statemix.studies.higher_order.contenders import CONTENDERS
 from statemix.studies.higher_order.protocols import MLP_DECODER, Column, Data, cell
-from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
+from statemix.studies.study_entries import (
+    SIZES,
+    ProtocolName,
+    SizeName,
+    StudyEntry,
+    Trial,
+    Trials,
+)
 from statemix.studies.study_runs import configured
 from statemix.tasks import TASKS, TaskSpec
 from statemix.training import config_from_plain
@@ -64,7 +71,10 @@ def _permutation(name: str, preset: str, laptop: int, workstation: int) -> Colum
     options = TASKS["permutation"].presets[preset]
     task = TaskSpec("permutation", **options)
     durations: dict[SizeName, int] = {"laptop": laptop, "workstation": workstation, "paper": 200}
-    return Column(name, (Data(preset, task, durations),))
+    # Protocol "mad" trains like the paper, but for the two largest sets of a laptop.
+    short: dict[SizeName, int] = {} if laptop > 4 else {"laptop": 40}
+    epochs: dict[SizeName, int] = {**dict.fromkeys(SIZES, 200), **short}
+    return Column(name, (Data(preset, task, durations, epochs=epochs),))
 
 
 def _mad(name: str, task: str, backbone: ModelKind = "causal") -> Column:
@@ -76,6 +86,7 @@ def _mad(name: str, task: str, backbone: ModelKind = "causal") -> Column:
             durations,
             backbone=backbone,
             metric="mad_accuracy",
+            epochs=durations | {"laptop": 40},
         )
         for variant, options in TASKS[task].presets.items()
     )
@@ -84,7 +95,10 @@ def _mad(name: str, task: str, backbone: ModelKind = "causal") -> Column:
 
 def _chomsky(name: str, task: str, paper: int) -> Column:
     durations: dict[SizeName, int] = {"laptop": 1000, "workstation": 10_000, "paper": paper}
-    return Column(name, (Data(task, TaskSpec(task), durations, lengths=(255,)),))
+    fixed = TaskSpec(task, train_size=10_000)
+    epochs: dict[SizeName, int] = dict.fromkeys(SIZES, 200)
+    data = Data(task, TaskSpec(task), durations, lengths=(255,), fixed=fixed, epochs=epochs)
+    return Column(name, (data,))
 
 
 _DECISIVE = (
@@ -155,8 +169,10 @@ SHORT_COPYING = Column(
             ),
             {"laptop": 6, "workstation": 40, "paper": 200},
             metric="mad_accuracy",
+            epochs={"laptop": 40, "workstation": 40, "paper": 200},
         ),
     ),
+    is_papers=False,
 )
 """Copy 6 of 32 tokens."""
 
@@ -169,8 +185,10 @@ SHORT_COMPRESSION = Column(
             {"laptop": 15, "workstation": 60, "paper": 200},
             backbone="autoencoder",
             metric="mad_accuracy",
+            epochs={"laptop": 60, "workstation": 60, "paper": 200},
         ),
     ),
+    is_papers=False,
 )
 """Rebuild 16 tokens from one vector."""
 

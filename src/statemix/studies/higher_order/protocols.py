@@ -3,16 +3,18 @@
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec, ModelKind
 from statemix.studies.higher_order.contenders import Contender, single
+from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import (
     Metric,
     Number,
     ProtocolName,
+    ScreenedTrials,
     SizeName,
     StudyEntry,
     Trial,
@@ -40,6 +42,13 @@ learning S_4 from few examples, unlike in the paper (docs/studies/wrapper.md).
 # About as many evaluations in a run that is not as long as the paper's.
 _EVALUATIONS = 25
 
+_EPOCHS = 200
+"""Epochs of the paper, those of MAD."""
+
+_BATCH = 128
+# A short run of protocol "mad" has this part of the epochs.
+_SCREEN = 4
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -53,6 +62,8 @@ class Grid:
         seeds: seeds of every setting.
         num_settings: settings of protocol "tuned", the same for every model.
         every_epoch: evaluate after every epoch, as the paper does, or about 25 times.
+        screened_sizes: state sizes N of protocol "mad".
+        kept: settings of protocol "mad" that are trained in full.
     """
 
     learning_rates: tuple[float, ...]
@@ -61,6 +72,8 @@ class Grid:
     seeds: tuple[int, ...]
     num_settings: int
     every_epoch: bool
+    screened_sizes: tuple[int, ...]
+    kept: int
 
 
 GRIDS: dict[SizeName, Grid] = {
@@ -71,6 +84,8 @@ GRIDS: dict[SizeName, Grid] = {
         seeds=(0, 1, 2),
         num_settings=7,
         every_epoch=False,
+        screened_sizes=(48, 96, 192, 384),
+        kept=1,
     ),
     "workstation": Grid(
         learning_rates=(1e-3, 5e-4),
@@ -79,6 +94,8 @@ GRIDS: dict[SizeName, Grid] = {
         seeds=(0, 1, 2),
         num_settings=13,
         every_epoch=False,
+        screened_sizes=(48, 96, 192, 384, 768),
+        kept=2,
     ),
     "paper": Grid(
         learning_rates=(1e-3, 5e-4, 1e-4),
@@ -87,6 +104,8 @@ GRIDS: dict[SizeName, Grid] = {
         seeds=(0, 1, 2, 3, 4),
         num_settings=25,
         every_epoch=True,
+        screened_sizes=(48, 96, 192, 384, 768, 1536, 3072, 6144),
+        kept=2,
     ),
 }
 
@@ -97,7 +116,7 @@ class Data:
 
     Durations are epochs, or optimiser steps on fresh examples, by size. ``lengths`` are further
     test lengths, ``backbone`` says how the model reads its outputs, and ``metric`` is the score
-    that the paper reports.
+    that the paper reports. Protocol "mad" trains on ``fixed`` for ``epochs``, by size, if given.
     """
 
     name: str
@@ -106,14 +125,29 @@ class Data:
     lengths: tuple[int, ...] = ()
     backbone: ModelKind = "causal"
     metric: Metric = "token_accuracy"
+    fixed: TaskSpec | None = None
+    epochs: Mapping[SizeName, int] = field(default_factory=dict)
+
+    def task_of(self, protocol: ProtocolName) -> TaskSpec:
+        """Return the task; protocol "mad" has a fixed training set, if another one has none."""
+        return self.fixed if protocol == "mad" and self.fixed else self.task
+
+    def updates(self, protocol: ProtocolName) -> int | None:
+        """Return the optimiser steps of the paper, which trains like MAD; None if not known."""
+        examples = self.task_of(protocol).options.get("train_size")
+        return _EPOCHS * -(-examples // _BATCH) if isinstance(examples, int) else None
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table by its key there: the mean over its data sets."""
+    """A column of a table by its key there: the mean over its data sets.
+
+    ``is_papers`` says whether the paper has these data; ours are shorter.
+    """
 
     name: str
     data: tuple[Data, ...]
+    is_papers: bool = True
 
     @property
     def first(self) -> "Column":
@@ -136,7 +170,7 @@ def cell(
     ``published`` is the number of the paper; None if it only draws it. ``change`` changes the
     settings to try.
     """
-    grid = GRIDS[size]
+    layers = tried(contender, protocol, size)
     return [
         StudyEntry(
             column.name,
@@ -148,11 +182,20 @@ def cell(
             metric=data.metric,
             lengths=data.lengths,
             published={} if published is None else {0: Number(published)},
-            layers=contender.choices(grid.state_sizes, all_variants=grid.all_variants),
+            layers=layers,
+            updates=data.updates(protocol),
             labels=labels,
         )
         for data in column.data
     ]
+
+
+def tried(contender: Contender, protocol: ProtocolName, size: SizeName) -> list[LayerSpec]:
+    """Return the layers of a model that a protocol tries at a size."""
+    grid = GRIDS[size]
+    if protocol == "mad":
+        return contender.grown(grid.screened_sizes)
+    return contender.choices(grid.state_sizes, all_variants=grid.all_variants)
 
 
 def at_state_size(contender: Contender, state_size: int) -> Contender:
@@ -165,7 +208,51 @@ def at_state_size(contender: Contender, state_size: int) -> Contender:
 # Tables, figures and claims share runs, whose keys take time.
 @cache
 def _trials(protocol: ProtocolName, size: SizeName, contender: Contender, data: Data) -> Trials:
+    if protocol == "mad":
+        return _screened(size, contender, data)
     return Trials(partial(trials, protocol, size, contender, data))
+
+
+def _screened(size: SizeName, contender: Contender, data: Data) -> ScreenedTrials:
+    """Return the settings of protocol "mad": every state size and rate, first in short runs.
+
+    The model is MAD's, in all parts: embedding, the layer and an MLP, each with a norm and a
+    residual connection, norm and linear readout. The model of compression is MAD's autoencoder,
+    whose encoder then has the MLP too.
+    """
+    grid = GRIDS[size]
+    layers = tried(contender, "mad", size)
+    epochs = data.epochs.get(size, data.durations[size])
+    short = max(1, epochs // _SCREEN)
+
+    def settings(lasting: int) -> Iterator[tuple[str, RunConfig]]:
+        for layer, rate in itertools.product(layers, grid.learning_rates):
+            words = [f"learning rate {rate:g}", *_options(layer, layers)]
+            yield ", ".join(words), _as_mad(_config(layer, data, size), data, rate, lasting)
+
+    screens = [Trial(f"{words}, {short} epochs", (run,)) for words, run in settings(short)]
+
+    def accuracy(row: StoredRow) -> float:
+        scores = [head[data.metric] for head in row["best_test"].values()]
+        return sum(scores) / len(scores)
+
+    return ScreenedTrials(
+        screens,
+        lambda: [_seeded([words], config, grid) for words, config in settings(epochs)],
+        accuracy,
+        grid.kept,
+    )
+
+
+def _as_mad(config: RunConfig, data: Data, rate: float, epochs: int) -> RunConfig:
+    """Give a run the model, the data and the length of protocol "mad"."""
+    return config.replace(
+        task=data.task_of("mad"),
+        model=config.model.replace(channel_mixer=MixerSpec("mlp")),
+        optimizer=config.optimizer.replace(learning_rate=rate),
+        schedules=config.schedules.replace(epochs=epochs, num_steps=None),
+        evaluation=config.evaluation.replace(every=max(1, epochs // _EVALUATIONS)),
+    )
 
 
 # The same choices for every model; what the paper fixes or leaves open.
@@ -183,14 +270,18 @@ def trials(
 ) -> Iterator[Trial]:
     """Yield the settings to try for one model on one data set.
 
-    Protocol "paper" tries the learning rates and state sizes of the paper; its score is the best
-    test accuracy of all runs. Protocol "mlp" adds an MLP behind the layer, unless the model has its
-    own, as that of compression. Protocol "tuned" tries settings drawn at random, the same for every
-    model, and that of "paper" with its first learning rate, and selects one by validation accuracy.
+    Protocol "mad" first tries every state size and learning rate in short runs with one seed (see
+    ``_screened``). Protocol "paper" tries the learning rates and state sizes of the paper. The
+    score of both is the best test accuracy of all runs. Protocol "mlp" adds an MLP behind the
+    layer, unless the model has its own, as that of compression. Protocol "tuned" tries settings
+    drawn at random, the same for every model, and that of "paper" with its first learning rate, and
+    selects one by validation accuracy.
     """
     scale = GRIDS[size]
-    layers = contender.choices(scale.state_sizes, all_variants=scale.all_variants)
-    if protocol != "tuned":
+    layers = tried(contender, protocol, size)
+    if protocol == "mad":
+        yield from _screened(size, contender, data)
+    elif protocol != "tuned":
         for layer, rate in itertools.product(layers, scale.learning_rates):
             config = _config(layer, data, size)
             if protocol == "mlp" and data.backbone == "causal":

@@ -161,8 +161,8 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
     Columns beside the labels: seeds (of the chosen setting, the fewest over the data sets), done
     (keys of runs with a result), planned, complete (every run has ended), best, mean, deviation,
     ours, published, verdict, share (of the published optimiser steps, the least over the runs of
-    the chosen settings; 1 for a run that learned its task, null if the steps are not published) and
-    parts (one for each data set).
+    the chosen settings; 1 where a run has learned its task, null if the steps are not published)
+    and parts (one for each data set).
     """
     cell = cell_labels(runs)
     part = [*cell, "data"]
@@ -173,9 +173,7 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             value=values,
             criterion=pl.when(is_tuned).then("best_validation").otherwise("best_test"),
-            share=pl.when(pl.col("best_test") >= _LEARNED)
-            .then(1.0)
-            .otherwise((pl.col("steps") / pl.col("updates")).clip(0, 1)),
+            share=(pl.col("steps") / pl.col("updates")).clip(0, 1),
         )
         .group_by(*part, "setting", maintain_order=True)
         .agg(
@@ -203,7 +201,11 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
             best=pl.col("best_test").filter(_DONE).max(),
         )
         .join(chosen, on=part, how="left", maintain_order="left")
-        .with_columns(pl.col("seeds").fill_null(0), mean=pl.col("values").list.mean())
+        .with_columns(
+            pl.col("seeds").fill_null(0),
+            mean=pl.col("values").list.mean(),
+            share=pl.when(pl.col("best") >= _LEARNED).then(1.0).otherwise("share"),
+        )
     )
 
     def over_data(name: str) -> pl.Expr:

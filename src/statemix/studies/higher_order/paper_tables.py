@@ -193,6 +193,7 @@ SHORT_COMPRESSION = Column(
 """Rebuild 16 tokens from one vector."""
 
 
+_SWIGLU: Mapping[str, object] = {"model.channel_mixer": MixerSpec("swiglu").to_plain()}
 _WIDE: Mapping[str, object] = {"model.channel_mixer": MixerSpec("mlp").to_plain()}
 _NARROW: Mapping[str, object] = {"model.channel_mixer": MLP_DECODER.to_plain()}
 _LONG: Mapping[str, object] = {"schedules.epochs": 200}
@@ -201,11 +202,12 @@ CHANGES: Mapping[str, Mapping[str, object]] = {
     "": {},
     "constant rate": {"schedules.learning_rate": "constant"},
     "start token": {"model.bos": True},
-    "SwiGLU": {"model.channel_mixer": MixerSpec("swiglu").to_plain()},
+    "SwiGLU": _SWIGLU,
     "wide MLP": _WIDE,
     "narrow MLP": _NARROW,
     "200 epochs": _LONG,
     "wide MLP and 200 epochs": {**_WIDE, **_LONG},
+    "SwiGLU and 200 epochs": {**_SWIGLU, **_LONG},
 }
 """Name of a change -> settings that differ from protocol "paper"; that of no change is empty."""
 

@@ -38,9 +38,9 @@ class Flops(NamedTuple):
             tokens of a sequence can compute together.
         transition: update of the state and, if its readout is no weight matrix, the readout; for
             attention, the comparison with every cached token. This is the "FLOPs per recurrent
-            step" of Dubinin et al., Table 5, in corrected form: the input of a BD-LRU has as many
-            entries as its state, and states of DeltaNet and Mamba-2 are matrices that are also
-            read.
+            step" of Dubinin et al., Table 5, in corrected form. A BD-LRU of H blocks counts
+            2 H m^2 + 2 H m, where the table has 2 H m^2 + 2 H: each of the m entries of a block has
+            an input of its own. States of DeltaNet and Mamba-2 are matrices that are also read.
         other: everything else: gates and their normalisation, short convolutions, norms.
     """
 

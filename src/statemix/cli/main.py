@@ -248,12 +248,12 @@ def parse(name: str, arguments: Sequence[str]) -> Command:
         RequestError: if an option is unknown, missing or malformed.
         SystemExit: after ``--help``, with the code 0.
     """
-    from statemix.cli.parser import parse_class
-
     module = importlib.import_module(f"statemix.cli.{name}")
     if hasattr(module, "parse"):
         own: Callable[[Sequence[str]], Command] = module.parse
         return own(arguments)
+    from statemix.cli.parser import parse_class
+
     command: type[Command] = getattr(module, COMMANDS[name][0])
     return parse_class(command, arguments, f"statemix {name}")
 

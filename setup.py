@@ -119,10 +119,15 @@ def _run(command: list[str]) -> None:
 
 
 class PlatformWheel(bdist_wheel):
-    """Tag the wheel only with the platform: the library does not depend on Python."""
+    """Tag the wheel only with the platform: the library does not depend on Python.
+
+    A wheel without kernels is for any platform. pip shows the name of a wheel, but no warning of a
+    build.
+    """
 
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
+        built = self.get_finalized_command("build_ext").extensions
+        return "py3", "none", super().get_tag()[2] if built else "any"
 
 
 setup(

@@ -107,6 +107,8 @@ def test_without_a_working_compiler_the_package_installs_without_kernels(
 def test_a_wheel_without_kernels_names_none(tree, old_library):
     setup(tree, "bdist_wheel")
     assert not library_in_wheel(tree)
+    (wheel,) = tree.glob("dist/*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
 
 
 @pytest.mark.slow

@@ -148,6 +148,13 @@ def test_the_core_trains_a_layer_and_proves_a_network_with_its_two_packages(envi
     assert done.stdout.strip() in ("proven", "refuted", "open")
 
 
+@pytest.mark.slow
+def test_the_core_examines_the_machine_and_explains_every_command(environment, tmp_path):
+    for command in (["doctor"], ["doctor", "--json"], ["lm", "train", "--help"], ["train", "-h"]):
+        done = run(environment(""), "-m", "statemix", *command, cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stderr)
+
+
 TRAIN = shlex.split(
     """
     --task permutation group=S_2 length=8 train_size=20 --model.hidden-size 8 --model.bos
@@ -165,7 +172,6 @@ def test_the_training_ring_trains_evaluates_and_certifies(environment, tmp_path)
         ["evaluate", "run", "--lengths", "16"],
         ["certify", "run"],
         ["tasks"],
-        ["doctor"],
     ):
         done = run(environment("train"), "-m", "statemix", *command, cwd=tmp_path)
         # After one epoch, nothing is proven.
@@ -185,7 +191,6 @@ def test_the_laboratory_reports_from_an_installation(environment, tmp_path):
     ("ring", "command", "extra"),
     [
         ("", "train", "train"),
-        ("", "doctor", "train"),
         ("", "reproduce", "studies"),
         ("train", "reproduce", "studies"),
         ("train", "report", "studies"),

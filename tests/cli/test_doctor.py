@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -45,6 +47,20 @@ def test_json_holds_versions_machine_and_who_serves_what(capsys, backend_without
             assert all(row["others"].values())
     assert rows["block", "cpu", "float32"]["others"]["abacus"] == backend_without_beads
     assert "no kernel of operator 'lag'" in rows["lag", "cpu", "float32"]["others"]["abacus"]
+
+
+def test_it_needs_pytorch_and_numpy_alone():
+    code = (
+        "import sys\n"
+        "for name in ('pydantic', 'annotated_types', 'rich', 'safetensors', 'lightning_fabric'):\n"
+        "    sys.modules[name] = None\n"
+        "from statemix.cli.main import main\n"
+        "assert main(['doctor']) == main(['doctor', '--json']) == 0\n"
+        "assert main(['doctor', '--jsn']) == 2"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("got --jsn; did you mean '--json'?\n")
 
 
 def test_text_names_backends_and_reasons(capsys, backend_without_beads):

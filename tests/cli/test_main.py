@@ -1,5 +1,6 @@
 """The dispatcher: exit codes, one line per error, and the flags of every command."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,8 +9,10 @@ from importlib import metadata
 
 import pytest
 
+from statemix.cli import help_text
 from statemix.cli import main as dispatcher
 from statemix.cli.bench import BENCHMARKS
+from statemix.cli.lm import PARTS as LANGUAGE_PARTS
 from statemix.cli.main import COMMANDS, main
 from statemix.errors import RequestError, RunsFailedError
 
@@ -116,12 +119,50 @@ def test_version_is_printed(capsys):
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
-def test_help_imports_no_library_of_a_command():
+def test_help_and_completion_import_no_library_of_a_command():
+    """In an environment where none of them can be imported."""
     code = (
-        "import sys; from statemix.cli import main; main.main(['--help']); "
-        "sys.exit('pydantic' in sys.modules or 'lightning_fabric' in sys.modules)"
+        "import sys\n"
+        "for name in ('torch', 'numpy', 'pydantic', 'rich', 'lightning_fabric', 'transformers'):\n"
+        "    sys.modules[name] = None\n"
+        "from statemix.cli import main\n"
+        f"commands = [[], *map(str.split, {[*FLAGS]})]\n"
+        "for words in commands:\n"
+        "    for flag in ('--help', '-h'):\n"
+        "        assert main.main([*words, flag]) == 0, words\n"
+        "assert main.main(['--complete']) == 0"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_stored_help_is_that_of_the_commands():
+    stored = json.loads(help_text.STORED.read_text())
+    assert stored == help_text.texts_of_commands(), "run: python -m statemix.cli.help_text"
+
+
+@pytest.mark.parametrize(("command", "parts"), [("lm", LANGUAGE_PARTS), ("bench", BENCHMARKS)])
+def test_help_has_a_line_for_each_subcommand(command, parts, capsys):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^  {name} +[A-Z].+\.$", text, re.MULTILINE) for name in parts)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("statemix d", ["demo", "doctor"]),
+        ("statemix lm ", ["--help", "evaluate", "generate", "prepare", "train"]),
+        ("statemix doctor --", ["--check", "--help", "--json"]),
+        ("statemix lm train --t", ["--tokens"]),
+        ("statemix lm train --folder runs/x --t", ["--tokens"]),
+        ("statemix nothing --", []),
+    ],
+)
+def test_words_are_completed(line, expected, capsys, monkeypatch):
+    monkeypatch.setenv("COMP_LINE", line)
+    assert main(["--complete", "statemix", "", ""]) == 0
+    assert capsys.readouterr().out.split() == expected
 
 
 @pytest.mark.parametrize("command", COMMANDS)

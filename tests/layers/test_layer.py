@@ -383,10 +383,10 @@ def test_a_state_with_one_wrong_part_is_refused_by_name(build, wrong):
     state = some_state(layer, 2)
     for place, (name, _) in enumerate(tensors(state)):
         bad_state = replaced(state, place, change)
-        with pytest.raises(error, match=f"^{name} {message}"):
-            layer.step(tokens(2, 1)[:, 0], bad_state)
         if bad_state is None:  # which asks for a fresh start
             continue
+        with pytest.raises(error, match=f"^{name} {message}"):
+            layer.step(tokens(2, 1)[:, 0], bad_state)
         with pytest.raises(error, match=f"^{name} {message}"):
             layer(tokens(2, 4), bad_state)
 
@@ -401,8 +401,14 @@ def test_a_state_of_another_structure_is_refused(build):
             layer(tokens(2, 4), other)
         with pytest.raises(TypeError, match=message):
             layer.step(tokens(2, 1)[:, 0], other)
-    with pytest.raises(TypeError, match=r"^state must be an? \w+, got NoneType$"):
-        layer.step(tokens(2, 1)[:, 0], None)
+
+
+def test_a_step_without_a_state_is_the_first(build):
+    layer, x_t = build(), tokens(2, 1)[:, 0]
+    given = layer.step(x_t, layer.init_state(2))
+    torch.testing.assert_close(layer.step(x_t, None), given, rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"^x_t must have shape \(B, hidden_size=6\)"):
+        layer.step(x_t[:, 1:], None)
 
 
 def test_a_packed_batch_needs_a_state_of_every_sequence(build):

@@ -6,14 +6,13 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from statemix import provenance
-from statemix.errors import RunsFailedError
+from statemix.errors import RequestError, RunsFailedError, suggestion
 from statemix.ops import backends
 from statemix.ops.cpu import CPU
 from statemix.ops.triton.selfcheck import check_kernels
@@ -44,19 +43,18 @@ class Doctor:
             RunsFailedError: if a kernel is wrong or fails.
         """
         found = examine()
-        console = Console(markup=False, highlight=False, soft_wrap=True)
         if not self.json:
             for line in _lines(found):
-                console.print(line)
+                print(line)
         if self.check:
             found["checks"] = []
             if not self.json:
                 names = ("device", "backend", "outcome", "case", "detail")
-                console.print("\n" + _CHECK.format(**dict(zip(names, names, strict=True))))
+                print("\n" + _CHECK.format(**dict(zip(names, names, strict=True))))
             for check in _checks(found["devices"]):
                 found["checks"].append(check)
                 if not self.json:
-                    console.print(_CHECK.format(**check))
+                    print(_CHECK.format(**check))
         if self.json:
             print(json.dumps(found, indent=2))
         wrong = [one for one in found.get("checks", []) if one["outcome"] in ("disagrees", "fails")]
@@ -64,6 +62,25 @@ class Doctor:
             raise RunsFailedError(
                 f"{len(wrong)} of {len(found['checks'])} checks failed; please report this output"
             )
+
+
+def parse(arguments: Sequence[str]) -> Doctor:
+    """Parse a command line without the parser of the other commands, which needs pydantic.
+
+    Raises:
+        RequestError: if an option is unknown.
+        SystemExit: after ``--help``, with the code 0.
+    """
+    if list(arguments) == ["--help"]:
+        from statemix.cli.parser import parse_class
+
+        return parse_class(Doctor, arguments, "statemix doctor")
+    flags = {f"--{field.name}": field.name for field in fields(Doctor)}
+    for flag in arguments:
+        if flag not in flags:
+            advice = suggestion(flag, flags) or "; see statemix doctor --help"
+            raise RequestError(f"option must be one of {', '.join(flags)}, got {flag}{advice}")
+    return Doctor(**{flags[flag]: True for flag in arguments})
 
 
 def _checks(devices: Iterable[str]) -> Iterator[dict[str, str]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO, cast
 
+from statemix.cli import help_text
 from statemix.errors import OptionError, RequestError, RunsFailedError, suggestion
 from statemix.files import naming
 from statemix.interrupts import TERMINABLE, handled
@@ -40,11 +41,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command -> its class in the module of the same name, and its summary."""
 
-EXTRAS = {
+EXTRAS: dict[str, str | None] = {
+    "doctor": None,
     **dict.fromkeys(("demo", "inspect", "reproduce", "report", "bench"), "studies"),
     "lm": "lm",
 }
-"""Command -> the extra that it needs; the others need the extra "train"."""
+"""Command -> the extra that it needs, if any; the others need the extra "train"."""
 
 RESUMABLE = ("demo", "train", "reproduce")
 """Commands that resume after an interruption; the others start over."""
@@ -66,6 +68,8 @@ commands:
 options:
   -h, --help    show this text; `statemix COMMAND --help` explains a command and its options
   --version     show the version
+
+tab completion in Bash: complete -C 'statemix --complete' statemix
 
 exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo, train, lm train
 or reproduce command to resume it)
@@ -147,12 +151,19 @@ def _dispatch(arguments: list[str]) -> int:
         print(version("statemix"))
         return DONE
     name, *rest = arguments
+    if name == "--complete":
+        print("\n".join(help_text.completions(os.environ.get("COMP_LINE", ""))))
+        return DONE
     if name not in COMMANDS:
         advice = suggestion(name, COMMANDS)
         known = ", ".join(COMMANDS)
         return _fail(f"command must be one of {known}, got {name!r}{advice}", WRONG_REQUEST)
+    text = help_text.stored(arguments)
+    if text is not None:
+        help_text.show(text)
+        return DONE
     extra = EXTRAS.get(name, "train")
-    missing = missing_packages(extra)
+    missing = [] if extra is None else missing_packages(extra)
     if missing:
         needed = f"{name} needs {', '.join(missing)}"
         return _fail(f"{needed}: pip install 'statemix[{extra}]'", WRONG_REQUEST)
@@ -237,12 +248,12 @@ def parse(name: str, arguments: Sequence[str]) -> Command:
         RequestError: if an option is unknown, missing or malformed.
         SystemExit: after ``--help``, with the code 0.
     """
-    from statemix.cli.parser import parse_class
-
     module = importlib.import_module(f"statemix.cli.{name}")
     if hasattr(module, "parse"):
         own: Callable[[Sequence[str]], Command] = module.parse
         return own(arguments)
+    from statemix.cli.parser import parse_class
+
     command: type[Command] = getattr(module, COMMANDS[name][0])
     return parse_class(command, arguments, f"statemix {name}")
 

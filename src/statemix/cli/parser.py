@@ -4,13 +4,14 @@ import ast
 import dataclasses
 import inspect
 import re
-import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
+from statemix.cli.help_text import HelpShown, HelpText, show
 from statemix.cli.options import bare, head_of, read_words, takes_many, text_of, words_of
 from statemix.errors import RequestError, suggestion
 from statemix.registry import Spec
@@ -143,7 +144,7 @@ def parse_part(
     """
     name, *rest = arguments or [""]
     if name in ("-h", "--help"):
-        show_help(f"{prog} {'|'.join(parts)}", description, ())
+        show_help(prog, description, (), parts=parts)
     if name not in parts:
         text = f"{prog} must be followed by one of {list(parts)}, got {name!r}"
         raise RequestError(_with_advice(text + suggestion(name, parts), prog))
@@ -199,7 +200,13 @@ def read_fields(options: Sequence[Option], groups: Groups) -> dict[str, Any]:
     return values
 
 
-def show_help(prog: str, description: str, options: Sequence[Option], epilog: str = "") -> None:
+def show_help(
+    prog: str,
+    description: str,
+    options: Sequence[Option],
+    epilog: str = "",
+    parts: Mapping[str, type] = MappingProxyType({}),
+) -> NoReturn:
     """Print the help of a command, and exit.
 
     Args:
@@ -207,26 +214,30 @@ def show_help(prog: str, description: str, options: Sequence[Option], epilog: st
         description: paragraphs above the options.
         options: the options.
         epilog: paragraphs below the options.
+        parts: class of each subcommand, whose docstring begins with its summary.
 
     Raises:
-        SystemExit: always, with the code 0.
+        HelpShown: always, a SystemExit with the code 0.
     """
-    width = max(shutil.get_terminal_size().columns, 40)
     positional = [option.flag for option in options if option.argument.positional]
-    lines = [" ".join(["usage:", prog, *positional, "[OPTIONS]"]), *_paragraphs(description, width)]
-    lines += ["", "options:", "  -h, --help", "      Show this text."]
-    lines += [line for option in options for line in _described(option, width)]
-    print("\n".join([*lines, *_paragraphs(epilog, width)]))
-    raise SystemExit(0)
+    end = ["COMMAND"] * bool(parts) + positional + ["[OPTIONS]"]
+    text = HelpText(
+        usage=" ".join([prog, *end]),
+        description=_paragraphs(description),
+        parts=[[name, _paragraphs(part.__doc__ or "")[0]] for name, part in parts.items()],
+        options=[[_flags(option), _text(option)] for option in options],
+        epilog=_paragraphs(epilog),
+    )
+    show(text)
+    raise HelpShown(text)
 
 
-def _paragraphs(text: str, width: int) -> Iterator[str]:
-    for paragraph in inspect.cleandoc(text).split("\n\n"):
-        yield ""
-        yield textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False)
+def _paragraphs(text: str) -> list[str]:
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return [" ".join(paragraph.split()) for paragraph in paragraphs if paragraph]
 
 
-def _described(option: Option, width: int) -> Iterator[str]:
+def _flags(option: Option) -> str:
     flags = option.flag
     if bare(option.annotation) is bool:
         if option.default or "." in option.field:
@@ -234,7 +245,10 @@ def _described(option: Option, width: int) -> Iterator[str]:
             flags += f", --{head}{dot}no-{last}"
     elif not option.argument.positional:
         flags += f" {option.argument.metavar or _metavar(option.annotation)}"
-    yield f"  {flags}"
+    return flags
+
+
+def _text(option: Option) -> str:
     text = " ".join(option.doc.split())
     if option.argument.positional and get_origin(bare(option.annotation)) is Literal:
         text += f" One of {_metavar(option.annotation).replace('|', ', ')}."
@@ -242,7 +256,7 @@ def _described(option: Option, width: int) -> Iterator[str]:
         text += " (required)"
     elif option.default not in (None, (), False):
         text += f" (default: {_shown(option.default)})"
-    yield textwrap.fill(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return text
 
 
 def _shown(value: Any) -> str:

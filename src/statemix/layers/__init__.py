@@ -2,7 +2,9 @@
 
 from statemix.layers.attention import Attention, AttentionState
 from statemix.layers.bd_lru import BDLRU, sharpen
+from statemix.layers.bidirectional import Bidirectional
 from statemix.layers.causal_conv import CausalConv
+from statemix.layers.checking import check_layer
 from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
 from statemix.layers.exporting import DecodeStep, WholeSequence
 from statemix.layers.fixed_point.fp_mamba import FPMambaState
@@ -26,6 +28,7 @@ __all__ = [
     "LSTM",
     "Attention",
     "AttentionState",
+    "Bidirectional",
     "CausalConv",
     "DecodeStep",
     "DeltaNet",
@@ -45,6 +48,7 @@ __all__ = [
     "State",
     "WholeSequence",
     "build",
+    "check_layer",
     "map_state",
     "pack",
     "price",

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.dlpack import from_dlpack
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from statemix.errors import OptionError
@@ -25,9 +26,6 @@ ROPE_BASE = 10_000.0
 @loadable
 class AttentionState(NamedTuple):
     """Cache of all tokens so far, float32 or wider; the number S of its entries grows.
-
-    Without gradients, the states after successive tokens share memory: changing one in place may
-    change earlier ones. Saved and deep copies, and those of ``take_rows``, have their own.
 
     Attributes:
         keys: shape (B, S, num_heads, head_dim).
@@ -173,8 +171,9 @@ class Attention(PaddedLayer):
         if lengths is not None:
             fresh = fresh * valid_tokens(x, lengths)
         pairs = zip((k, v, fresh), state, strict=True)
-        grown = append(tuple(state), tuple(part.to(old.dtype) for part, old in pairs))
-        cache = AttentionState(*grown)
+        grown, (keys, values, _) = append(
+            tuple(state), tuple(part.to(old.dtype) for part, old in pairs)
+        )
         mask = None
         if past:
             # Padding within x comes after the tokens of its row, which therefore never see it.
@@ -182,10 +181,11 @@ class Attention(PaddedLayer):
             causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
             mask = torch.cat([earlier, causal.expand(batch, 1, length, length)], -1)
         # For one token, converting it is cheaper than converting the cache.
-        dtype = q.dtype if length > 1 else cache.keys.dtype
-        q, k, v = (part.to(dtype).transpose(1, 2) for part in (q, cache.keys, cache.values))
+        dtype = q.dtype if length > 1 else keys.dtype
+        q, k, v = (part.to(dtype).transpose(1, 2) for part in (q, keys, values))
         o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        return self.out_proj(o.transpose(1, 2).flatten(2).to(x.dtype)), cache
+        y = self.out_proj(o.transpose(1, 2).flatten(2).to(x.dtype))
+        return y, AttentionState(*grown)
 
 
 def _rotated(x: Tensor, places: Tensor) -> Tensor:
@@ -204,7 +204,11 @@ _LEAST_ROOM, _ROOM = 16, 4
 
 
 class _Buffers:
-    """Memory that tensors of several lengths share, as views of its first entries.
+    """Memory that tensors of several lengths share, until someone writes into one of them.
+
+    The tensors are copy-on-write clones of the buffers: PyTorch gives a tensor memory of its own
+    when it is first written. ``parts`` are the same memory under a second storage, which is not
+    copied on write.
 
     Attributes:
         parts: buffers of shape (B, capacity, ...).
@@ -213,12 +217,16 @@ class _Buffers:
 
     def __init__(self, parts: tuple[Tensor, ...], length: int) -> None:
         capacity = length + max(length // _ROOM, _LEAST_ROOM)
-        self.parts = tuple(
-            part.new_empty(part.shape[0], capacity, *part.shape[2:]) for part in parts
-        )
+        memory = [part.new_empty(part.shape[0], capacity, *part.shape[2:]) for part in parts]
+        self.parts = tuple(map(from_dlpack, memory))
+        self._shared = tuple(map(torch._lazy_clone, memory))
         self.filled = part_length = parts[0].shape[1]
         for buffer, part in zip(self.parts, parts, strict=True):
             buffer[:, :part_length] = part
+
+    def first(self, length: int) -> tuple[Tensor, ...]:
+        """Return the first entries of each buffer as tensors that their owner may change."""
+        return tuple(torch._lazy_clone(shared)[:, :length] for shared in self._shared)
 
     def can_hold(self, parts: tuple[Tensor, ...], length: int) -> bool:
         """Return whether ``parts`` are all that is in use here, and may become that long."""
@@ -227,7 +235,9 @@ class _Buffers:
             and length <= self.parts[0].shape[1]
             and self.parts[0].is_inference() <= torch.is_inference_mode_enabled()
             and all(
-                part.data_ptr() == buffer.data_ptr()
+                # Asking a tensor for its data_ptr would copy it.
+                torch._C._is_cow_tensor(part)  # type: ignore[attr-defined]
+                and torch._C._data_address(part) == buffer.data_ptr()  # type: ignore[attr-defined]
                 and part.stride() == buffer.stride()
                 and part.dtype == buffer.dtype
                 and len(part) == len(buffer)
@@ -241,21 +251,28 @@ _BUFFERS = WeakTensorKeyDictionary()
 _LOCK = threading.Lock()
 
 
-def append(parts: tuple[Tensor, ...], fresh: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def append(
+    parts: tuple[Tensor, ...], fresh: tuple[Tensor, ...]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Concatenate each part and its fresh entries along axis 1.
 
-    The results may be views of buffers with spare room, in which the next call with them writes its
-    fresh entries. ``parts`` keep their values, and may be continued several times: the first
-    continuation uses the room, the others copy. Where a gradient is needed, or a transform or a
-    compiler watches, this is ``torch.cat``.
+    The results may share buffers with spare room, in which the next call with them writes its fresh
+    entries. ``parts`` keep their values, and may be continued several times: the first continuation
+    uses the room, the others copy. A result that is changed in place is copied first. Where a
+    gradient is needed, or a transform or a compiler watches, this is ``torch.cat``.
 
     Args:
         parts: tensors of shape (B, S, ...), with the same B and S.
         fresh: tensors of shape (B, T, ...), with dtype and device of the part.
+
+    Returns:
+        grown: the concatenations.
+        shown: the same, to be read at once. Some kernels would copy what is copied on write.
     """
     length = parts[0].shape[1]
     if length == 0 or not _may_share(parts + fresh):
-        return tuple(torch.cat(both, 1) for both in zip(parts, fresh, strict=True))
+        grown = tuple(torch.cat(both, 1) for both in zip(parts, fresh, strict=True))
+        return grown, grown
     longer = length + fresh[0].shape[1]
     with _LOCK:
         buffers = _BUFFERS.get(parts[0])  # type: ignore[no-untyped-call]
@@ -264,9 +281,9 @@ def append(parts: tuple[Tensor, ...], fresh: tuple[Tensor, ...]) -> tuple[Tensor
         buffers.filled = longer
     for buffer, part in zip(buffers.parts, fresh, strict=True):
         buffer[:, length:longer] = part
-    grown = tuple(buffer[:, :longer] for buffer in buffers.parts)
+    grown = buffers.first(longer)
     _BUFFERS[grown[0]] = buffers
-    return grown
+    return grown, tuple(buffer[:, :longer] for buffer in buffers.parts)
 
 
 def without_room(part: Tensor) -> Tensor:
@@ -278,7 +295,9 @@ def without_room(part: Tensor) -> Tensor:
 
 def _may_share(tensors: tuple[Tensor, ...]) -> bool:
     return (
-        unobserved()
+        # PyTorch tests copy-on-write on these devices; MPS writes without a copy.
+        tensors[0].device.type in ("cpu", "cuda")
+        and unobserved()
         and are_plain(*tensors)
         and not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))
     )

@@ -170,14 +170,16 @@ class GatedRecurrence(Layer):
         bind(sizes, "state", state, " ".join(sizes))
         check_floating("state", state)
 
-    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        fits = self._fits(x_t, state)
+    def step(self, x_t: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        fits = state is not None and self._fits(x_t, state)
         if not fits:
             self._check_step(x_t, state)
         if has_hooks(self):
             # They may fetch the layer's own parameters, or change what goes in and out.
             y, state = self(x_t.unsqueeze(1), state, _noisy=False)
             return y.squeeze(1), state
+        if state is None:
+            return self.step(x_t, self.init_state(x_t.shape[0], x_t.device, x_t.dtype))
         modules, stepped = self._modules, None
         direct = fits and allowed() and all(is_linear(modules.get(name)) for name in _PROJECTIONS)
         if direct:

@@ -38,9 +38,9 @@ class Flops(NamedTuple):
             tokens of a sequence can compute together.
         transition: update of the state and, if its readout is no weight matrix, the readout; for
             attention, the comparison with every cached token. This is the "FLOPs per recurrent
-            step" of Dubinin et al., Table 5, in corrected form: the input of a BD-LRU has as many
-            entries as its state, and states of DeltaNet and Mamba-2 are matrices that are also
-            read.
+            step" of Dubinin et al., Table 5, in corrected form. A BD-LRU of H blocks counts
+            2 H m^2 + 2 H m, where the table has 2 H m^2 + 2 H: each of the m entries of a block has
+            an input of its own. States of DeltaNet and Mamba-2 are matrices that are also read.
         other: everything else: gates and their normalisation, short convolutions, norms.
     """
 
@@ -153,8 +153,11 @@ class Layer(nn.Module, ABC):
         """
 
     @abstractmethod
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        """Advance every sequence by one token: x_t, y_t (B, hidden_size)."""
+    def step(self, x_t: Tensor, state: State | None) -> tuple[Tensor, State]:
+        """Advance every sequence by one token: x_t, y_t (B, hidden_size).
+
+        ``state`` is that of B sequences. None means ``init_state(B)``, so a loop may begin with it.
+        """
 
     @abstractmethod
     def init_state(
@@ -271,12 +274,13 @@ class Layer(nn.Module, ABC):
             self._check_carried(state, num_sequences, axis, x)
         return num_sequences
 
-    def _check_step(self, x_t: Tensor, state: State) -> None:
+    def _check_step(self, x_t: Tensor, state: State | None) -> None:
         """Check the arguments of ``step``."""
         sizes = {"hidden_size": self.hidden_size}
         bind(sizes, "x_t", x_t, "B hidden_size")
         self._check_fit("x_t", x_t)
-        self._check_carried(state, sizes["B"], "B", x_t)
+        if state is not None:
+            self._check_carried(state, sizes["B"], "B", x_t)
 
     def _check_carried(self, state: State, num_sequences: int, axis: str, x: Tensor) -> None:
         """Check a state, which must be on the device of the input."""

@@ -95,7 +95,7 @@ class PaddedLayer(Layer):
         zeros = zero_states(self, batch_size, device, dtype, *self._state_shapes)
         return zeros[0] if self.state_class is None else self.state_class(*zeros)
 
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, x_t: Tensor, state: State | None) -> tuple[Tensor, State]:
         self._check_step(x_t, state)
         # Hooks on the layer, such as those that offload, run only if the module is called.
         y, state = self(x_t.unsqueeze(1), state)

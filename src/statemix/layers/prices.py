@@ -36,6 +36,9 @@ def price(
 ) -> Price:
     """Return the price of a layer. Nothing is allocated or computed.
 
+    The transition of a BD-LRU of H blocks counts 2 H m^2 + 2 H m FLOPs, where Table 5 of Dubinin et
+    al. has 2 H m^2 + 2 H: each of the m entries of a block has an input of its own.
+
     Args:
         spec: the layer.
         hidden_size: width of input and output.

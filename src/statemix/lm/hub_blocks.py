@@ -7,6 +7,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from statemix.layers import Layer, LayerSpec, State
 from statemix.layers.causal_conv import CausalConv
+from statemix.layers.checking import check_once
 from statemix.layers.state import loadable
 from statemix.lm.hub_config import ATTENTION, StatemixConfig
 from statemix.models.channel_mixers import SwiGLU
@@ -51,6 +52,8 @@ class GatedMixer(nn.Module):
         cu_seqlens: Tensor | None = None,
         sequence_group: Any = None,
     ) -> tuple[Tensor, State]:
+        if cu_seqlens is not None:
+            check_once(self.layer, x)
         # Some layers cannot share a sequence and have no such argument.
         shared = {} if sequence_group is None else {"group": sequence_group}
         if self.conv is None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from statemix.errors import OptionError
 from statemix.layers import Layer, LayerSpec, State
+from statemix.layers.checking import check_once
 from statemix.layers.masks import pack, unpack
 from statemix.layers.option_checks import check_sizes, check_switches
 from statemix.models.channel_mixers import ChannelMixer, MixerSpec
@@ -96,7 +97,10 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        y, state = self.mixer(self.norm(x), state, cu_seqlens)
+        u = self.norm(x)
+        if cu_seqlens is not None:
+            check_once(self.mixer, u)
+        y, state = self.mixer(u, state, cu_seqlens)
         x = self._added(x, y)
         if self.channel_mixer is not None and self.channel_norm is not None:
             x = self._added(x, self.channel_mixer(self.channel_norm(x)))

@@ -251,6 +251,11 @@ def normalize(
     .. math:: a_{i0} = \frac{e^{g_{i0}}}{1 + \sum_k e^{g_{k0}}}, \quad
         A_{ij} = \Big(1 - \sum_k a_{k0}\Big) \frac{e^{g_{ij}}}{\sum_k e^{g_{kj}}}
 
+    This softens the transitions of PD-SSM (Terzić et al., "Structured Sparse Transition Matrices to
+    Enable State Tracking in State-Space Models", arXiv:2509.22284). There A is P D, with one 1 in
+    each column of P and a complex diagonal D; here a softmax replaces each column of P, and one
+    share in [0, 1] replaces D.
+
     The gates of a block sum to 1 in every column of A with the input column added. Therefore
 
     - the step is a convex combination of A' h and of a mean of values, where A' moves weight

@@ -1,0 +1,176 @@
+"""Check that a layer keeps the contract of :class:`~statemix.layers.Layer`."""
+
+import contextlib
+from collections.abc import Iterator
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from statemix.errors import RequestError
+from statemix.layers.layer import Layer
+from statemix.layers.masks import pack
+from statemix.layers.state import tensors
+from statemix.ops.decoding import has_hooks
+
+_OWN = "statemix."
+_CHECKED: "WeakSet[nn.Module]" = WeakSet()
+
+
+def check_layer(layer: Layer, *, tolerance: float | None = None) -> None:
+    """Check that a layer gives the same outputs by every kind of call.
+
+    The calls are whole sequences, a batch, steps, pieces of time and packed sequences, each from a
+    given state and from None. Each must give what the layer gives for every sequence alone, and
+    leave a state from which the sequence continues alike. The layer runs on a few short random
+    sequences, in evaluation mode and without gradients.
+
+    Args:
+        layer: the layer, with its device and dtype.
+        tolerance: largest difference, relative to the largest output; None means the square root of
+            the resolution of the dtype, 3e-4 in float32. A layer that iterates may need more.
+
+    Raises:
+        RequestError: a ValueError that names the first call that differs.
+
+    Example:
+        >>> from statemix.layers import BDLRU
+        >>> check_layer(BDLRU(hidden_size=8, num_blocks=4, block_size=2))
+    """
+    weight = next((one for one in layer.parameters() if one.is_floating_point()), torch.empty(0))
+    x = _random(3, 9, layer.hidden_size, like=weight)
+    if tolerance is None:
+        tolerance = torch.finfo(x.dtype).eps ** 0.5
+    refuse_mixing(layer, x)
+
+    def compare(call: str, found: Tensor, expected: Tensor) -> None:
+        if found.shape != expected.shape:
+            shapes = f"{tuple(expected.shape)}, got {tuple(found.shape)}"
+            raise _refusal(layer, f"outputs of {call} must have shape {shapes}")
+        difference = _difference(found, expected)
+        if not difference <= tolerance:
+            raise _refusal(
+                layer, f"{call} and each whole sequence alone differ by {difference:.2g}"
+            )
+
+    with _evaluated(layer):
+        whole = torch.cat([layer(x[n : n + 1])[0] for n in range(3)])
+        compare("a batch", layer(x)[0], whole)
+        compare("a batch from init_state", layer(x, layer.init_state(3))[0], whole)
+        for start in (None, layer.init_state(3)):
+            state, outputs = start, []
+            for x_t in x.unbind(1):
+                y_t, state = layer.step(x_t, state)
+                outputs.append(y_t)
+            compare("steps", torch.stack(outputs, 1), whole)
+        first, state = layer(x[:, :4])
+        second, state = layer(x[:, 4:8], state)
+        third, _ = layer.step(x[:, 8], state)
+        compare("pieces", torch.cat([first, second, third.unsqueeze(1)], 1), whole)
+        state = None
+        begun = torch.zeros(3, dtype=torch.int64)
+        # One sequence is empty before it has begun, and another one afterwards.
+        for lengths in ([4, 0, 2], [0, 3, 2]):
+            ends = begun + torch.tensor(lengths)
+            places = torch.arange(9)
+            spans = (begun.unsqueeze(1) <= places) & (places < ends.unsqueeze(1))
+            packed, bounds = pack(x, spans.to(x.device))
+            call = "packed sequences" if state is None else "packed sequences from a state"
+            y, state = layer(packed, state, bounds)
+            _check_rows(layer, state, 3)
+            compare(call, y[0], whole[spans])
+            following = (torch.arange(3), ends)
+            continued, _ = layer.step(x[following], state)
+            compare(f"the state after {call}", continued, whole[following])
+            begun = ends
+
+
+def check_once(layer: nn.Module, x: Tensor) -> None:
+    """Refuse a layer of somebody else that mixes packed sequences, when it is first used with x.
+
+    Raises:
+        RequestError: as in :func:`refuse_mixing`.
+    """
+    # Hooks may communicate with other processes; compilers and transforms would see the check.
+    if (
+        torch.compiler.is_compiling()
+        or layer in _CHECKED
+        or has_hooks(layer)
+        or type(x) is not Tensor
+        or x.is_meta
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+    ):
+        return
+    parts = (part for part in layer.modules() if isinstance(part, Layer))
+    if not all(type(part).__module__.startswith(_OWN) for part in parts):
+        refuse_mixing(layer, x)
+    _CHECKED.add(layer)
+
+
+def refuse_mixing(layer: nn.Module, like: Tensor) -> None:
+    """Check that no packed sequence changes another one.
+
+    Args:
+        layer: a layer.
+        like: an input of the layer, shape (..., hidden_size), for its width, dtype and device.
+
+    Raises:
+        RequestError: if the outputs of a sequence change with the tokens of another, or the state
+            has no row for each sequence.
+    """
+    x = _random(1, 9, like.shape[-1], like=like)
+    other = x.clone()
+    other[:, 3:6] += 3
+    bounds = torch.tensor([0, 3, 6, 9], device=x.device)
+    with _evaluated(layer):
+        y, state = layer(x, None, bounds)
+        changed, _ = layer(other, None, bounds)
+    kept = torch.tensor([0, 1, 2, 6, 7, 8], device=x.device)
+    difference = _difference(changed[:, kept], y[:, kept])
+    if not difference <= 8 * torch.finfo(y.dtype).eps:
+        raise _refusal(
+            layer,
+            f"a change of one packed sequence changes the outputs of another by {difference:.2g}; "
+            "each sequence of cu_seqlens must start from a state of its own",
+        )
+    _check_rows(layer, state, 3)
+
+
+def _check_rows(layer: nn.Module, state: object, num_sequences: int) -> None:
+    for name, part in tensors(state):
+        if part.shape[:1] != (num_sequences,):
+            raise _refusal(
+                layer,
+                f"{name} after {num_sequences} packed sequences must have a row for each, got "
+                f"shape {tuple(part.shape)}",
+            )
+
+
+def _refusal(layer: nn.Module, reason: str) -> RequestError:
+    name = getattr(layer, "name", type(layer).__name__)
+    return RequestError(f"layer {name!r} breaks the contract of layers: {reason}")
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    scale = expected.abs().amax().clamp(min=torch.finfo(expected.dtype).tiny)
+    return float((found - expected).abs().amax() / scale)
+
+
+def _random(*shape: int, like: Tensor) -> Tensor:
+    # A generator of its own leaves the random numbers of training as they are.
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return drawn.to(like.device, like.dtype)
+
+
+@contextlib.contextmanager
+def _evaluated(layer: nn.Module) -> Iterator[None]:
+    """Put a layer into evaluation mode without gradients, and then back."""
+    modes = [(part, part.training) for part in layer.modules()]
+    layer.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, training in modes:
+            part.training = training

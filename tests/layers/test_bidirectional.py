@@ -1,0 +1,84 @@
+"""Two directions: every sequence is read from both of its ends, whatever lies beside it."""
+
+import pytest
+import torch
+from torch import nn
+
+from statemix.errors import OptionError
+from statemix.layers import LSTM, Bidirectional, pack, take_rows, unpack
+from statemix.layers.state import tensors
+
+MASK = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]])
+
+
+@pytest.fixture
+def both(make):
+    return Bidirectional(make(dtype=torch.float64), make(dtype=torch.float64))
+
+
+@pytest.mark.parametrize("combine", ["concat", "sum"])
+def test_every_sequence_is_read_as_if_it_were_alone(both, combine):
+    both.combine = combine
+    x = torch.randn(4, 5, 8, dtype=torch.float64)
+    padded, padded_states = both(x, attention_mask=MASK)
+    packed, bounds = pack(x, MASK)
+    y, states = both(packed, cu_seqlens=bounds)
+    torch.testing.assert_close(unpack(y, MASK), padded, rtol=0, atol=0)
+    torch.testing.assert_close(states, padded_states, rtol=0, atol=0)
+    for n, (row, mask) in enumerate(zip(x, MASK.bool(), strict=True)):
+        alone = row[mask].unsqueeze(0)
+        ahead, last = both.forward_layer(alone)
+        behind, first = both.backward_layer(alone.flip(1))
+        parts = (ahead, behind.flip(1))
+        expected = sum(parts) if combine == "sum" else torch.cat(parts, -1)
+        torch.testing.assert_close(padded[n, mask], expected[0], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(both(alone)[0], expected, rtol=1e-10, atol=1e-12)
+        assert not padded[n, ~mask].any()
+        for state, end in zip(states, (last, first), strict=True):
+            row_state = take_rows(state, torch.tensor([n]))
+            for (_, found), (_, wanted) in zip(tensors(row_state), tensors(end), strict=True):
+                # The cache of a short sequence is padded to the longest.
+                short = tuple(map(slice, wanted.shape))
+                torch.testing.assert_close(found[short], wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("changed", range(4))
+def test_a_sequence_changes_only_its_own_outputs(both, changed):
+    x = torch.randn(4, 5, 8, dtype=torch.float64)
+    other = x.clone()
+    other[changed] += 1
+    different = (both(x, attention_mask=MASK)[0] != both(other, attention_mask=MASK)[0]).any((1, 2))
+    assert different.tolist() == [n == changed and n != 2 for n in range(4)]
+
+
+def test_it_computes_what_the_lstm_of_pytorch_computes():
+    theirs = nn.LSTM(8, 8, batch_first=True, bidirectional=True)
+    ours = Bidirectional(LSTM(8), LSTM(8))
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            layer = ours.backward_layer if name.endswith("_reverse") else ours.forward_layer
+            layer.lstm.get_parameter(name.removesuffix("_reverse")).copy_(parameter)
+    x = torch.randn(2, 5, 8)
+    lengths = torch.tensor([5, 3])
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+    expected, (h, _) = theirs(packed)
+    mask = torch.arange(5) < lengths.unsqueeze(1)
+    y, (last, first) = ours(x, attention_mask=mask)
+    padded, _ = nn.utils.rnn.pad_packed_sequence(expected, batch_first=True)
+    torch.testing.assert_close(y, padded)
+    torch.testing.assert_close(torch.stack([last.h, first.h]), h)
+
+
+def test_parts_that_do_not_fit_are_refused():
+    with pytest.raises(OptionError, match=r"same hidden_size, got \(8, 6\)"):
+        Bidirectional(LSTM(8), LSTM(6))
+    with pytest.raises(OptionError, match="combine must be one of"):
+        Bidirectional(LSTM(8), LSTM(8), combine="mean")
+    with pytest.raises(TypeError, match="must be a Layer, got Linear"):
+        Bidirectional(LSTM(8), nn.Linear(8, 8))
+    with pytest.raises(ValueError, match="attention_mask must be None"):
+        Bidirectional(LSTM(8), LSTM(8))(
+            torch.zeros(1, 2, 8),
+            cu_seqlens=torch.tensor([0, 2]),
+            attention_mask=torch.ones(1, 2, dtype=torch.bool),
+        )

@@ -1,0 +1,132 @@
+"""check_layer accepts every layer of the library, and names the call in which another errs."""
+
+import pytest
+import torch
+from torch import nn
+
+from statemix.errors import RequestError
+from statemix.layers import LAYERS, Layer, LayerSpec, check_layer
+from statemix.layers.checking import check_once
+from statemix.models import Backbone
+
+
+class Average(Layer):
+    """A running average of the input; ``wrong`` names what it gets wrong."""
+
+    name = "average"
+
+    def __init__(self, hidden_size: int, *, wrong: str = "", device=None, dtype=None):
+        super().__init__()
+        self.hidden_size, self.wrong = hidden_size, wrong
+        self.scale = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self, generator=None):
+        del generator
+        nn.init.ones_(self.scale)
+
+    def init_state(self, batch_size, device=None, dtype=None):
+        one = self.scale.new_zeros(batch_size, self.hidden_size, device=device, dtype=dtype)
+        return one + (self.wrong == "initial")
+
+    def forward(self, x, state=None, cu_seqlens=None):
+        rows = x if cu_seqlens is None else torch.split(x[0], cu_seqlens.diff().tolist())
+        if self.wrong == "unaware":
+            rows = x
+        h = self.scale.new_zeros(len(rows), x.shape[-1])
+        if state is not None and self.wrong != "pieces":
+            h = state
+        outputs, after = [], []
+        for n, row in enumerate(rows):
+            one = h[n]
+            # A sequence that begins where the one before it has ended.
+            if self.wrong == "carried" and cu_seqlens is not None and after:
+                one = after[-1]
+            for x_t in row:
+                one = 0.5 * one + 0.5 * x_t
+                outputs.append(one * self.scale)
+            if self.wrong == "empty" and not len(row):
+                one = torch.zeros_like(one)
+            after.append(one)
+        y = torch.stack(outputs).view_as(x)
+        if self.wrong == "backward":
+            y = y + x.flip(1).cumsum(1).flip(1)
+        if self.wrong == "batch":
+            y = y + x.mean(0)
+        after = torch.stack(after)
+        return y, after[-1:] if self.wrong == "rows" else after
+
+    def step(self, x_t, state):
+        if self.wrong == "step":
+            return x_t, state
+        y, state = self(x_t.unsqueeze(1), state)
+        return y.squeeze(1), state
+
+
+@pytest.fixture(autouse=True)
+def average():
+    LAYERS.register(Average)
+    yield
+    LAYERS.remove("average")
+
+
+def test_every_layer_keeps_the_contract(build):
+    layer = build().train()
+    before = torch.get_rng_state()
+    check_layer(layer)
+    assert all(part.training for part in layer.modules())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_right_layer_is_accepted_in_every_dtype(make, dtype):
+    check_layer(Average(8, dtype=dtype))
+    layer = make(dtype=dtype)
+    if not layer.iterative:
+        check_layer(layer)
+
+
+WRONG = {
+    "unaware": "a change of one packed sequence changes the outputs of another by",
+    "carried": "a change of one packed sequence changes the outputs of another by",
+    "backward": "a change of one packed sequence changes the outputs of another by",
+    "rows": r"state after 3 packed sequences must have a row for each, got shape \(1, 8\)",
+    "batch": "a batch and each whole sequence alone differ by",
+    "initial": "a batch from init_state and each whole sequence alone differ by",
+    "step": "steps and each whole sequence alone differ by",
+    "pieces": "steps and each whole sequence alone differ by",
+    "empty": "the state after packed sequences from a state and each whole sequence alone differ",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_layer_that_errs_is_refused_by_the_first_wrong_call(wrong):
+    message = f"^layer 'average' breaks the contract of layers: {WRONG[wrong]}"
+    with pytest.raises(RequestError, match=message):
+        check_layer(Average(8, wrong=wrong))
+
+
+@pytest.mark.parametrize("wrong", ["", "unaware", "carried", "backward", "rows", "step"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_refuses_a_layer_that_mixes_packed_sequences(wrong, dtype):
+    model = Backbone(5, 8, [LayerSpec("average", wrong=wrong)], dtype=dtype)
+    tokens, bounds = torch.arange(5).unsqueeze(0), torch.tensor([0, 2, 5])
+    mask = torch.ones_like(tokens)
+    model(tokens)  # needs no bounds
+    for options in ({"cu_seqlens": bounds}, {"attention_mask": mask}):
+        if wrong in ("", "step"):
+            model(tokens, **options)
+            continue
+        for _ in range(2):
+            with pytest.raises(RequestError, match="layer 'average' breaks the contract"):
+                model(tokens, **options)
+
+
+def test_a_layer_is_checked_once_and_only_if_it_is_foreign(monkeypatch, make):
+    checked = []
+    monkeypatch.setattr("statemix.layers.checking.refuse_mixing", lambda *one: checked.append(one))
+    ours, foreign = make(), Average(8)
+    for layer in (ours, foreign):
+        for _ in range(2):
+            check_once(layer, torch.zeros(1, 3, 8))
+    assert [layer for layer, _ in checked] == [foreign]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,51 @@ def reachable(successors: Sequence[Iterable[int]], start: int) -> set[int]:
         found |= new
         waiting += new
     return found
+
+
+def merge_states(
+    start: int, transitions: NDArray[np.integer[Any]], labels: NDArray[np.integer[Any]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Merge the states of an automaton that no word tells apart, and drop those not reached.
+
+    States are numbered from 0, the start, in the order in which words reach them, shortest words
+    first. Source: Moore (1956), "Gedanken-Experiments on Sequential Machines".
+
+    Args:
+        start: state before the first token.
+        transitions: the next states, shape (states, tokens); ``NEVER`` where a token cannot follow.
+        labels: numbers by which states differ at once, shape (states, labels).
+
+    Returns:
+        transitions: the next states of the smallest automaton, int64.
+        kept: for each of its states, one of the states that it stands for, int64.
+
+    Example:
+        >>> merge_states(0, np.array([[1], [2], [1]]), np.array([[0], [1], [1]]))
+        (array([[1],
+               [1]]), array([0, 1]))
+    """
+    # Many letters may do the same.
+    after = np.unique(transitions, axis=1)
+    key, count = np.concatenate([labels, after == NEVER], 1), 0
+    while True:
+        classes = np.unique(key, axis=0, return_inverse=True)[1].reshape(-1)
+        if classes.max() < count:
+            break
+        count = classes.max() + 1
+        key = np.column_stack([classes, np.where(after == NEVER, NEVER, classes[after])])
+    numbers = {NEVER: NEVER, int(classes[start]): 0}
+    kept, rows = [start], []
+    for state in kept:
+        row = []
+        for after_state in transitions[state].tolist():
+            reached = NEVER if after_state == NEVER else int(classes[after_state])
+            if reached not in numbers:
+                numbers[reached] = len(kept)
+                kept.append(after_state)
+            row.append(numbers[reached])
+        rows.append(row)
+    return np.array(rows, np.int64), np.array(kept, np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,6 +54,14 @@ def test_a_run_is_certified_as_it_is_evaluated(tmp_path, monkeypatch):
     assert all(path.is_file() for path in written)
 
 
+def test_a_certificate_names_the_words_that_its_automaton_was_compared_on(tmp_path):
+    config = CONFIG.replace(task=TaskSpec("regex", pattern="(ab)*", length=8, train_size=20))
+    train(config, tmp_path)
+    _, (path, *_) = certify_run(tmp_path, max_pairs=5000)
+    checked = "the words of the pattern '(ab)*', on all words of 1 to 8 letters"
+    assert json.loads(path.read_text())["checked_against"] == checked
+
+
 def test_a_task_without_an_automaton_is_named(tmp_path):
     task = TaskSpec("selective_copying", length=16, train_size=20, num_copied=2)
     train(CONFIG.replace(task=task), tmp_path)

@@ -24,6 +24,7 @@ from statemix.proofs import (
 from statemix.proofs.safety import explore
 from statemix.proofs.structure import structure_tables
 from statemix.tasks import Task
+from statemix.tasks.automata.language_tasks import Regex
 from statemix.tasks.drawn import DrawnTask
 from statemix.tasks.permutation import Permutation
 from statemix.training import folder as runs
@@ -302,6 +303,8 @@ def _save_certificate(
             row["sha256"] = runs.save_weights(target, network.name, certificate.model.state_dict())
         row["without_tables"] = tables if isinstance(tables, str) else None
         row["letters"], row["answers"] = names_of(task, certificate.head)
+        if isinstance(task, Regex):
+            row["checked_against"] = task.checked_against
         if certificate.method == "structure":
             row["places"] = list(task.heads)
         text = json.dumps(row, indent=1, allow_nan=False)

@@ -1,12 +1,17 @@
 """The tables of certificates, and the checker that reads them without PyTorch."""
 
+import contextlib
 import copy
+import functools
 import itertools
 import json
+import math
 import random
 import re
+import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -287,6 +292,82 @@ def test_deep_files_are_invalid_and_a_wrong_call_is_no_refutation(tmp_path):
     assert run_checker(path)[0] == 2
     called = subprocess.run([sys.executable, CHECKER], capture_output=True, check=False)
     assert (called.returncode, called.stdout) == (2, b"")
+
+
+# What a damaged or hostile file may hold in place of a value; the last one nests deeply.
+ODD = [
+    None, True, -1, 1.5, math.inf, 10**4000, "", "\ud800", "é", [], [[]], {}, {"a": 1}, [None],
+    "\nproven: ", functools.reduce(lambda inner, _: [inner], range(900), []),
+]  # fmt: skip
+
+
+def parts_in(part, path=()):
+    """Yield the path of every value."""
+    yield path
+    if isinstance(part, list | dict):
+        for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+            yield from parts_in(value, (*path, key))
+
+
+@pytest.mark.parametrize("kind", ["S_3", "S_6"])
+def test_odd_values_anywhere_never_end_in_a_traceback(kind, tmp_path, capsys):
+    content = json.loads((CERTIFICATES / f"{kind}.json").read_text())
+    path, places = tmp_path / "certificate.json", list(parts_in(content))
+    assert content["tables"]["format"] == {"S_3": 1, "S_6": 2}[kind]
+    rng, statuses = random.Random(0), Counter()
+    for odd in ODD * 40:
+        changed = {"all": copy.deepcopy(content)}
+        *parents, last = ("all", *rng.choice(places))
+        place = changed
+        for key in parents:
+            place = place[key]
+        place[last] = odd
+        with contextlib.suppress(TypeError, KeyError, RecursionError):
+            changed["all"]["tables"] = sealed(changed["all"]["tables"])
+        with contextlib.suppress(RecursionError, ValueError):
+            path.write_text(json.dumps(changed["all"]))
+        statuses[check_certificate.main(str(path))] += 1
+        assert re.fullmatch("(proven|refuted|invalid): .*\n", capsys.readouterr().out)
+    assert statuses.keys() <= {0, 1, 2}
+    assert statuses[2] > 300
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"\x00\xff\xfe", b"null", b'"text"', b"9" * 5000, b"1e999", b"\xef\xbb\xbf{}"),
+        *(b"[" * 200_000, b'{"a":' * 5000, b'{"tables": {"format": 2}}'),
+        *(b'{"tables": {"\\ud800": 1}}', '{"without_tables": "é"}'.encode()),
+        *(b'{"without_tables": "\\ud800"}', b'{"without_tables": "\\nproven: \\u001b[2J"}'),
+    ],
+    ids=itertools.count(),
+)
+def test_any_file_is_invalid_wherever_the_verdict_is_printed(content, tmp_path):
+    path = tmp_path / "é.json"
+    path.write_bytes(content)
+    check_it = (
+        f"{shlex.quote(sys.executable)} -S {shlex.quote(str(CHECKER))} {shlex.quote(str(path))}"
+    )
+    closed = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); "
+    closed += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    through = f"{shlex.quote(sys.executable)} -c {shlex.quote(closed)} -S"
+    for shell in (
+        check_it,
+        f"PYTHONIOENCODING=ascii {check_it}",
+        f"PYTHONUTF8=0 LC_ALL=C PYTHONCOERCECLOCALE=0 {check_it}",
+        f"{check_it} >&-",
+        f"{check_it} >/dev/full",
+        f"{through} {shlex.quote(str(CHECKER))} {shlex.quote(str(path))}",
+    ):
+        done = subprocess.run(shell, shell=True, capture_output=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (2, b""), shell
+        assert done.stdout.count(b"\n") <= 1
+
+
+@pytest.mark.parametrize("path", ["", "absent", ".", "nul\0", "\udcff"])
+def test_what_is_no_file_is_invalid(path, capsys):
+    assert check_certificate.main(path) == 2
+    assert capsys.readouterr().out.startswith("invalid: ")
 
 
 def test_tables_that_score_nothing_prove_nothing(s_3):

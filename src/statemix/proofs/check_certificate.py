@@ -10,6 +10,7 @@ file (2).
 
 import hashlib
 import json
+import os
 import sys
 from collections import deque
 from typing import Any
@@ -91,7 +92,7 @@ def check(tables: dict[str, Any]) -> tuple[int, tuple[int, ...] | None]:
     """Return the pairs of states that words reach, and a shortest word that fails or None."""
     try:
         check_form(tables)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise Invalid(f"its tables are not whole: {error!r}") from error
     numbers = {tuple(state): number for number, state in enumerate(tables["states"])}
     automaton = tables["automaton"]
@@ -159,7 +160,7 @@ def check_structure(tables: dict[str, Any]) -> int:
     """Check a proof by structure, and return the number of places that it is about."""
     try:
         check_structure_form(tables)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise Invalid(f"its tables are not whole: {error!r}") from error
     followers, start = tables["followers"], tables["start"]
     codes = [set(map(tuple, rows)) for rows in tables["codes"]]
@@ -186,8 +187,8 @@ def check_structure(tables: dict[str, Any]) -> int:
     return heads
 
 
-def main(path: str) -> int:
-    """Print the verdict on a file, and return the exit status."""
+def verdict(path: str) -> tuple[int, str]:
+    """Return the exit status for a file, and the line to print."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -197,17 +198,29 @@ def main(path: str) -> int:
         require(isinstance(tables, dict), f"it has no tables{f': {reason}' if reason else ''}")
         if tables.get("format") == 2:
             count = check_structure(tables)
-            print(f"proven: right after every word of every length (by structure, {count} places)")
-            return 0
+            said = f"proven: right after every word of every length (by structure, {count} places)"
+            return 0, said
         pairs, word = check(tables)
-    except (Invalid, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        print(f"invalid: {path}: {error}")
-        return 2
-    if word is not None:
-        print(f"refuted: the answer after {' '.join(map(str, word))} is missing or wrong")
-        return 1
-    print(f"proven: right after every word of every length ({pairs:,} pairs of states)")
-    return 0
+        if word is not None:
+            return 1, f"refuted: the answer after {' '.join(map(str, word))} is missing or wrong"
+        return 0, f"proven: right after every word of every length ({pairs:,} pairs of states)"
+    # A traceback would end with the status of "refuted".
+    except Exception as error:  # noqa: BLE001
+        return 2, f"invalid: {path}: {error or type(error).__name__}"
+
+
+def main(path: str) -> int:
+    """Print the verdict on a file, and return the exit status."""
+    status, line = verdict(path)
+    # The file may hold letters that cannot be printed, or that would look like a second line.
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except (OSError, ValueError):
+        # Nobody reads the line, and Python must not fail when it writes it once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return status
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def _is_decided(path: Path, row: dict[str, Any]) -> bool:
         stored = json.loads(path.read_text())
         same = all(stored[name] == row[name] for name in ("property", "network", "weights_sha256"))
         return same and stored["verdict"] != "open"
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False
 
 
@@ -345,7 +345,7 @@ def load_proven(
     try:
         row = json.loads(path.read_text())
         verdict, sha256, trained = row["verdict"], row.get("sha256", ""), row.get("weights_sha256")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or repr(error)
         raise RequestError(f"{path} must hold a certificate, got: {reason}") from error
     if verdict != "proven":

@@ -79,6 +79,18 @@ def test_a_property_is_proven_or_broken_by_a_shortest_word(of_group):
     assert broken.answers == (1, 1)
 
 
+def test_a_property_needs_answers_that_rounding_cannot_change(of_group):
+    """As a proof of the task does: a constant that all logits share makes their rounding larger."""
+    model = of_group("S_2")
+    with torch.no_grad():
+        model.readouts["answer"].weight += 2.0**18
+    model = proofs.harden(model)
+    found = prove_safety(model, parse_property(TWICE, BITS, BITS), "answer")
+    assert proofs.search(model, Permutation(group="S_2").automaton()).verdict == "open"
+    assert found.verdict == "open"
+    assert found.reason == "rounding may change an answer of the network"
+
+
 def test_a_bad_start_is_broken_by_the_empty_word(of_group):
     watched = parse_property("start: a\nbad: a\na 0 0 b", BITS, BITS)
     found = prove_safety(proofs.harden(of_group("S_2")), watched, "answer")

@@ -145,6 +145,7 @@ class RightAnswers(NamedTuple):
         after: the model's state after it.
         reached: number of the pair after it, shape (rows,).
         logits: the model's logits after it, shape (rows, classes).
+        errors: how far rounding can move each logit, same shape.
     """
 
     length: int
@@ -154,6 +155,7 @@ class RightAnswers(NamedTuple):
     after: State
     reached: NDArray[np.int64]
     logits: Tensor
+    errors: Tensor
 
 
 class ProductSearch:
@@ -253,6 +255,7 @@ class ProductSearch:
                     after,
                     np.array(after_numbers),
                     logits,
+                    errors,
                 )
                 reason = self.observe(seen)
                 if reason:
@@ -312,20 +315,18 @@ class ProductSearch:
         scored = answers != IGNORED
         if not scored.any():
             return None
-        margins = _margins(logits, answers.clamp(min=0))
+        exceeded = margins(logits, answers.clamp(min=0))
         # A tie is wrong, and so is what is no number.
-        wrong = scored & ~(margins > 0)
+        wrong = scored & ~(exceeded > 0)
         if wrong.any():
             return int(wrong.nonzero()[0])
-        self.margin = min(self.margin, float(margins[scored].min()))
+        self.margin = min(self.margin, float(exceeded[scored].min()))
         return None
 
     def _first_near(self, logits: Tensor, errors: Tensor, outputs: NDArray[np.int64]) -> int | None:
         """Return the first row with an answer that rounding may change."""
         answers = torch.from_numpy(outputs).to(logits.device)
-        right = answers.clamp(min=0).unsqueeze(1)
-        moved = (logits + errors).scatter(1, right, (logits - errors).gather(1, right))
-        near = (answers != IGNORED) & ~(_margins(moved, right.squeeze(1)) > 0)
+        near = (answers != IGNORED) & may_change(logits, errors, answers.clamp(min=0))
         return int(near.nonzero()[0]) if near.any() else None
 
     def _word(self, number: int) -> list[int]:
@@ -339,7 +340,7 @@ class ProductSearch:
         """Return the word and both answers, if the ordinary forward pass fails on it too."""
         logits = self.model(torch.tensor([word], device=self.model.device))[self.head][:, -1]
         expected = self.automaton.answers(word)[-1]
-        if (_margins(logits, torch.tensor([expected], device=logits.device)) > 0).all():
+        if (margins(logits, torch.tensor([expected], device=logits.device)) > 0).all():
             return self._ended("open", reason=f"steps fail on the word {word}, the whole does not")
         others = logits[0].clone()
         others[expected] = -torch.inf
@@ -357,10 +358,17 @@ def _equal_but_rounded(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=0.0, atol=close, equal_nan=True)
 
 
-def _margins(logits: Tensor, answers: Tensor) -> Tensor:
+def margins(logits: Tensor, answers: Tensor) -> Tensor:
     """Return by how much the logits (rows, classes) of some answers exceed all others."""
     right = logits.gather(1, answers.unsqueeze(1)).squeeze(1)
     return right - logits.scatter(1, answers.unsqueeze(1), -torch.inf).amax(1)
+
+
+def may_change(logits: Tensor, errors: Tensor, answers: Tensor) -> Tensor:
+    """Return whether errors of the logits (rows, classes) may change some answers."""
+    right = answers.unsqueeze(1)
+    moved = (logits + errors).scatter(1, right, (logits - errors).gather(1, right))
+    return ~(margins(moved, answers) > 0)
 
 
 @dataclass(frozen=True)

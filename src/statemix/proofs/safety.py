@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from statemix.automaton import IGNORED, NEVER, Automaton, reachable
 from statemix.errors import OptionError
 from statemix.models import TokenClassifier
-from statemix.proofs.product_search import ProductSearch, RightAnswers
+from statemix.proofs.product_search import ProductSearch, RightAnswers, margins, may_change
 from statemix.proofs.state_machine import StateMachine
 from statemix.proofs.ties import watch_gaps
 
@@ -155,9 +155,9 @@ def prove_safety(
     """Prove that a network keeps a property on words of every length, or find a shortest word.
 
     All words of the network's tokens are considered. :meth:`SafetyProperty.within` restricts a
-    property to the words of a task. The proof assumes what :func:`~statemix.proofs.search` assumes,
-    and that rounding does not move gates of 0 and 1. A word that breaks the property is confirmed
-    by the ordinary forward pass.
+    property to the words of a task. The proof assumes what :func:`~statemix.proofs.search` assumes.
+    As in :func:`~statemix.proofs.prove`, the verdict is open if rounding may change a gate of 0 or
+    1 or an answer. A word that breaks the property is confirmed by the ordinary forward pass.
 
     Args:
         model: a causal network with finitely many states; it is put into evaluation mode.
@@ -210,15 +210,16 @@ def explore(model: TokenClassifier, head: str, max_states: int) -> StateMachine 
     answers: dict[int, NDArray[np.int32]] = {}
 
     def observe(found: RightAnswers) -> str:
-        best = found.logits.topk(min(2, found.logits.shape[1])).values
-        if not (best[:, 0] > (best[:, 1] if best.shape[1] > 1 else -torch.inf)).all():
+        chosen = found.logits.argmax(-1)
+        if not (margins(found.logits, chosen) > 0).all():
             return "two answers have the same logit, or a logit is no number"
-        chosen = found.logits.argmax(-1).tolist()
+        if may_change(found.logits, found.errors, chosen).any():
+            return "rounding may change an answer of the network"
         for before, token, after, answer in zip(
             found.before.tolist(),
             found.tokens.tolist(),
             found.reached.tolist(),
-            chosen,
+            chosen.tolist(),
             strict=True,
         ):
             # The empty word is state 0.

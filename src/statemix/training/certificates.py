@@ -228,9 +228,7 @@ def explore_run(
         assert isinstance(network, TokenClassifier)
         machine = explore(network, model.main_head, max_states)
     if isinstance(machine, str):
-        raise RequestError(
-            f"{folder} must hold a network with finitely many states, got: {machine}"
-        )
+        raise RequestError(f"the network of {folder} has no state machine: {machine}")
     examples = task.examples("test", 0, config.evaluation.test_size)
     targets = examples.targets[model.main_head]
     answers, _ = machine.run(examples.tokens)

@@ -1,5 +1,6 @@
 """Chess games: positions from moves, beside python-chess."""
 
+import contextlib
 import sys
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from statemix import tasks
 from statemix.errors import OptionError, RequestError
 from statemix.tasks import chess_games
-from statemix.tasks.chess_moves import HEADS, PIECES, all_moves, board_text, chess_rules
+from statemix.tasks.chess_moves import HEADS, PIECES, SQUARES, all_moves, board_text, chess_rules
 
 chess = pytest.importorskip("chess", reason="games need python-chess")
 
@@ -153,6 +154,33 @@ def test_a_game_of_the_user_is_read_in_two_notations():
 
 
 @pytest.mark.parametrize(
+    ("before", "king", "castling"),
+    [
+        ("e4 e5 Nf3 Nc6 Bc4 Bc5", "e1", ("e1g1", "O-O")),
+        ("d4 d5 Nc3 Nc6 Bf4 Bf5 Qd2 Qd7", "e1", ("e1c1", "O-O-O")),
+        ("e4 e5 Nf3 Nf6 Bc4 Bc5 d3", "e8", ("e8g8", "O-O")),
+        ("d4 d5 Nc3 Nc6 Bf4 Bf5 Qd2 Qd7 a3", "e8", ("e8c8", "O-O-O")),
+    ],
+)
+def test_a_king_castles_by_its_own_squares_alone(before, king, castling):
+    """python-chess also reads its move onto the rook as castling."""
+    task, read = tasks.build("chess"), set()
+    for text in (*(f"{king}{square}" for square in SQUARES), "O-O", "O-O-O"):
+        with contextlib.suppress(OptionError):
+            game = task.game([*before.split(), text])
+            board = chess.Board()
+            for move in before.split():
+                board.push_san(move)
+            legal = {
+                name: move for move in board.legal_moves for name in (move.uci(), board.san(move))
+            }
+            board.push(legal[text])
+            assert labels(game, 0)[-1].tolist() == position(board)
+            read.add(text)
+    assert read >= set(castling)
+
+
+@pytest.mark.parametrize(
     ("moves", "message"),
     [
         ([], "moves must be at least one, got none"),
@@ -163,6 +191,10 @@ def test_a_game_of_the_user_is_read_in_two_notations():
         (["e2e5"], "moves must be legal, got 'e2e5' as ply 1"),
         (["e4", "--"], "moves must be legal, got '--' as ply 2"),
         (["e4", 5], "moves must be strings, got 5"),
+        *(
+            ([text], "moves must be legal, got .* as ply 1")
+            for text in ["0000", "Z0", "P@e5", "e2e4q", "e2", "", "a1a1", "e1e1", "Nxf3", "e4+"]
+        ),
         (["e4", "castles"], "moves must be legal, got 'castles' as ply 2"),
         (["f3", "e5", "g4", "Qh4#", "a3"], "got 'a3' as ply 5 where the legal moves are none"),
     ],

@@ -124,8 +124,9 @@ class Chess(PlacesTask):
         """Return a game of the user as one example.
 
         Args:
-            moves: the moves from the initial position, in the notation of UCI ("e2e4", "e7e8q") or
-                in algebraic notation ("e4", "Nf3", "O-O").
+            moves: the moves from the initial position, in the notation of UCI ("e2e4", "e7e8q",
+                "e1g1") or in algebraic notation ("e4", "Nf3", "O-O"), whose "+" and "#" may be
+                absent.
 
         Raises:
             OptionError: if there is no move, or a move cannot be read or is illegal.
@@ -138,7 +139,7 @@ class Chess(PlacesTask):
             if not isinstance(text, str):
                 raise OptionError(f"moves must be strings, got {text!r}")
         for ply, text in enumerate(moves, 1):
-            move = _read(board, text)
+            move = _legal(board).get(text)
             if move is None:
                 legal = sorted(board.san(legal) for legal in board.legal_moves)
                 raise OptionError(
@@ -278,14 +279,13 @@ def _weight(board: "chess.Board", move: "chess.Move") -> int:
     return _SPECIAL if distance == 2 and board.kings >> start & 1 else distance
 
 
-def _read(board: "chess.Board", text: str) -> "chess.Move | None":
-    """Read a move in UCI or algebraic notation; None if it is not legal."""
-    try:
-        move = _library().Move.from_uci(text)
-    except ValueError:
-        try:
-            move = board.parse_san(text)
-        except ValueError:
-            return None
-    # The move "--" of PGN passes the turn.
-    return move if board.is_legal(move) else None
+def _legal(board: "chess.Board") -> "dict[str, chess.Move]":
+    """Return each legal move by its UCI and algebraic notations.
+
+    python-chess reads more than legal moves have as names, such as a king that takes its own rook.
+    """
+    found = dict[str, "chess.Move"]()
+    for move in board.legal_moves:
+        name = board.san(move)
+        found |= dict.fromkeys((move.uci(), name, name.rstrip("+#")), move)
+    return found

@@ -102,21 +102,27 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         Raises:
             SettingError: otherwise, or if there is no entry of that name.
         """
-        known = self.options(name)
+        known, entry = self.options(name), self.find(name)
+        # Options that are replaced by others before they come here.
+        replaced = [*getattr(entry, "replaced", ())]
+        replaced += ["preset"] if getattr(entry, "presets", ()) else []
         subject = f"of {self.kind} {name!r}"
         for option in given:
             if option not in known:
                 raise SettingError(
                     "",
-                    f"must be among {sorted(known)}",
+                    f"must be among {sorted([*known, *replaced])}",
                     option,
                     subject=f"options {subject}",
-                    advice=suggestion(option, known),
+                    advice=suggestion(option, [*known, *replaced]),
                 )
         required = {option for option, (_, default) in known.items() if default is REQUIRED}
         missing = ", ".join(option for option in known if option in required.difference(given))
         if missing:
-            raise SettingError("", "must be given", ABSENT, subject=f"{missing} {subject}")
+            advice = f", or {' or '.join(replaced)}" if replaced else ""
+            raise SettingError(
+                "", "must be given", ABSENT, subject=f"{missing} {subject}", advice=advice
+            )
 
     def build(self, name: str, /, **arguments: Any) -> Any:
         """Construct an entry from its options and the common parameters.
@@ -192,7 +198,8 @@ class Spec:
         """Return options that hold the contents of files in place of their names.
 
         A run must not depend on a file that may change. An entry that reads a file has a static
-        method of this name, which gets the options alone.
+        method of this name, which gets the options alone. Its attribute ``replaced`` names options
+        that only this method knows: option -> the option in its place.
 
         Raises:
             SettingError: if there is no such entry, or a file cannot be read.

@@ -45,6 +45,7 @@ def test_overview_shows_every_option_group_and_data_set(capsys):
             assert data_set in text
     rows = {tuple(line.split()) for line in text.splitlines()}
     assert ("group=A_5", "60", "fresh", "0.0167") in rows
+    assert ("file", "str", "(in", "place", "of", "rules)") in rows
     assert ("S4-3k", "group=S_4", "train_size=3000", "24", "3,000", "0.0417") in rows
 
 
@@ -146,6 +147,13 @@ def test_options_are_read_as_they_are_meant(assignments, options):
             "option 'length' must be given once, got 'length=5' as well",
         ),
         (["permutation", "grup=S_3"], RequestError, "must be among .*group"),
+        (["automaton", "fil=a.txt"], RequestError, "among .*'file', .*; did you mean 'file'?"),
+        (["automaton", "length=4"], RequestError, "rules .* must be given, or file or preset$"),
+        *(
+            ([name, "prset=x"], RequestError, "among .*'preset'.*; did you mean 'preset'?")
+            for name in TASKS
+            if TASKS[name].presets
+        ),
         (
             ["permutation", "length=1000000000"],
             RequestError,

@@ -115,6 +115,8 @@ def _print_overview(console: Console, name: str) -> None:
         (option, _accepted(annotation), "(required)" if default is REQUIRED else text_of(default))
         for option, (annotation, default) in TASKS.options(name).items()
     ]
+    replaced: Mapping[str, str] = getattr(TASKS[name], "replaced", {})
+    options += [(option, "str", f"(in place of {other})") for option, other in replaced.items()]
     _print_table(console, ("option", "values", "default"), options)
     data_sets = []
     for title, chosen in _data_sets(name):

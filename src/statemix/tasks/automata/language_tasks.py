@@ -46,6 +46,7 @@ class TableAutomaton(AutomatonTask):
 
     name: ClassVar[str] = "automaton"
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = TABLES
+    replaced: ClassVar[Mapping[str, str]] = {"file": "rules"}
     title = "automaton"
 
     def __init__(

@@ -1,6 +1,7 @@
 """Proven networks as state machines, in NumPy and in C."""
 
 import ctypes
+import itertools
 
 import numpy as np
 import pytest
@@ -57,6 +58,53 @@ def test_a_million_tokens_are_right_at_every_one(of_group):
     examples = task.examples("train", 0, 1, 1_000_000)
     answers, _ = machine.run(examples.tokens[0])
     np.testing.assert_array_equal(answers, examples.targets["product"][0])
+
+
+def test_a_machine_is_as_small_as_its_answers_allow():
+    """Of random machines, each state three times, beside all words of up to six letters."""
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 5):
+        small = rng.integers(-1, size, (size, 2)).astype(np.int32)
+        answers = np.where(small < 0, -1, rng.integers(-1, 2, (size, 2))).astype(np.int32)
+        copies = small[np.arange(3 * size) % size] + size * rng.integers(0, 3, (3 * size, 2))
+        copies[small[np.arange(3 * size) % size] < 0] = -1
+        large = StateMachine(copies.astype(np.int32), np.tile(answers, (3, 1)))
+        found = large.minimized()
+        assert found.num_states <= size
+        assert found.minimized().num_states == found.num_states
+        for word in itertools.chain(*(itertools.product(range(2), repeat=n) for n in range(7))):
+            outcomes = []
+            for machine in (large, found):
+                try:
+                    outcomes.append(machine.run(np.array(word, int))[0].tolist())
+                except ValueError as error:
+                    outcomes.append(str(error))
+            assert outcomes[0] == outcomes[1]
+
+
+def test_only_states_that_answer_alike_are_merged():
+    # Both states answer alike at once, but not after a second letter.
+    late = np.array([[1, 2], [3, 3], [4, 4], [3, 3], [4, 4]], dtype=np.int32)
+    answers = np.array([[0, 0], [0, 0], [0, 0], [0, 0], [1, 1]], dtype=np.int32)
+    assert StateMachine(late, answers).minimized().num_states == 4
+    assert StateMachine(LAMP, np.where(LAMP < 0, -1, 0)).minimized().num_states == 3
+
+
+def test_states_of_a_network_that_answer_alike_are_one_state_of_its_machine():
+    """The first entry holds the parity, and the second the last letter, which no answer needs."""
+    tables = {
+        "format": 1,
+        "values": 2,
+        "start": [0, 0],
+        "letters": [[0, -1], [[1, 0], -2]],
+        "states": [[0, 0], [0, 1], [1, 0], [1, 1]],
+        "answers": [[0, -1], [-1, 0], [1, -1], [-1, 1]],
+        "automaton": {"start": 0, "transitions": [[0, 1], [1, 0]], "outputs": [[0, 1], [1, 0]]},
+    }
+    tables["sha256"] = check_certificate.digest(tables)
+    machine = StateMachine.from_tables(tables)
+    assert machine.num_states == 2
+    assert machine.run([1, 0, 1, 1])[0].tolist() == [1, 1, 0, 1]
 
 
 def test_states_of_the_network_are_numbered_once_for_each_state_of_the_task(tracker):

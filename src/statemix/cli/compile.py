@@ -21,11 +21,11 @@ class Compile:
     """Write a proven network as a small program, which needs table look-ups instead of gates.
 
     The program gives the same answers as the proven network of "statemix certify", at every length.
-    A network that is proven by search becomes a state machine, with one look-up for each token. A
-    network that is proven by structure becomes index maps, with one look-up for each entry that an
-    answer needs. For a run on traces, which have no automaton to compare with, the program is the
-    trained network with gates of 0 and 1; the command prints its accuracy on the test traces. Two
-    files are written to the run's folder, or to --output:
+    A network that is proven by search becomes the smallest state machine with its answers, with
+    one look-up for each token. A network that is proven by structure becomes index maps, with one
+    look-up for each entry that an answer needs. For a run on traces, which have no automaton to
+    compare with, the program is the trained network with gates of 0 and 1; the command prints its
+    accuracy on the test traces. Two files are written to the run's folder, or to --output:
 
     NAME.c: C99 without dependencies, with the functions NAME_step and NAME_run, and for index maps
     NAME_begin and NAME_answer;

@@ -6,6 +6,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from statemix.automaton import merge_states
 from statemix.proofs.check_certificate import check, step
 
 # Shorter words are followed letter by letter, longer ones in parts.
@@ -50,7 +51,7 @@ class StateMachine:
 
     @classmethod
     def from_tables(cls, tables: dict[str, Any]) -> Self:
-        """Number the states of a network that the tables of a certificate describe.
+        """Return the smallest machine of a network that the tables of a certificate describe.
 
         Args:
             tables: the tables, as :func:`~statemix.proofs.read_tables` returns them.
@@ -85,7 +86,13 @@ class StateMachine:
                 if (after, next_place) not in seen:
                     seen.add((after, next_place))
                     pairs.append((after, next_place))
-        return cls(np.array(transitions, dtype=np.int32), np.array(given, dtype=np.int32))
+        found = cls(np.array(transitions, dtype=np.int32), np.array(given, dtype=np.int32))
+        return found.minimized()
+
+    def minimized(self) -> Self:
+        """Return the smallest machine that gives the same answers to all words."""
+        transitions, kept = merge_states(0, self.transitions, self.answers)
+        return type(self)(transitions.astype(np.int32), self.answers[kept])
 
     @property
     def summary(self) -> str:

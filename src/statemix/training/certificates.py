@@ -193,7 +193,7 @@ class ExploredRun:
     """A network with gates of 0 and 1, all of whose states were visited.
 
     Attributes:
-        machine: the network.
+        machine: the smallest machine that answers like the network.
         letters: name of each letter.
         answers: name of each answer.
         accuracy: share of the labels of test words that the machine answers.
@@ -234,7 +234,7 @@ def explore_run(
     answers, _ = machine.run(examples.tokens)
     right = (answers == targets)[targets != IGNORED]
     names = names_of(task, model.main_head)
-    return ExploredRun(machine, *names, float(right.mean()))
+    return ExploredRun(machine.minimized(), *names, float(right.mean()))
 
 
 def _chosen(

@@ -13,7 +13,7 @@ from statemix.proofs import join_actions, read_actions, token_maps
 from statemix.studies.inspection.layer_numbers import inspected
 from statemix.studies.inspection.layer_pictures import draw_race
 from statemix.studies.inspection.layer_text import together
-from statemix.training import load_model, load_outcome
+from statemix.training import certificates, load_model, load_outcome
 from statemix.training.folder import read_metrics
 
 
@@ -82,7 +82,9 @@ def test_the_learned_automaton_is_told_and_kept(run, hybrid, tmp_path, capsys):
     task = load_outcome(run).config.build_task()
     assert found == read_actions(model, task.automaton())
     assert len(found) == 2
-    assert "with gates of 0 and 1: no block tracks the task\n" in text
+    assert (
+        "in no block does the task's state alone decide what the block holds; `statemix ce" in text
+    )
     assert "with gates of 0 and 1: of another kind: 2 blocks\n" in text
     kept = numbers(run / "inspect")["joint"]
     assert kept == join_actions(model, found, task.automaton(), name="S_3")
@@ -94,6 +96,16 @@ def test_the_learned_automaton_is_told_and_kept(run, hybrid, tmp_path, capsys):
     assert numbers(tmp_path / "hybrid")["actions"] == []
     assert numbers(tmp_path / "hybrid")["joint"] is None
     assert not (tmp_path / "hybrid" / "actions.png").exists()
+
+
+def test_a_proven_network_is_never_said_to_track_nothing(run, monkeypatch, capsys):
+    """Its blocks may hold more than the task's state."""
+    monkeypatch.setattr(certificates, "load_proven", lambda folder, weights: None)
+    assert main(["inspect", str(run)]) == 0
+    said = (
+        "with gates of 0 and 1: the network is proven; its blocks tell more states apart than the"
+    )
+    assert said in capsys.readouterr().out
 
 
 def test_the_race_of_representations_is_drawn_and_kept(run, tmp_path, capsys):

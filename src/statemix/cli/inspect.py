@@ -1,5 +1,6 @@
 """``statemix inspect``: look into the layers of a trained model."""
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -191,7 +192,16 @@ class Inspect:
             lines = _lines(found)
             print(json.dumps(lines, indent=1, allow_nan=False))
         else:
-            self._print(found, judged=automaton is not None)
+            self._print(found, judged=automaton is not None, proven=self._is_proven())
+
+    def _is_proven(self) -> bool:
+        """Return whether `statemix certify` has stored a proof of the weights."""
+        from statemix.training.certificates import load_proven
+
+        with contextlib.suppress(RequestError):
+            load_proven(self.folder, self.weights)
+            return True
+        return False
 
     def _race(self, task: "Task", attempts: "tuple[Attempt, ...]") -> "Race | None":
         """Return the representations of the task's group during training, if the run kept them."""
@@ -282,7 +292,7 @@ class Inspect:
         for name, content in contents.items():
             files.write_file(self._folder / name, content)
 
-    def _print(self, found: _Found, *, judged: bool) -> None:
+    def _print(self, found: _Found, *, judged: bool, proven: bool) -> None:
         from statemix.studies.inspection import layer_text as text
 
         console = Console(highlight=False, markup=False)
@@ -295,7 +305,7 @@ class Inspect:
         for sentence in text.without(found.layers):
             console.print(sentence)
         if found.learned:
-            for sentence in text.sentences(found.learned, judged=judged):
+            for sentence in text.sentences(found.learned, judged=judged, proven=proven):
                 console.print(sentence)
         if found.joined is not None:
             console.print(text.together(found.joined))

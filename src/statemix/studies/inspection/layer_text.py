@@ -101,10 +101,11 @@ def without(layers: Sequence[LayerNumbers]) -> Iterator[str]:
             )
 
 
-def sentences(found: Sequence[BlockActions], *, judged: bool) -> list[str]:
+def sentences(found: Sequence[BlockActions], *, judged: bool, proven: bool = False) -> list[str]:
     """Say which blocks track the task, which repeat them, and how many do something else.
 
-    ``judged`` says whether there was an automaton of the task.
+    ``judged`` says whether there was an automaton of the task, and ``proven`` whether the network
+    was proven on it.
     """
     lines = []
     for one in found:
@@ -113,7 +114,16 @@ def sentences(found: Sequence[BlockActions], *, judged: bool) -> list[str]:
             repeated = f"; repeated by {_numbers(copies)}" if copies else ""
             lines.append(f"block {one['block']} tracks the task: {_maps(one)}{repeated}")
     if judged and not lines:
-        lines.append("no block tracks the task")
+        some = any(one["role"] == "other" for one in found)
+        proof = (
+            "its blocks tell more states apart than the task has" if some else "no block matters"
+        )
+        lines.append(
+            f"the network is proven; {proof}"
+            if proven
+            else "in no block does the task's state alone decide what the block holds; "
+            "`statemix certify` tells whether the network is right nevertheless"
+        )
     idle = [one["block"] for one in found if one["role"] == "idles"]
     if idle:
         lines.append(f"idle (no token changes it): {_blocks(idle)}")

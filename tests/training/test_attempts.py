@@ -76,6 +76,8 @@ def test_attempts_fail_their_last_test_or_on_the_plateau():
     ]
     assert tested == [16, 21, 61, 77, 82]
     assert (search.began, search.origin) == (61, 82)
+    # A message names what each of these tests asks for.
+    assert (search.needed(77), search.needed(82)) == (0.9, 0.5)
 
 
 def test_the_last_test_may_come_hundreds_of_steps_after_the_plateau():
@@ -205,7 +207,7 @@ def test_attempts_are_in_the_outcome_the_metrics_and_the_events(searching, tmp_p
     # What a failed attempt has reached is not the run's best.
     assert min(outcome.best_test.step, outcome.test_at_best_validation.step) > first.ended
     said = [event.text for event in events if event.kind == "message"]
-    test = f"attempt 1 of 2, accuracy {first.accuracy:.4f} on validation sequences"
+    test = f"attempt 1 of 2, accuracy {first.accuracy:.4f} on validation sequences (1 needed)"
     assert said[1] == f"step {first.ended}: {test}: failed, the next attempt begins"
     left = "no attempts are left, so the schedules begin with these weights"
     assert said[-1].endswith(f": failed; {left}")
@@ -371,7 +373,7 @@ def test_attempts_go_on_until_one_is_right_after_the_schedules(searching, tmp_pa
     steps = [row["step"] for row in read_metrics(run.folder)]
     assert steps == sorted(set(steps))
     assert min(row["step"] for row in run.evaluation.rows.values()) > first.ended
-    tested = "on validation sequences after the schedules"
+    tested = "on validation sequences after the schedules (0.5 needed)"
     failed = f"attempt 1 of 3, accuracy 0.4900 {tested}: failed, the next attempt begins"
     assert f"step {first.ended}: {failed}" in said
     assert said[-1].endswith(f"attempt 2 of 3, accuracy 0.5000 {tested}: passed")
@@ -385,7 +387,8 @@ def test_attempts_go_on_until_one_is_proven(searching, tmp_path, monkeypatch):
         assert (task.name, max_pairs) == ("permutation", 5000)
         mixer = model.backbone.blocks[0].mixer
         seen.append((mixer.gate_temperature, model.state_dict()))
-        return SimpleNamespace(verdict=next(verdicts))
+        result = SimpleNamespace(verdict=next(verdicts), word=(1, 4), reason="too many pairs")
+        return SimpleNamespace(result=result, head="product")
 
     monkeypatch.setattr("statemix.training.attempts.prove_task", planted)
     changes = {
@@ -398,7 +401,8 @@ def test_attempts_go_on_until_one_is_proven(searching, tmp_path, monkeypatch):
     outcome = train(searching(changes), tmp_path, on_event=lambda event: said.append(event.text))
     assert [attempt.passed for attempt in outcome.attempts] == [False, False, True]
     text = "on validation sequences after the schedules"
-    assert any(f"{text}, refuted: failed, the next attempt begins" in one for one in said)
+    for why in ("refuted: wrong after 132 312", "open: too many pairs"):
+        assert any(f"{text}, {why}: failed, the next attempt begins" in one for one in said)
     assert any(f"{text}, proven: passed" in one for one in said)
     assert [temperature for temperature, _ in seen] == [0.125] * 3
     # The copy has the temperature of evaluation; the run's network has that of its schedule.
@@ -436,7 +440,7 @@ def test_the_last_attempt_ends_the_run_though_it_has_lost_track(searching, tmp_p
     (only,) = outcome.attempts
     assert (only.passed, only.ended) == (False, outcome.last.step - 6)
     said = [event.text for event in events if event.kind == "message"]
-    assert said[-1].endswith("after the schedules: failed; no attempts are left")
+    assert said[-1].endswith("after the schedules (1 needed): failed; no attempts are left")
     assert train(searching(changes), tmp_path) == outcome
 
 

@@ -82,8 +82,9 @@ class Certify:
     def _certified(self) -> str:
         """Certify the run and print what was found; return the verdict."""
         # Slow imports wait until the options have been checked.
+        from statemix.tasks.task_registry import names_of
         from statemix.training import load_config
-        from statemix.training.certificates import certificate_paths, certify_run, names_of
+        from statemix.training.certificates import certificate_paths, certify_run
 
         with _progress() as show:
             found, written = certify_run(

@@ -9,8 +9,8 @@ import polars as pl
 from statemix.studies.result_text import commit_text
 from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import StudyEntry
+from statemix.tasks.task_registry import names_of
 from statemix.training import config_from_plain
-from statemix.training.certificates import names_of
 
 NOISE = 0.05
 """Largest difference from the paper that agrees: two models that the paper calls identical differ

@@ -10,6 +10,7 @@ from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmet
 from statemix.tasks.chomsky.string_tasks import CycleNavigation, Parity
 from statemix.tasks.copying import Copying
 from statemix.tasks.cube import Cube
+from statemix.tasks.drawn import DrawnTask
 from statemix.tasks.mad.fuzzy_recall import FuzzyRecall
 from statemix.tasks.mad.recall import NoisyRecall, Recall
 from statemix.tasks.mad.storage import Compression, Memorization, SelectiveCopying
@@ -60,3 +61,11 @@ def build(name: str, /, **options: object) -> Task:
     """
     task: Task = TASKS.build(name, **options)
     return task
+
+
+def names_of(task: Task, head: str) -> tuple[list[str], list[str]]:
+    """Return the names of a task's tokens and of a head's classes."""
+    tokens, classes = range(task.vocab_size), range(task.heads[head])
+    if isinstance(task, DrawnTask | Permutation):
+        return [task.word(token) for token in tokens], [task.label(one) for one in classes]
+    return [str(token) for token in tokens], [str(one) for one in classes]

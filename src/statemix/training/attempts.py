@@ -15,6 +15,7 @@ from statemix.models import ReadoutModel
 from statemix.place_rules import HasPlaces
 from statemix.proofs import prove_task
 from statemix.tasks import Task
+from statemix.tasks.task_registry import names_of
 from statemix.training.batches import CrossEntropy
 from statemix.training.config import RunConfig, SearchConfig
 from statemix.training.evaluation import SplitEvaluator, accuracy
@@ -122,11 +123,17 @@ class Search:
             return step - now.began >= self._config.max_steps
         return step > now.left and (step - now.left) % self._config.every == 0
 
+    def _is_last_test(self, step: int) -> bool:
+        left = self.attempts[-1].left
+        return left is None or step - left >= self._config.every * self._config.tests
+
+    def needed(self, step: int) -> float:
+        """Return the accuracy that passes a test before the schedules."""
+        return self._config.accept_last if self._is_last_test(step) else self._config.accept
+
     def judge(self, step: int, accuracy: float) -> None:
         """Take note of a test; the attempt that fails its last one has ended."""
-        now = self.attempts[-1]
-        last = now.left is None or step - now.left >= self._config.every * self._config.tests
-        passed = accuracy >= (self._config.accept_last if last else self._config.accept)
+        passed, last = accuracy >= self.needed(step), self._is_last_test(step)
         self._change(accuracy=accuracy, passed=passed, ended=step if last or passed else None)
 
     def confirm(self, step: int, accuracy: float, *, passed: bool) -> None:
@@ -231,29 +238,36 @@ class Attempts(Hook):
         return True
 
     def _test(self, loop: Loop) -> None:
-        text = "on validation sequences"
         model: Any = loop.model
         with attributes_set(model, self._config.search.attributes, "search.attributes"):
             found = accuracy(self._evaluator(model))
+        text = f"accuracy {found:.4f} on validation sequences"
         if self.search.unconfirmed:
-            passed, by_proof = self._confirms(model, found)
+            passed, why = self._confirms(model, found)
             self.search.confirm(loop.step, found, passed=passed)
-            text += f" after the schedules{by_proof}"
+            text += f" after the schedules{why}"
         else:
+            text += f" ({self.search.needed(loop.step):g} needed)"
             self.search.judge(loop.step, found)
-        self._go_on(loop, f"accuracy {found:.4f} {text}")
+        self._go_on(loop, text)
 
     def _confirms(self, model: ReadoutModel, found: float) -> tuple[bool, str]:
-        """Return whether the test after the schedules is passed, and the verdict of a proof."""
+        """Return whether the test after the schedules is passed, and why."""
         asked = self._config.search.confirm
         if asked != "proof":
             assert asked is not None
-            return found >= asked, ""
+            return found >= asked, f" ({asked:g} needed)"
         assert isinstance(self._task, HasAutomaton | HasPlaces)
         network = copy.deepcopy(model).cpu()
         with attributes_set(network, self._config.evaluation.attributes):
-            verdict = prove_task(network, self._task, max_pairs=MAX_PAIRS).verdict
-        return verdict == "proven", f", {verdict}"
+            proof = prove_task(network, self._task, max_pairs=MAX_PAIRS)
+        result, (letters, _) = proof.result, names_of(self._task, proof.head)
+        said = {
+            "proven": "proven",
+            "refuted": f"refuted: wrong after {' '.join(letters[token] for token in result.word)}",
+            "open": f"open: {result.reason}",
+        }
+        return result.verdict == "proven", f", {said[result.verdict]}"
 
     def _go_on(self, loop: Loop, text: str) -> None:
         """Begin another attempt, or the schedules, if the attempt has ended."""

@@ -25,8 +25,7 @@ from statemix.proofs.safety import explore
 from statemix.proofs.structure import structure_tables
 from statemix.tasks import Task
 from statemix.tasks.automata.language_tasks import Regex
-from statemix.tasks.drawn import DrawnTask
-from statemix.tasks.permutation import Permutation
+from statemix.tasks.task_registry import names_of
 from statemix.training import folder as runs
 from statemix.training.outcome import (
     WEIGHT_FILES,
@@ -246,14 +245,6 @@ def _chosen(
     with contextlib.suppress(RequestError):
         return "proven", load_proven(folder, weights)
     return ("hardened", harden(model)) if can_harden(model) else ("as trained", model)
-
-
-def names_of(task: Task, head: str) -> tuple[list[str], list[str]]:
-    """Return the names of a task's tokens and of a head's classes."""
-    tokens, classes = range(task.vocab_size), range(task.heads[head])
-    if isinstance(task, DrawnTask | Permutation):
-        return [task.word(token) for token in tokens], [task.label(one) for one in classes]
-    return [str(token) for token in tokens], [str(one) for one in classes]
 
 
 def certificate_paths(folder: Path, weights: Weights, *, soft: bool) -> tuple[Path, Path]:

@@ -167,8 +167,10 @@ class Certify:
                 lines["proof"] = "by structure: tokens do to entries what they do to places"
         else:
             lines["pairs"] = f"{result.pairs:,} visited"
-        if result.verdict == "open" and result.checked:
-            lines["checked"] = f"right after every word of up to {_tokens(result.checked)}"
+        as_trained = found.network == "as trained"
+        bound = (found.horizon.tokens or 0) if as_trained else 0
+        if result.verdict == "open" and (checked := max(result.checked or 0, bound)):
+            lines["checked"] = f"right after every word of up to {_tokens(checked)}"
         if result.margin is not None:
             lines["margin"] = f"{result.margin:.4g} between the right answer and the next one"
         if found.gate_margin is not None:
@@ -176,9 +178,7 @@ class Certify:
                 f"{found.gate_margin:.4g} at least between the largest raw gate and the next one"
             )
         # Otherwise the verdict itself is about the trained network, or there is nothing to compare.
-        if found.method == "search" and (found.network == "as trained") != (
-            result.verdict == "proven"
-        ):
+        if found.method == "search" and result.verdict == "proven" and not as_trained:
             lines["soft"] = _soft(found)
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
@@ -195,7 +195,7 @@ def _soft(found: "Certificate") -> str:
         return f"no bound: {reason}"
     blocks = "all blocks" if found.tracking is None else "these blocks"
     length = f"right up to {_tokens(tokens)} at least" if tokens else "no length is guaranteed"
-    return f"{blocks} with gates as trained: {length}; {reason}"
+    return f"{blocks} with gates as trained: {length}. {reason[0].upper()}{reason[1:]}"
 
 
 def _word(tokens: Sequence[int], letters: Sequence[str]) -> str:

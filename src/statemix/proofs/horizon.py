@@ -108,8 +108,9 @@ def find_horizon(
 
     def told() -> str:
         return (
-            f"states can drift by up to {drift.error:.2g} per token, and a drift of "
-            f"{slack:.2g} can change an answer"
+            "longer words need gates of 0 and 1, or gates trained to a lower temperature: states "
+            f"can drift by up to {drift.error:.2g} per token, and a drift of {slack:.2g} can "
+            "change an answer"
         )
 
     found = ProductSearch(hard.eval(), automaton, head, max_pairs, observe=observe).run()

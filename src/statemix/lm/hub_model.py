@@ -78,7 +78,9 @@ class StatemixModel(StatemixPreTrainedModel):
         config.complete()
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList(StatemixBlock(config, kind) for kind in config.layer_types)
+        self.layers = nn.ModuleList(
+            StatemixBlock(config, place) for place in range(config.num_hidden_layers)
+        )
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.gradient_checkpointing = False
         self.post_init()

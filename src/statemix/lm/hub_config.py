@@ -45,7 +45,7 @@ class StatemixConfig(PreTrainedConfig):
         tie_word_embeddings: whether the output projection is the embedding.
         pad_token_id: token of padding.
         bos_token_id: first token of a document.
-        eos_token_id: last token of a document.
+        eos_token_id: last token of a document, or several tokens that may be the last.
 
     Attributes:
         block_mixers: name and options of the layer of each block.
@@ -85,7 +85,7 @@ class StatemixConfig(PreTrainedConfig):
         tie_word_embeddings: bool = True,
         pad_token_id: int | None = None,
         bos_token_id: int | None = None,
-        eos_token_id: int | None = None,
+        eos_token_id: int | list[int] | None = None,
         **kwargs: Any,
     ) -> None:
         self.vocab_size = vocab_size

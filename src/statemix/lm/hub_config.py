@@ -67,6 +67,8 @@ class StatemixConfig(PreTrainedConfig):
     model_type = "statemix"
     # A list, because Trainer adds a list to it.
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
+    # TRL looks here for the class of a model that transformers does not contain.
+    auto_map: ClassVar[dict[str, str]] = {}
 
     def __init__(
         self,

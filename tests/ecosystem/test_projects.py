@@ -11,14 +11,14 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     DataCollatorForLanguageModeling,
-    PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
 )
 
 from statemix.lm import StatemixConfig, StatemixForCausalLM
-from statemix.lm.text_tokenizers import END, bytes_tokenizer
+from statemix.lm.text_tokenizers import bytes_tokenizer, save_tokenizer
 
 TEXTS = ["def f(x): return x", "import os", "class A: pass", "x = 1"] * 6
 IDS = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -27,19 +27,19 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
-def tokenizer():
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bytes_tokenizer(), pad_token=END, eos_token=END, padding_side="left"
-    )
+def tokenizer(tmp_path):
+    save_tokenizer(bytes_tokenizer(), tmp_path)
+    return AutoTokenizer.from_pretrained(tmp_path)
 
 
 @pytest.fixture
 def model(tokenizer):
     torch.manual_seed(0)
-    end = tokenizer.eos_token_id
+    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
     config = StatemixConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, intermediate_size=64,
-        pad_token_id=end, eos_token_id=end, bos_token_id=end, conv_size=3, output_gate=True,
+        pad_token_id=padding, eos_token_id=end, bos_token_id=end, conv_size=3, output_gate=True,
+        num_labels=1,
     )  # fmt: skip
     return StatemixForCausalLM(config)
 
@@ -115,6 +115,33 @@ def test_trl_fine_tunes(model, tokenizer, tmp_path, packing):
     trainer = trl.SFTTrainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
     assert trainer.train().training_loss > 0
     assert packing == (seen.get("attention_mask") is None)
+    # Each text has its end, and the collator scores it.
+    batch = next(iter(trainer.get_train_dataloader()))
+    ends = batch["input_ids"] == tokenizer.eos_token_id
+    assert ends.sum() >= 2
+    assert torch.equal(batch["labels"][ends], batch["input_ids"][ends])
+
+
+@pytest.mark.parametrize("name", ["DPO", "Reward"])
+def test_trl_learns_preferences(name, model, tokenizer, tmp_path):
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    model.save_pretrained(tmp_path / "model")
+    pairs = {"prompt": TEXTS, "chosen": ["a", "bb"] * 12, "rejected": ["ccc", "d"] * 12}
+    arguments = getattr(trl, f"{name}Config")(
+        output_dir=str(tmp_path), max_steps=8, per_device_train_batch_size=4, report_to=[],
+        gradient_accumulation_steps=2, use_cpu=True, bf16=False, disable_tqdm=True,
+        learning_rate=1e-2, logging_steps=1,
+    )  # fmt: skip
+    trainer = getattr(trl, f"{name}Trainer")(
+        str(tmp_path / "model"), args=arguments, train_dataset=datasets.Dataset.from_dict(pairs),
+        processing_class=tokenizer,
+    )  # fmt: skip
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    # The loss of a model that prefers neither.
+    assert losses[0] == pytest.approx(0.69, abs=0.15)
+    assert losses[-1] < losses[0] / 2
 
 
 def test_weights_of_8_bits_give_nearly_the_same_logits(model):

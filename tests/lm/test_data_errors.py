@@ -262,6 +262,6 @@ def test_tokens_beyond_the_vocabulary_of_the_model_are_named(copied, tmp_path, c
     ids.tofile(copied / "train.bin")
     command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(copied), *TINY]
     assert main([*command, "--steps", "3"]) == 2
-    assert "must have tokens below 300, the vocab_size of the model, got 400" in (
+    assert "must have tokens below 304, the vocab_size of the model, got 400" in (
         capsys.readouterr().err
     )

@@ -10,7 +10,7 @@ from tests.lm.conftest import build_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from statemix.errors import OptionError
-from statemix.layers import LSTM
+from statemix.layers import LAYERS, LSTM
 from statemix.lm import StatemixConfig, StatemixForCausalLM
 
 IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
@@ -118,7 +118,15 @@ def test_tuples_and_hidden_states_are_returned_on_request():
         ),
         ({"mixers": {"name": "bdlru"}}, "must have the name of a layer"),
         ({"layer_types": ["linear_attention"]}, "must have num_hidden_layers=2 entries, got 1"),
-        ({"layer_types": ["sliding"] * 2}, "must have the name of a layer .* got None"),
+        (
+            {"layer_types": ["mine"] * 2},
+            r"must be among .*full_attention.*, got \['mine'\]; a list",
+        ),
+        ({"layer_types": ["sliding_attention"] * 2}, "must have the name of a layer .* got None"),
+        ({"mixers": [{"name": "lstm"}]}, "mixers must have num_hidden_layers=2 entries, got 1"),
+        ({"mixers": [{"name": "lstm"}, {}]}, r"mixers\[1\] must have the name of a layer"),
+        ({"mixers": [{"name": "lstm"}, {"name": "lstm", "x": 1}]}, "got 'x'"),
+        ({"mixers": "lstm"}, "mixers must map kinds to layers, or list layers, got 'lstm'"),
     ],
 )
 def test_a_configuration_that_fits_no_layer_is_refused(options, message):
@@ -151,6 +159,39 @@ def test_overrides_of_a_stored_configuration_count(tmp_path):
     config = build_model("bd_lru").config
     config.mixers = {"name": "lstm"}
     assert type(StatemixForCausalLM(config).model.layers[0].mixer.layer) is LSTM
+    config.mixers = [{"name": "lstm"}]
+    with pytest.raises(OptionError, match="must have an entry for each of 2 blocks, got 1"):
+        StatemixForCausalLM(config)
+
+
+@torch.no_grad()
+def test_each_block_may_have_a_layer_of_its_own(tmp_path):
+    tables = [
+        {"name": "delta_net", "num_heads": 2},
+        {"name": "lstm"},
+        {"name": "attention", "num_heads": 4},
+        {"name": "bd_lru", "num_blocks": 4, "block_size": 4},
+    ]
+    model = build_model("bd_lru", mixers=tables, num_hidden_layers=4, conv_size=3)
+    layers = [block.mixer.layer for block in model.model.layers]
+    assert [type(layer) for layer in layers] == [LAYERS[table["name"]] for table in tables]
+    assert [block.mixer.conv is None for block in model.model.layers] == [False, False, True, False]
+    assert model.config.layer_types == [
+        *["linear_attention"] * 2,
+        "full_attention",
+        "linear_attention",
+    ]
+    assert model.config.num_attention_heads == 4
+    model.save_pretrained(tmp_path / "four")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "four")
+    assert again.config.to_dict() | {"_name_or_path": ""} == model.config.to_dict()
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    cut = StatemixForCausalLM.from_pretrained(tmp_path / "four", num_hidden_layers=2)
+    assert cut.config.mixers == tables[:2]
+    cut.save_pretrained(tmp_path / "two")
+    assert torch.equal(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "two")(IDS).logits, cut(IDS).logits
+    )
 
 
 def test_a_configuration_survives_json(tmp_path):

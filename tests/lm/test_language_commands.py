@@ -9,14 +9,21 @@ import pytest
 import torch
 import transformers
 from tests.lm.conftest import TINY, build_model
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from statemix.cli.lm import prepare_tokens, score_text, train_text
 from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.lm.language_scores import bits_per_byte
 from statemix.lm.prepared import load_language_model, prepare, read_prepared
-from statemix.lm.text_tokenizers import bytes_tokenizer, save_tokenizer
+from statemix.lm.text_tokenizers import (
+    bytes_tokenizer,
+    end_of,
+    load_tokenizer,
+    read_alike,
+    save_tokenizer,
+    train_bpe,
+)
 
 
 class StopError(RequestError):
@@ -221,6 +228,41 @@ def test_scores_are_those_of_the_model_and_of_xz_on_the_held_out_text(
     assert len(lines) == len(found)
 
 
+FOREIGN = {
+    "llama": {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2},
+    "gpt2": {"n_embd": 16, "n_head": 2, "n_positions": 64},
+    "mamba": {"hidden_size": 16, "state_size": 4},
+}
+
+
+@pytest.mark.parametrize("ends", [256, [256, 10], [10, 256]], ids=str)
+@pytest.mark.parametrize("kind", ["statemix", *FOREIGN])
+def test_models_of_transformers_are_scored_and_write(kind, ends, bytes_tokens, tmp_path, capsys):
+    """Each token counts once, predicted in the first window that has it."""
+    torch.manual_seed(0)
+    options = FOREIGN.get(kind, {"hidden_size": 16, "intermediate_size": 32})
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=258, num_hidden_layers=1, eos_token_id=ends, bos_token_id=None, **options
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizer(bytes_tokenizer(), tmp_path / "model")
+    command = ["lm", "evaluate", str(tmp_path / "model"), "--tokens", str(bytes_tokens), "--json"]
+    assert main([*command, "--most-bytes", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)["perplexity"]
+    ids = torch.tensor(read_prepared(bytes_tokens)[1].document(0).astype("int64"))
+    inputs = torch.cat([torch.tensor([ends if isinstance(ends, int) else ends[0]]), ids])
+    losses, length = [], 64 if kind == "gpt2" else len(ids)
+    for begin in range(0, len(ids), length // 2):
+        window = inputs[begin : begin + length + 1]
+        logs = model(window[None, :-1]).logits[0].log_softmax(-1)
+        losses += (-logs.gather(-1, window[1:, None])[len(losses) - begin :, 0]).tolist()
+    assert found == pytest.approx(torch.tensor(losses).mean().exp().item(), rel=1e-4)
+    words = ["abc", "--max-new-tokens", "3"]
+    assert main(["lm", "generate", str(tmp_path / "model"), *words]) == 0
+    assert capsys.readouterr().out.startswith("abc")
+
+
 def test_tokens_of_another_tokenizer_are_not_scored(model_folder, prepared, capsys):
     arguments = ["lm", "evaluate", str(model_folder), "--tokens", str(prepared)]
     assert main(arguments) == 2
@@ -244,28 +286,80 @@ def test_scoring_reads_the_held_out_tokens(model_folder, bytes_tokens, monkeypat
     assert seen == [bytes_tokens / "held_out.bin"]
 
 
-def test_a_stored_tokenizer_has_an_end_and_padding(model_folder):
-    """Pipelines in batches and lm-evaluation-harness ask for both."""
-    bytes_tokenizer().save(str(model_folder / "tokenizer.json"))
-    tokens = (model_folder / "tokenizer.json").read_bytes()
+def with_merges():
+    return train_bpe(["some words, some more words\n"] * 9, 260)
+
+
+def of_words(*special):
+    """A tokenizer of a user: whole words, and special tokens of its own."""
+    words = {word: place for place, word in enumerate(["some", "more", "words", "?"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([*special])
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("make", "padding", "size"),
+    [
+        (bytes_tokenizer, "<|padding|>", 258),
+        (with_merges, "<|padding|>", 261),
+        (lambda: of_words("</s>"), "<|padding|>", 6),
+        (lambda: of_words("<pad>", "</s>"), "<pad>", 6),
+        (lambda: of_words("[PAD]", "<|endoftext|>"), "[PAD]", 6),
+        (lambda: of_words("<pad>"), "<pad>", 5),
+    ],
+    ids=["bytes", "bpe", "end", "both", "others", "no end"],
+)
+def test_collators_score_the_end_of_a_text_and_no_padding(make, padding, size, tmp_path):
+    """With a stored tokenizer, from ``lm prepare`` or a file of the user."""
+    made = make()
+    made.enable_truncation(1)
+    made.save(str(tmp_path / "file.json"))
+    save_tokenizer(load_tokenizer(str(tmp_path / "file.json")), tmp_path)
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert (loaded.pad_token, len(loaded), loaded.padding_side) == (padding, size, "left")
+    assert loaded.pad_token_id != loaded.eos_token_id == loaded.bos_token_id == end_of(made)
+    texts = [text + (loaded.eos_token or "") for text in ("some", "some more words")]
+    batch = transformers.DataCollatorForLanguageModeling(loaded, mlm=False)(
+        [{"input_ids": loaded(text, add_special_tokens=False).input_ids} for text in texts]
+    )
+    if loaded.eos_token:
+        assert batch["labels"][:, -1].tolist() == [loaded.eos_token_id] * 2
+    assert batch["labels"][batch["attention_mask"] == 0].unique().tolist() == [-100]
+    # It reads other texts as before.
+    found = loaded("more words", add_special_tokens=False).input_ids
+    assert found == make().encode("more words", add_special_tokens=False).ids
+    assert read_alike(load_tokenizer(str(tmp_path)), make())
+
+
+def test_texts_of_a_pipeline_are_padded(model_folder):
     save_tokenizer(bytes_tokenizer(), model_folder)
-    assert (model_folder / "tokenizer.json").read_bytes() == tokens
-    loaded = transformers.AutoTokenizer.from_pretrained(model_folder)
-    assert loaded.eos_token_id == loaded.bos_token_id == loaded.pad_token_id == 256
-    assert loaded.padding_side == "left"
-    assert loaded("ab", add_special_tokens=False).input_ids == bytes_tokenizer().encode("ab").ids
     generate = transformers.pipeline("text-generation", model=str(model_folder))
+    generate.model.resize_token_embeddings(258)
     found = generate(["a", "bcd"], batch_size=2, max_new_tokens=2, do_sample=False)
     assert [one[0]["generated_text"][:1] for one in found] == ["a", "b"]
-    without = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
-    save_tokenizer(without, model_folder)
-    assert transformers.AutoTokenizer.from_pretrained(model_folder).pad_token is None
 
 
-def test_a_trained_model_has_its_tokenizer(train_tiny, tmp_path):
+def test_a_tokenizer_that_was_stored_without_padding_still_loads(model_folder, capsys):
+    """Earlier versions stored the end as padding, too."""
+    roles = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<|endoftext|>")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
+    (model_folder / "tokenizer_config.json").write_text(json.dumps(config))
+    loaded = transformers.AutoTokenizer.from_pretrained(model_folder)
+    assert loaded.eos_token_id == loaded.pad_token_id == 256
+    assert main(["lm", "generate", str(model_folder), "abc", "--max-new-tokens", "2"]) == 0
+    assert capsys.readouterr().out.startswith("abc")
+
+
+def test_a_trained_model_knows_the_padding_of_its_tokenizer(train_tiny, tmp_path):
     assert train_tiny("--steps", "2") == 0
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
-    assert loaded.convert_ids_to_tokens(loaded.eos_token_id) == "<|endoftext|>"
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "run" / "model")
+    assert (loaded.pad_token, loaded.eos_token) == ("<|padding|>", "<|endoftext|>")
+    assert (config.pad_token_id, config.eos_token_id) == (300, 0)
+    assert (loaded.pad_token_id, loaded.eos_token_id) == (300, 0)
+    assert config.vocab_size == 304
 
 
 @pytest.mark.parametrize(

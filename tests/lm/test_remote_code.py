@@ -20,6 +20,8 @@ import sys
 sys.modules["statemix"] = None
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 options = {"trust_remote_code": True}
 assert AutoConfig.from_pretrained(sys.argv[1], **options).model_type == "statemix"
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], **options)
@@ -28,6 +30,10 @@ found = model(ids, attention_mask=mask).logits
 hidden = AutoModel.from_pretrained(sys.argv[1], **options)(ids, attention_mask=mask)[0]
 assert torch.equal(model.lm_head(hidden), found)
 torch.testing.assert_close(found[mask.bool()], logits[mask.bool()], rtol=1e-4, atol=1e-5)
+assert type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+for head in (AutoModelForSequenceClassification, AutoModelForTokenClassification):
+    classifier = head.from_pretrained(sys.argv[1], **options).eval()
+    assert torch.equal(classifier.model(ids, attention_mask=mask)[0], hidden)
 options = dict(max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
 assert torch.equal(model.generate(ids, attention_mask=mask, **options), tokens)
 assert torch.equal(model.generate(ids[:1], prompt_lookup_num_tokens=2, **options), tokens[:1])

@@ -120,17 +120,15 @@ def test_every_process_needs_a_token():
     [
         (
             "--layer mamba2 head_dim=16",
-            "sequence_parallel needs layers among bd_lru, h_lru, conv, got mamba2 for "
-            "linear_attention",
+            "sequence_parallel needs layers among bd_lru, h_lru, conv, got mamba2 in block 0",
         ),
         (
             "--attention-every 2",
-            "sequence_parallel needs layers among bd_lru, h_lru, conv, got attention for "
-            "full_attention",
+            "sequence_parallel needs layers among bd_lru, h_lru, conv, got attention in block 1",
         ),
         (
             "--layer bd_lru num_blocks=4 block_size=2 checkpoint_every=8",
-            "checkpoint_every must be None with sequence_parallel, got 8 for linear_attention; use "
+            "checkpoint_every must be None with sequence_parallel, got 8 in block 0; use "
             "gradient_checkpointing",
         ),
         ("--compile", "compile must be off with sequence_parallel, got it on"),

@@ -28,21 +28,21 @@ class GatedMixer(nn.Module):
 
     Args:
         config: configuration of the model.
-        kind: kind of the layer, a key of ``config.mixers``. Attention has neither convolution nor
-            gate.
+        place: number of the block. Attention has neither convolution nor gate.
     """
 
-    def __init__(self, config: StatemixConfig, kind: str) -> None:
+    def __init__(self, config: StatemixConfig, place: int) -> None:
         super().__init__()
-        options = dict(config.mixers[kind])
+        is_attention = config.layer_types[place] == ATTENTION
+        options = dict(config.block_mixers[place])
         self.layer: Layer = LayerSpec(options.pop("name"), **options).build(
             hidden_size=config.hidden_size
         )
         self.conv: CausalConv | None = None
         self.output_gate: nn.Linear | None = None
-        if kind != ATTENTION and config.conv_size:
+        if not is_attention and config.conv_size:
             self.conv = CausalConv(config.hidden_size, kernel_size=config.conv_size, depthwise=True)
-        if kind != ATTENTION and config.output_gate:
+        if not is_attention and config.output_gate:
             self.output_gate = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(
@@ -75,10 +75,10 @@ class StatemixBlock(GradientCheckpointingLayer):
     cache.
     """
 
-    def __init__(self, config: StatemixConfig, kind: str) -> None:
+    def __init__(self, config: StatemixConfig, place: int) -> None:
         super().__init__()
         self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.mixer = GatedMixer(config, kind)
+        self.mixer = GatedMixer(config, place)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, intermediate_size=config.intermediate_size)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
+from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 
 from statemix.errors import OptionError
 from statemix.layers import LAYERS, LayerSpec
@@ -27,7 +28,10 @@ class StatemixConfig(PreTrainedConfig):
             that are missing have a default: "linear_attention" is a BD-LRU of blocks of 4 with
             ``hidden_size`` entries, and "full_attention" is attention with rotary positions and
             heads of at least 64 channels. A mapping without kinds describes "linear_attention".
-        layer_types: kind of each layer, in order. None means "linear_attention" everywhere.
+            A list has name and options of the layer of each block, in order.
+        layer_types: kind of each layer, in order, among the names that transformers knows. None
+            means "full_attention" for attention in a list of ``mixers``, and "linear_attention"
+            for all other layers.
         conv_size: taps of a depthwise causal convolution before each recurrent layer; 0 means none.
         output_gate: multiply the output of each recurrent layer by a gate, SiLU of a projection of
             its input.
@@ -41,21 +45,30 @@ class StatemixConfig(PreTrainedConfig):
         tie_word_embeddings: whether the output projection is the embedding.
         pad_token_id: token of padding.
         bos_token_id: first token of a document.
-        eos_token_id: last token of a document.
+        eos_token_id: last token of a document, or several tokens that may be the last.
+
+    Attributes:
+        block_mixers: name and options of the layer of each block.
 
     Raises:
-        OptionError: if a layer is unknown, an option does not fit it, or the number of
-            ``layer_types`` is not ``num_hidden_layers``.
+        OptionError: if a layer is unknown, an option does not fit it, the number of ``layer_types``
+            or of ``mixers`` in a list is not ``num_hidden_layers``, or transformers knows no such
+            layer type.
 
     Example:
         >>> config = StatemixConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)
         >>> config.mixers["linear_attention"]
         {'name': 'bd_lru', 'num_blocks': 8, 'block_size': 4}
+        >>> two = [{"name": "delta_net", "num_heads": 2}, {"name": "lstm"}]
+        >>> StatemixConfig(hidden_size=32, num_hidden_layers=2, mixers=two).layer_types
+        ['linear_attention', 'linear_attention']
     """
 
     model_type = "statemix"
     # A list, because Trainer adds a list to it.
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
+    # TRL looks here for the class of a model that transformers does not contain.
+    auto_map: ClassVar[dict[str, str]] = {}
 
     def __init__(
         self,
@@ -63,7 +76,7 @@ class StatemixConfig(PreTrainedConfig):
         hidden_size: int = 768,
         num_hidden_layers: int = 12,
         intermediate_size: int | None = None,
-        mixers: Mapping[str, Any] | None = None,
+        mixers: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         layer_types: Sequence[str] | None = None,
         conv_size: int = 0,
         output_gate: bool = False,
@@ -74,7 +87,7 @@ class StatemixConfig(PreTrainedConfig):
         tie_word_embeddings: bool = True,
         pad_token_id: int | None = None,
         bos_token_id: int | None = None,
-        eos_token_id: int | None = None,
+        eos_token_id: int | list[int] | None = None,
         **kwargs: Any,
     ) -> None:
         self.vocab_size = vocab_size
@@ -83,9 +96,24 @@ class StatemixConfig(PreTrainedConfig):
         if intermediate_size is None:
             intermediate_size = -(-8 * hidden_size // 3 // 64) * 64
         self.intermediate_size = intermediate_size
+        given = "layer_types"
+        if layer_types is None and isinstance(mixers, list | tuple):
+            given, names = "mixers", [_name_of(table) for table in mixers]
+            layer_types = [ATTENTION if name == "attention" else RECURRENT for name in names]
         self.layer_types = (
-            [RECURRENT] * num_hidden_layers if layer_types is None else list(layer_types)
+            [RECURRENT] * num_hidden_layers if layer_types is None else [*layer_types]
         )
+        if len(self.layer_types) != num_hidden_layers:
+            raise OptionError(
+                f"{given} must have num_hidden_layers={num_hidden_layers} entries, "
+                f"got {len(self.layer_types)}"
+            )
+        if unknown := set(self.layer_types) - {*ALLOWED_ATTN_LAYER_TYPES}:
+            known = ", ".join(ALLOWED_ATTN_LAYER_TYPES)
+            raise OptionError(
+                f"layer_types must be among {known}, got {sorted(unknown)}; a list of mixers, "
+                "one for each block, needs no layer types"
+            )
         self.mixers = _mixers(mixers or {}, self.layer_types, hidden_size)
         self.conv_size = conv_size
         self.output_gate = output_gate
@@ -93,14 +121,9 @@ class StatemixConfig(PreTrainedConfig):
         self.initializer_range = initializer_range
         self.use_cache = use_cache
         self.training_length = training_length
-        if len(self.layer_types) != num_hidden_layers:
-            raise OptionError(
-                f"layer_types must have num_hidden_layers={num_hidden_layers} entries, "
-                f"got {len(self.layer_types)}"
-            )
         # Common checks of transformers ask for it.
-        attention = self.mixers.get(ATTENTION, {})
-        self.num_attention_heads = attention.get("num_heads", _num_heads(hidden_size))
+        heads = [table["num_heads"] for table in self.block_mixers if table["name"] == "attention"]
+        self.num_attention_heads = heads[0] if heads else _num_heads(hidden_size)
         super().__init__(
             tie_word_embeddings=tie_word_embeddings,
             pad_token_id=pad_token_id,
@@ -108,6 +131,12 @@ class StatemixConfig(PreTrainedConfig):
             eos_token_id=eos_token_id,
             **kwargs,
         )
+
+    @property
+    def block_mixers(self) -> list[dict[str, Any]]:
+        if isinstance(self.mixers, list):
+            return self.mixers
+        return [self.mixers[kind] for kind in self.layer_types]
 
     def complete(self) -> None:
         """Let ``layer_types`` and ``mixers`` follow attributes that the constructor has not seen.
@@ -123,7 +152,10 @@ class StatemixConfig(PreTrainedConfig):
             raise OptionError(f"num_hidden_layers must be an integer in 0..{known}, got {number!r}")
         mixers = _mixers(self.mixers, self.layer_types, self.hidden_size)
         self.layer_types = self.layer_types[:number]
-        self.mixers = {kind: mixers[kind] for kind in dict.fromkeys(self.layer_types)}
+        if isinstance(mixers, list):
+            self.mixers = mixers[:number]
+        else:
+            self.mixers = {kind: mixers[kind] for kind in dict.fromkeys(self.layer_types)}
 
 
 def _num_heads(hidden_size: int) -> int:
@@ -135,11 +167,17 @@ def _num_heads(hidden_size: int) -> int:
 
 
 def _mixers(
-    given: Mapping[str, Any], kinds: Sequence[str], hidden_size: int
-) -> dict[str, dict[str, Any]]:
-    """Return the layer of each kind, with the defaults."""
+    given: Mapping[str, Any] | Sequence[Mapping[str, Any]], kinds: Sequence[str], hidden_size: int
+) -> dict[str, dict[str, Any]] | list[dict[str, Any]]:
+    """Return the layer of each kind, with the defaults; or that of each block, as given."""
+    if isinstance(given, list | tuple):
+        if len(given) != len(kinds):
+            raise OptionError(
+                f"mixers must have an entry for each of {len(kinds)} blocks, got {len(given)}"
+            )
+        return [_mixer(table, place) for place, table in enumerate(given)]
     if not isinstance(given, Mapping):
-        raise OptionError(f"mixers must map kinds to layers, got {given!r}")
+        raise OptionError(f"mixers must map kinds to layers, or list layers, got {given!r}")
     if isinstance(given.get("name"), str):
         given = {RECURRENT: given}
     defaults = {
@@ -148,16 +186,22 @@ def _mixers(
     }
     if unknown := set(given) - {*kinds, *defaults}:
         raise OptionError(f"mixers must be of kinds in layer_types, got {sorted(unknown)}")
-    mixers = {}
-    for kind in dict.fromkeys(kinds):
-        table = copy.deepcopy(dict(given.get(kind, defaults.get(kind, {}))))
-        name = table.get("name")
-        if name not in LAYERS:
-            known = ", ".join(LAYERS)
-            raise OptionError(
-                f"mixers[{kind!r}] must have the name of a layer ({known}), got {name!r}"
-            )
-        # It checks the names of the options.
-        LayerSpec(str(name), **{key: value for key, value in table.items() if key != "name"})
-        mixers[kind] = table
-    return mixers
+    return {
+        kind: _mixer(given.get(kind, defaults.get(kind, {})), kind) for kind in dict.fromkeys(kinds)
+    }
+
+
+def _mixer(given: Any, key: str | int) -> dict[str, Any]:
+    """Return a copy of the name and options of a layer."""
+    name = _name_of(given)
+    if name not in LAYERS:
+        known = ", ".join(LAYERS)
+        raise OptionError(f"mixers[{key!r}] must have the name of a layer ({known}), got {name!r}")
+    table = copy.deepcopy(dict(given))
+    # It checks the names of the options.
+    LayerSpec(name, **{option: value for option, value in table.items() if option != "name"})
+    return table
+
+
+def _name_of(given: Any) -> Any:
+    return given.get("name") if isinstance(given, Mapping) else None

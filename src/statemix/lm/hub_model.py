@@ -1,5 +1,7 @@
 """The Hugging Face model: embedding, blocks, and the heads of transformers."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -7,11 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_layers import (
-    GenericForSequenceClassification,
-    GenericForTokenClassification,
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    SequenceClassifierOutputWithPast,
+    TokenClassifierOutput,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.auto import modeling_auto
 
 from statemix.layers import Layer, pack, unpack
 from statemix.lm.hub_blocks import StatemixBlock
@@ -78,7 +82,9 @@ class StatemixModel(StatemixPreTrainedModel):
         config.complete()
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList(StatemixBlock(config, kind) for kind in config.layer_types)
+        self.layers = nn.ModuleList(
+            StatemixBlock(config, place) for place in range(config.num_hidden_layers)
+        )
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
@@ -104,7 +110,7 @@ class StatemixModel(StatemixPreTrainedModel):
 
         Args:
             input_ids: tokens, shape (B, T).
-            attention_mask: 1 for tokens and 0 for padding, which may be anywhere, bool or integer,
+            attention_mask: 1 for tokens and 0 for padding, which may be anywhere, of any dtype,
                 shape (B, T). With a cache, it may have the columns of earlier tokens before these.
                 In a compiled call of one token, the token is never padding.
             position_ids: positions, shape (B, T) or (1, T). Without a mask and a cache, a sequence
@@ -124,10 +130,10 @@ class StatemixModel(StatemixPreTrainedModel):
 
         Raises:
             ValueError: if not exactly one of ``input_ids`` and ``inputs_embeds`` is given, the
-                cache is not one of this model, the mask has another shape, bounds disagree, packed
-                sequences come with a cache or a mask with padding, or ``sequence_group`` comes with
-                one of the three.
-            TypeError: if the mask is neither bool nor integer, or a layer cannot share a sequence.
+                cache is not one of this model, the mask has another shape or other numbers, bounds
+                disagree, packed sequences come with a cache or a mask with padding, or
+                ``sequence_group`` comes with one of the three.
+            TypeError: if a layer cannot share a sequence.
         """
         cache = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
@@ -138,7 +144,8 @@ class StatemixModel(StatemixPreTrainedModel):
             depth = f" of {len(cache.layers)}" if isinstance(cache, StateCache) else ""
             raise ValueError(
                 f"the cache must be a StateCache of {len(self.layers)} layers, got a "
-                f"{type(cache).__name__}{depth}"
+                f"{type(cache).__name__}{depth}; layers have no keys and values to prefix, so use "
+                "prompt tuning instead of prefix tuning"
             )
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         bounds = _bounds(x, attention_mask, position_ids, cache, cu_seqlens, cu_seq_lens_q, seq_idx)
@@ -218,14 +225,17 @@ def _padding(attention_mask: Tensor, x: Tensor, cache: StateCache | None) -> Ten
             f"attention_mask must have shape (B={batch_size}, T={length}){before}, got "
             f"{tuple(attention_mask.shape)}"
         )
-    if attention_mask.dtype.is_floating_point:
-        raise TypeError(f"attention_mask must be bool or integer, got {attention_mask.dtype}")
-    mask = attention_mask[:, width - length :].bool()
+    given = attention_mask[:, width - length :]
+    mask = given.bool()
     if torch.compiler.is_compiling():
         # The shapes of a compiled step must not depend on the mask. In steps of `generate`, every
         # new token counts.
         return None if length <= 1 else mask
-    return None if bool(mask.all()) else mask
+    # Other numbers are what other models add to scores, or the numbers of packed documents.
+    is_full, is_mask = torch.stack([mask.all(), (given == mask).all()]).tolist()
+    if not is_mask:
+        raise ValueError("attention_mask must be 1 for tokens and 0 for padding, got other numbers")
+    return None if is_full else mask
 
 
 def _bounds(
@@ -348,6 +358,16 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
         )
         return output if return_dict else output.to_tuple()
 
+    # `generate` reads the names of the arguments.
+    @functools.wraps(GenerationMixin.prepare_inputs_for_generation, assigned=())
+    def prepare_inputs_for_generation(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Return the arguments of the next call, with the cache under both of its names.
+
+        Without a cache under "past_key_values", PEFT repeats its soft prompt in every call.
+        """
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(*arguments, **options)
+        return inputs | {"past_key_values": inputs.get(CACHE)}
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *arguments: Any, **options: Any
     ) -> None:
@@ -372,9 +392,147 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
         return attention_mask
 
 
-class StatemixForSequenceClassification(GenericForSequenceClassification, StatemixPreTrainedModel):
-    """:class:`StatemixModel` and a classifier of its last token."""
+class _Classifier(StatemixPreTrainedModel):
+    """Base of the classifiers: :class:`StatemixModel` and a linear map to the labels."""
+
+    _logits: Callable[[Tensor, Tensor | None, Tensor | None], Any]
+    _output: Callable[[Tensor | None, Tensor, BaseModelOutputWithPast], Any]
+
+    def __init__(self, config: StatemixConfig, *, bias: bool) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = StatemixModel(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=bias)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: StateCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        cache: StateCache | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the logits of the labels and, with labels, the loss.
+
+        Args:
+            input_ids: as in :meth:`StatemixModel.forward`.
+            attention_mask: as in :meth:`StatemixModel.forward`.
+            position_ids: as in :meth:`StatemixModel.forward`.
+            past_key_values: as in :meth:`StatemixModel.forward`.
+            inputs_embeds: as in :meth:`StatemixModel.forward`.
+            labels: classes, numbers or sets of classes of the sequences, as
+                ``config.problem_type`` says; or classes of the tokens, where -100 is not scored.
+            use_cache: as in :meth:`StatemixModel.forward`.
+            cache: as in :meth:`StatemixModel.forward`.
+            output_hidden_states: as in :meth:`StatemixModel.forward`.
+            return_dict: as in :meth:`StatemixModel.forward`.
+            num_items_in_batch: number of labels over all batches of an accumulated step, which
+                divides the summed loss. None means the labels of this batch.
+            **kwargs: as in :meth:`StatemixModel.forward`.
+        """
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            cache=cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+            **kwargs,
+        )
+        logits = self._logits(outputs.last_hidden_state, input_ids, attention_mask)
+        loss = None
+        if labels is not None:
+            scores, number = logits.float(), num_items_in_batch
+            loss = self.loss_function(
+                logits=scores,
+                pooled_logits=scores,
+                labels=labels,
+                config=self.config,
+                num_items_in_batch=number,
+            )
+            if number is not None and labels.is_floating_point():
+                # Regression and several labels at once give a mean over this batch.
+                loss = loss * labels.numel() / number
+        output = self._output(loss, logits, outputs)
+        return output if return_dict else output.to_tuple()
 
 
-class StatemixForTokenClassification(GenericForTokenClassification, StatemixPreTrainedModel):
-    """:class:`StatemixModel` and a classifier of every token."""
+class StatemixForSequenceClassification(_Classifier):
+    """:class:`StatemixModel` and a classifier of its last token.
+
+    The last token is the last one that ``attention_mask`` has. Without a mask, it is the last one
+    that is not ``config.pad_token_id``.
+    """
+
+    def __init__(self, config: StatemixConfig) -> None:
+        super().__init__(config, bias=False)
+
+    def _logits(
+        self, hidden: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None
+    ) -> Any:
+        batch_size, length = hidden.shape[:2]
+        kept = hidden.new_ones(batch_size, length, dtype=torch.bool)
+        if attention_mask is not None:
+            kept = attention_mask[:, -length:].bool()
+        elif input_ids is not None and self.config.pad_token_id is not None:
+            kept = input_ids != self.config.pad_token_id
+        last = (kept * torch.arange(length, device=kept.device)).argmax(-1)
+        return self.score(hidden[torch.arange(batch_size, device=hidden.device), last])
+
+    def _output(
+        self, loss: Tensor | None, logits: Tensor, outputs: BaseModelOutputWithPast
+    ) -> SequenceClassifierOutputWithPast:
+        found = {CACHE: outputs.get(CACHE)}
+        return SequenceClassifierOutputWithPast(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, **found
+        )
+
+
+class StatemixForTokenClassification(_Classifier):
+    """:class:`StatemixModel` and a classifier of every token.
+
+    In training, dropout hides the share ``config.classifier_dropout`` of its inputs, .1 by default.
+    """
+
+    def __init__(self, config: StatemixConfig) -> None:
+        super().__init__(config, bias=True)
+        dropout = getattr(config, "classifier_dropout", None)
+        self.dropout = nn.Dropout(0.1 if dropout is None else dropout)
+
+    def _logits(
+        self, hidden: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None
+    ) -> Any:
+        del input_ids, attention_mask
+        return self.score(self.dropout(hidden))
+
+    def _output(
+        self, loss: Tensor | None, logits: Tensor, outputs: BaseModelOutputWithPast
+    ) -> TokenClassifierOutput:
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+
+# Trainer and pipelines recognise a model by its name in these tables, which `AutoModel.register`
+# does not enter. When Trainer smooths labels, it shifts those of causal models alone.
+for _table, _model in (
+    (modeling_auto.MODEL_MAPPING_NAMES, StatemixModel),
+    (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, StatemixForCausalLM),
+    (
+        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        StatemixForSequenceClassification,
+    ),
+    (modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES, StatemixForTokenClassification),
+):
+    _table[StatemixConfig.model_type] = _model.__name__

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from statemix.errors import RequestError
-from statemix.lm.hub_model import CACHE, StatemixForCausalLM
+from statemix.lm.hub_config import StatemixConfig
+from statemix.lm.hub_model import CACHE
 from statemix.lm.shards import TokenFile
 
 # Tokens of a piece of a document in evaluation; the state carries on.
@@ -43,20 +45,22 @@ def summed_loss(model: Any, tokens: Tensor, sequence_group: Any = None) -> Tenso
 
 @torch.no_grad()
 def bits_per_byte(
-    model: StatemixForCausalLM, tokens: TokenFile, *, most_bytes: int | None = None
+    model: PreTrainedModel, tokens: TokenFile, *, most_bytes: int | None = None
 ) -> dict[str, float]:
     """Return bits per byte and perplexity of whole documents.
 
     A document is read from its first token to its last in pieces, and the state carries on: every
     token is predicted from all tokens before it. The first one is predicted from the end of the
-    document before, token ``config.eos_token_id``.
+    document before, token ``config.eos_token_id`` or the first of several ends.
 
     A model with ``config.training_length`` reads windows of that length instead, each of which
     begins half a window after the last: a token is predicted from all tokens before it in the first
-    window that has it.
+    window that has it. A model of transformers reads windows of its largest number of positions,
+    at most 8,192, and predicts the first token from ``config.bos_token_id`` if it has one.
 
     Args:
-        model: the model, in evaluation mode.
+        model: the model, in evaluation mode; a :class:`StatemixForCausalLM`, or another causal
+            language model of transformers.
         tokens: the documents.
         most_bytes: stop after the document that reaches this number of bytes.
 
@@ -68,8 +72,7 @@ def bits_per_byte(
     """
     total, num_tokens, num_bytes = 0.0, 0, 0
     counts = document_bytes(tokens)
-    end = model.config.eos_token_id
-    window = model.config.training_length
+    end, window = _reading_of(model.config)
     for number, count in enumerate(counts):
         ids = torch.from_numpy(tokens.document(number).astype(np.int64)).to(model.device)
         targets = ids if end is not None else ids[1:]
@@ -90,6 +93,17 @@ def bits_per_byte(
             break
     nats = total / max(num_tokens, 1)
     return {"bits_per_byte": total / math.log(2) / num_bytes, "perplexity": math.exp(nats)}
+
+
+def _reading_of(config: Any) -> tuple[int | None, int | None]:
+    """Return the token before a document, and the length of windows; None means none."""
+    if isinstance(config, StatemixConfig):
+        end, window = config.eos_token_id, config.training_length
+    else:
+        config = config.get_text_config()
+        end = config.eos_token_id if config.bos_token_id is None else config.bos_token_id
+        window = min(getattr(config, "max_position_embeddings", None) or _PIECE, _PIECE)
+    return end[0] if isinstance(end, list) else end, window
 
 
 def document_bytes(tokens: TokenFile) -> list[int]:

@@ -153,16 +153,17 @@ def check_sequence_parallel(config: StatemixConfig, *, compiled: bool) -> None:
     """
     if compiled:
         raise RequestError("compile must be off with sequence_parallel, got it on")
-    for kind, options in config.mixers.items():
+    for place, options in enumerate(config.block_mixers):
         if not LAYERS[options["name"]].sliceable:
             known = ", ".join(name for name, layer in LAYERS.items() if layer.sliceable)
             raise RequestError(
-                f"sequence_parallel needs layers among {known}, got {options['name']} for {kind}"
+                f"sequence_parallel needs layers among {known}, got {options['name']} in block "
+                f"{place}"
             )
         if options.get("checkpoint_every") is not None:
             raise RequestError(
                 "checkpoint_every must be None with sequence_parallel, got "
-                f"{options['checkpoint_every']} for {kind}; use gradient_checkpointing"
+                f"{options['checkpoint_every']} in block {place}; use gradient_checkpointing"
             )
 
 
@@ -223,7 +224,7 @@ def train_language_model(
                 f"{given.path} must have at most {config.vocab_size} tokens, got {size}"
             )
     document_bytes(held_out)
-    names = {table["name"] for table in config.mixers.values()}
+    names = {table["name"] for table in config.block_mixers}
     if "attention" in names and config.training_length is None:
         config = copy.deepcopy(config)
         config.training_length = settings.length

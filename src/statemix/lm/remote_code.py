@@ -19,6 +19,8 @@ _CLASSES = {
     "AutoConfig": "StatemixConfig",
     "AutoModel": "StatemixModel",
     "AutoModelForCausalLM": "StatemixForCausalLM",
+    "AutoModelForSequenceClassification": "StatemixForSequenceClassification",
+    "AutoModelForTokenClassification": "StatemixForTokenClassification",
 }
 # From an import of this library to the end of its statement.
 _OWN_IMPORT = re.compile(r"^from statemix\S* import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
@@ -54,12 +56,14 @@ def export_remote_code(folder: Path | str) -> Path:
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("model_type") != hub_config.StatemixConfig.model_type:
         raise RequestError(f"{path} must be of a Statemix model, got {config.get('model_type')!r}")
-    names = {table["name"] for table in config["mixers"].values()}
+    mixers = hub_config.StatemixConfig.from_dict(config).block_mixers
+    names = {table["name"] for table in mixers}
     if names - set(portable_layers.LAYERS):
         known = ", ".join(portable_layers.LAYERS)
         raise RequestError(f"layers must be among {known} to travel alone, got {sorted(names)}")
-    for table in config["mixers"].values():
-        _check_alike(table, config["hidden_size"])
+    for place, table in enumerate(mixers):
+        if table not in mixers[:place]:
+            _check_alike(table, config["hidden_size"])
     write_file(folder / FILE, self_contained_source().encode())
     module = FILE.removesuffix(".py")
     config["auto_map"] = {auto: f"{module}.{name}" for auto, name in _CLASSES.items()}

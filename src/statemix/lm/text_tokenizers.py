@@ -14,6 +14,9 @@ from statemix.files import write_file
 END = "<|endoftext|>"
 """The token after every document."""
 
+PAD = "<|padding|>"
+"""The token that fills rows of a batch."""
+
 _LARGEST = 2**31
 
 
@@ -75,18 +78,35 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Store a tokenizer as ``AutoTokenizer`` loads it, with the end of a document in all roles."""
+    """Store a tokenizer as ``AutoTokenizer`` loads it, with an end of a document and padding.
+
+    The end is also the beginning. Padding is another token: data collators give padding no label,
+    and a model that never sees the label of an end does not learn to stop.
+    """
+    tokenizer, padding = with_padding(tokenizer)
     tokenizer.save(str(folder / "tokenizer.json"))
     # On the left, the next token follows the last one of a prompt.
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "padding_side": "left",
+        "pad_token": tokenizer.id_to_token(padding),
     }
     end = end_of(tokenizer)
     if end is not None:
-        token = tokenizer.id_to_token(end)
-        config |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), token)
+        config |= dict.fromkeys(("bos_token", "eos_token"), tokenizer.id_to_token(end))
     write_file(folder / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
+
+
+def with_padding(tokenizer: Tokenizer) -> tuple[Tokenizer, int]:
+    """Return a tokenizer with a token for padding, and the id of this token.
+
+    A tokenizer without padding gets ``PAD`` as a further token; all others keep their ids.
+    """
+    padding = _padding_of(tokenizer)
+    if padding is None:
+        tokenizer, padding = Tokenizer.from_str(tokenizer.to_str()), tokenizer.get_vocab_size()
+        tokenizer.add_special_tokens([PAD])
+    return tokenizer, padding
 
 
 def digest_of(tokenizer: Tokenizer) -> str:
@@ -98,8 +118,8 @@ def read_alike(one: Tokenizer, other: Tokenizer) -> bool:
     """Return whether two tokenizers turn texts into the same tokens.
 
     What transformers adds when it saves a tokenizer does not count: tokens around a text, which
-    :func:`encode` leaves out, and the end of a document as an added token. That token changes only
-    texts that spell it out.
+    :func:`encode` leaves out, and the end of a document and padding as added tokens. These tokens
+    change only texts that spell them out.
     """
     return _reading(one) == _reading(other)
 
@@ -108,18 +128,24 @@ def _reading(tokenizer: Tokenizer) -> dict[str, Any]:
     parts: dict[str, Any] = json.loads(tokenizer.to_str())
     for name in ("truncation", "padding", "post_processor"):
         del parts[name]
-    parts["end"] = end = end_of(tokenizer)
-    parts["added_tokens"] = [one for one in parts["added_tokens"] if one["id"] != end]
+    parts["end"] = end_of(tokenizer)
+    roles = {parts["end"], _padding_of(tokenizer)}
+    parts["added_tokens"] = [one for one in parts["added_tokens"] if one["id"] not in roles]
     return parts
 
 
 def end_of(tokenizer: Tokenizer) -> int | None:
     """Return the id of the end of a document, or None if the tokenizer has none."""
-    for token in (END, "</s>", "<eos>", "<|end_of_text|>"):
-        number = tokenizer.token_to_id(token)
-        if number is not None:
-            return int(number)
-    return None
+    return _first_of(tokenizer, (END, "</s>", "<eos>", "<|end_of_text|>"))
+
+
+def _padding_of(tokenizer: Tokenizer) -> int | None:
+    return _first_of(tokenizer, (PAD, "<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"))
+
+
+def _first_of(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
+    numbers = (tokenizer.token_to_id(name) for name in names)
+    return next((int(number) for number in numbers if number is not None), None)
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

@@ -57,7 +57,8 @@ class Generate:
             torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
             max_new_tokens=self.max_new_tokens,
-            pad_token_id=model.config.eos_token_id,
+            # A single text has no padding, but transformers asks for its token.
+            pad_token_id=0,
             **(sampling if self.temperature else {"do_sample": False}),
         )
         sys.stdout.write(tokenizer.decode(found[0].tolist()) + "\n")

@@ -21,9 +21,10 @@ class EvaluateText:
     """Score a language model on held-out text: bits per byte and perplexity.
 
     The model reads every document from its beginning and predicts each token from all tokens before
-    it. A model with attention reads windows of its training length, each of which overlaps half of
-    the window before. For comparison, the compressor `xz -9e` compresses the same text twice: alone
-    ("xz"), and after the training text ("xz given training").
+    it. A model with attention reads windows of its training length, and a model of transformers
+    reads windows of its positions; each window overlaps half of the window before. For comparison,
+    the compressor `xz -9e` compresses the same text twice: alone ("xz"), and after the training
+    text ("xz given training").
 
     statemix lm evaluate runs/python --tokens runs/python-tokens
     """

@@ -18,7 +18,7 @@ from statemix.lm.model_costs import MATMUL_DTYPES, count_sizes, matmul_speed, tr
 from statemix.lm.prepared import prepare, read_prepared
 from statemix.lm.presets import LanguageSettings, OptimizerName, preset_of
 from statemix.lm.step_line import duration
-from statemix.lm.text_tokenizers import end_of, save_tokenizer
+from statemix.lm.text_tokenizers import end_of, save_tokenizer, with_padding
 from statemix.training.config import (
     Count,
     Device,
@@ -264,8 +264,11 @@ class TrainText:
             else "linear_attention"
             for place in range(1, depth + 1)
         ]
+        # The model folder stores the tokenizer with padding.
+        tokenizer, padding = with_padding(tokenizer)
         config = StatemixConfig(
-            vocab_size=tokenizer.get_vocab_size(),
+            # Matrix products on GPUs are slow if their sides are no multiples of 8.
+            vocab_size=-(-tokenizer.get_vocab_size() // 8) * 8,
             hidden_size=width,
             num_hidden_layers=depth,
             layer_types=kinds,
@@ -273,6 +276,7 @@ class TrainText:
             conv_size=self.conv_size,
             output_gate=self.output_gate,
             tie_word_embeddings=preset.tied,
+            pad_token_id=padding,
             eos_token_id=end_of(tokenizer),
             bos_token_id=end_of(tokenizer),
         )

@@ -1,0 +1,195 @@
+"""Trainer and PEFT train all three heads as their documentation says."""
+
+import pytest
+import torch
+from tests.lm.conftest import build_model
+from torch.nn import functional
+from transformers import Trainer, TrainingArguments
+
+from statemix.lm import (
+    StatemixConfig,
+    StatemixForCausalLM,
+    StatemixForSequenceClassification,
+    StatemixForTokenClassification,
+)
+
+pytest.importorskip("accelerate")
+
+IDS = torch.randint(1, 40, (8, 6), generator=torch.Generator().manual_seed(0))
+# Batches of two rows have unequal numbers of labels.
+SOME = torch.arange(48).view(8, 6) % 7 < torch.arange(8)[:, None]
+HEADS = {
+    "language": (StatemixForCausalLM, IDS.masked_fill(SOME, -100)),
+    "classes": (StatemixForSequenceClassification, IDS[:, 0] % 3),
+    "numbers": (StatemixForSequenceClassification, IDS[:, :1] / 40),
+    "sets": (StatemixForSequenceClassification, (IDS[:, :3] % 2).float()),
+    "tokens": (StatemixForTokenClassification, (IDS % 3).masked_fill(SOME, -100)),
+}
+
+
+@pytest.fixture(params=HEADS)
+def head(request):
+    """A head with random weights and without dropout, and its labels."""
+    kind, labels = HEADS[request.param]
+    torch.manual_seed(0)
+    number = 1 if request.param == "numbers" else 3
+    config = StatemixConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=1,
+        intermediate_size=32,
+        pad_token_id=0,
+        num_labels=number,
+        classifier_dropout=0.0,
+    )
+    return kind(config), labels
+
+
+def trainer(model, labels, folder, **options):
+    arguments = TrainingArguments(
+        str(folder),
+        max_steps=1,
+        learning_rate=1.0,
+        optim="sgd",
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **options,
+    )
+    rows = [{"input_ids": row, "labels": label} for row, label in zip(IDS, labels, strict=True)]
+    return Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_accumulated_batches_move_the_weights_as_one_batch_does(head, accumulate, tmp_path):
+    model, labels = head
+    loss = model(IDS, labels=labels).loss
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    wanted = [(p - g).detach() for p, g in zip(model.parameters(), gradients, strict=True)]
+    options = {"per_device_train_batch_size": 8 // accumulate}
+    whole = trainer(model, labels, tmp_path, gradient_accumulation_steps=accumulate, **options)
+    whole.train()
+    assert whole.state.log_history[0]["loss"] == pytest.approx(loss.item(), rel=1e-3)
+    torch.testing.assert_close(list(model.parameters()), wanted)
+    assert whole.evaluate()["eval_loss"] > 0
+    assert whole.predict(whole.eval_dataset).predictions.shape[0] == 8
+
+
+@torch.no_grad()
+def test_smoothed_labels_are_those_that_the_loss_scores(head, tmp_path):
+    model, labels = head
+    if labels.is_floating_point():
+        pytest.skip("smoothing is of classes")
+    batch = {"input_ids": IDS, "labels": labels}
+    found = trainer(model.eval(), labels, tmp_path, label_smoothing_factor=0.1).compute_loss(
+        model, batch
+    )
+    logits = model(IDS).logits
+    if type(model) is StatemixForCausalLM:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    wanted = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("given", ["mask", "floats", "tokens", "embeddings"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_a_sequence_is_classified_by_its_last_token(side, given):
+    """The end of a text, token 0, is also the padding."""
+    model = StatemixForSequenceClassification(build_model("bd_lru", pad_token_id=0).config).eval()
+    rows, mask = IDS[:2].clone(), torch.ones(2, 6)
+    rows[:, -1] = 0 if given != "tokens" else 5
+    wanted = torch.cat([model(rows[:1], mask[:1]).logits, model(rows[1:, 2:], mask[1:, 2:]).logits])
+    hidden = model.model(rows[:1]).last_hidden_state
+    torch.testing.assert_close(wanted[:1], model.score(hidden[:, -1]))
+    text, padding = rows[1, 2:], torch.zeros(2, dtype=torch.int64)
+    rows[1] = torch.cat([padding, text] if side == "left" else [text, padding])
+    mask[1] = torch.cat([padding, text + 1] if side == "left" else [text + 1, padding]) > 0
+    if given == "tokens":
+        # Without a mask, the model reads the padding, too.
+        hidden = model.model(rows).last_hidden_state
+        wanted = model.score(hidden[[0, 1], [5, 5 if side == "left" else 3]])
+        inputs = {"input_ids": rows}
+    elif given == "embeddings":
+        inputs = {
+            "inputs_embeds": model.get_input_embeddings()(rows),
+            "attention_mask": mask.long(),
+        }
+    else:
+        inputs = {"input_ids": rows, "attention_mask": mask if given == "floats" else mask.bool()}
+    torch.testing.assert_close(model(**inputs).logits, wanted)
+
+
+@torch.no_grad()
+def test_rows_of_a_model_without_padding_end_with_their_last_token():
+    model = StatemixForSequenceClassification(build_model("bd_lru").config).eval()
+    hidden = model.model(IDS).last_hidden_state
+    torch.testing.assert_close(model(IDS).logits, model.score(hidden[:, -1]))
+
+
+def test_losses_of_classifiers_with_16_bits_are_computed_in_32(head):
+    model, labels = head
+    loss = model.bfloat16()(IDS, labels=labels).loss
+    assert loss.dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["PromptTuningConfig", "PromptEncoderConfig"])
+def test_soft_prompts_of_peft_are_read_before_each_text(method, model):
+    peft = pytest.importorskip("peft")
+    options = getattr(peft, method)(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    adapted = peft.get_peft_model(model, options).eval()
+    for parameter in adapted.prompt_encoder.parameters():
+        torch.nn.init.normal_(parameter)
+    prompt = torch.tensor([[5, 6, 7]])
+    rows, mask = torch.cat([torch.zeros_like(prompt), prompt], 1), torch.tensor([[0] * 3 + [1] * 3])
+    soft, words = adapted.get_prompt(batch_size=1), model.get_input_embeddings()
+    adapted(input_ids=rows, attention_mask=mask, labels=rows).loss.backward()
+    assert all(p.grad.any() for p in adapted.parameters() if p.requires_grad)
+    with torch.no_grad():
+        logits = adapted(input_ids=rows, attention_mask=mask).logits
+        known = prompt
+        for _ in range(5):
+            whole = model(inputs_embeds=torch.cat([soft, words(known)], 1), use_cache=False).logits
+            if known is prompt:
+                torch.testing.assert_close(logits[:, -3:], whole[:, -3:])
+            known = torch.cat([known, whole[:, -1:].argmax(-1)], 1)
+        for use_cache in (True, False):
+            found = adapted.generate(
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=5,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                use_cache=use_cache,
+            )
+            assert torch.equal(found, known), use_cache
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_soft_prompts_classify_texts_padded_on_either_side():
+    peft = pytest.importorskip("peft")
+    model = StatemixForSequenceClassification(build_model("bd_lru", pad_token_id=0).config)
+    options = peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4)
+    adapted = peft.get_peft_model(model, options).eval()
+    rows, mask = IDS[:3, :4].clone(), torch.ones(3, 4, dtype=torch.int64)
+    mask[1, 2:], mask[2, :2] = 0, 0
+    found = adapted(input_ids=rows, attention_mask=mask, labels=rows[:, 0] % 2)
+    found.loss.backward()
+    alone = [row[kept.bool()][None] for row, kept in zip(rows, mask, strict=True)]
+    wanted = [adapted(input_ids=row, attention_mask=torch.ones_like(row)).logits for row in alone]
+    torch.testing.assert_close(found.logits, torch.cat(wanted))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_prefix_tuning_is_refused(model):
+    peft = pytest.importorskip("peft")
+    options = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    adapted = peft.get_peft_model(model, options)
+    with pytest.raises(ValueError, match="use prompt tuning instead of prefix tuning"):
+        adapted(input_ids=IDS, attention_mask=torch.ones_like(IDS))

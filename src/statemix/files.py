@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,11 +71,9 @@ def open_for_append(name: str, path: Path, advice: str = "") -> None:
         raise RequestError(f"{name} must be a writable file, got {str(path)!r} (a pipe)")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not path.exists()
-        with path.open("a", encoding="utf-8"):
+        # The name of a new file may be that of another process's file in the next moment.
+        with path.open("a") if path.exists() else tempfile.TemporaryFile(dir=path.parent):
             pass
-        if is_new:
-            path.unlink()
     except OSError as error:
         raise RequestError(
             f"{name} must be a writable file, got {str(path)!r} ({error.strerror}){advice}"
@@ -91,6 +90,11 @@ def append(path: Path, text: str) -> None:
     """
     rest = text.encode()
     with naming(path), path.open("ab+", buffering=0) as file:
+        # Another process must not append between the look at the end and the row.
+        with contextlib.suppress(ImportError, OSError):
+            from fcntl import LOCK_EX, flock
+
+            flock(file, LOCK_EX)
         size = file.seek(0, os.SEEK_END)
         if size:
             file.seek(size - 1)

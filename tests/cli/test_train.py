@@ -408,7 +408,7 @@ def test_a_grid_names_the_run_that_another_process_trains(tmp_path, tiny_argumen
     with FileLock(tmp_path / "seed=1" / ".lock"):
         assert main(command) == 1
     said = capsys.readouterr().err
-    assert "seed=1: interrupted: folder must not be in use, got " in said
+    assert "seed=1: interrupted: another process is using " in said
     assert "of 2 runs: 1 done, 1 interrupted" in said
     assert main(command) == 0
 

@@ -108,19 +108,16 @@ def test_empty_corpora_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "blank.txt").write_text("")
     for tokenizer in ("bytes", "bpe:300"):
-        with pytest.raises(RequestError, match=r"sources must have texts, got none in .*empty"):
+        with pytest.raises(RequestError, match=r"got 0 bytes; .*empty texts: 1 \(blank.txt\) in"):
             prepare([str(tmp_path / "empty")], tmp_path / "out", tokenizer=tokenizer)
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
-def test_rows_that_are_not_utf_8_are_read_and_broken_parquet_is_named(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"text": "caf\xe9"}\n')
-    assert [document.text for document in read_corpus([str(path)])] == ["caf\ufffd"]
+def test_broken_parquet_is_named(tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"no parquet")
-    with pytest.raises(RequestError, match=r"rows\.parquet must be a parquet file"):
+    with pytest.raises(RequestError, match=r"rows\.parquet cannot be read: "):
         list(read_corpus([str(path)]))
 
 
@@ -134,7 +131,7 @@ def test_a_full_disk_leaves_no_half_of_the_tokens(texts, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.filename == str(tmp_path / "out" / "train.bin.partial")
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
     prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
 
 
@@ -157,7 +154,7 @@ def test_a_disk_that_fills_up_at_the_end_leaves_no_tokens(texts, tmp_path, monke
         full_from(patch, ending)
         with pytest.raises(OSError, match="No space left"):
             prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
-    assert {path.name for path in (tmp_path / "out").iterdir()} <= {"tokenizer.json"}
+    assert not (tmp_path / "out").exists()
     prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
 
 

@@ -5,19 +5,28 @@ import lzma
 import shlex
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from tests.lm.conftest import TINY, build_model
+from tests.lm.conftest import TINY, build_model, write_documents
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from statemix.cli.lm import prepare_tokens, score_text, train_text
 from statemix.cli.main import main
 from statemix.errors import RequestError
+from statemix.lm import prepared as prepared_tokens
 from statemix.lm.language_scores import bits_per_byte
-from statemix.lm.prepared import load_language_model, prepare, read_prepared
+from statemix.lm.prepared import (
+    compressed_bits_per_byte,
+    load_language_model,
+    prepare,
+    read_prepared,
+)
+from statemix.lm.shards import read_tokens
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
+    encode,
     end_of,
     load_tokenizer,
     read_alike,
@@ -41,13 +50,14 @@ def noting(calls):
 def test_all_options_of_preparation_are_used(monkeypatch, tmp_path):
     calls, folder = [], str(tmp_path / "out")
     monkeypatch.setattr(prepare_tokens, "prepare", noting(calls))
-    words = "--tokenizer bytes --field body --suffixes .c .h --documents 7"
+    words = "--tokenizer bytes --field body --suffixes .c .h --documents 7 --held-out 0.3"
     assert main(["lm", "prepare", "a", "b", "--output", folder, *shlex.split(words)]) == 2
     wanted = {
         "tokenizer": "bytes",
         "field": "body",
         "suffixes": (".c", ".h"),
         "most_documents": 7,
+        "held_out": 0.3,
     }
     assert calls == [((("a", "b"), tmp_path / "out"), wanted)]
 
@@ -261,6 +271,41 @@ def test_models_of_transformers_are_scored_and_write(kind, ends, bytes_tokens, t
     words = ["abc", "--max-new-tokens", "3"]
     assert main(["lm", "generate", str(tmp_path / "model"), *words]) == 0
     assert capsys.readouterr().out.startswith("abc")
+
+
+@pytest.mark.parametrize("documents", [1, 40])
+def test_a_compressor_is_given_the_end_of_the_training_text(tmp_path, monkeypatch, documents):
+    """As much as its window holds, without more in memory."""
+    monkeypatch.setattr(prepared_tokens, "_WINDOW", 1000)
+    rows = [
+        bytes(np.random.default_rng(n).integers(97, 123, 200, "uint8")).decode() for n in range(40)
+    ]
+    decoded, tokenizer = [], bytes_tokenizer()
+    decode = tokenizer.decode
+
+    class Noting:
+        token_to_id = tokenizer.token_to_id
+
+        def decode(self, ids):
+            decoded.append(len(ids))
+            return decode(ids)
+
+    texts = ["".join(rows)] if documents == 1 else rows
+    parts = []
+    for name, some in (("train", texts), ("held_out", [rows[0], rows[39]])):
+        coded = [(ids, 200) for ids in encode(tokenizer, some)]
+        parts.append(read_tokens(write_documents(tmp_path / name, 257, coded, {})))
+    found = compressed_bits_per_byte(*parts, Noting())
+    last, score = "".join(rows)[-1000:].encode(), (rows[0] + rows[39]).encode()
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+    sizes = [len(lzma.compress(text, filters=filters)) for text in (last, last + score)]
+    assert found["xz_given_training"] == pytest.approx(8 * (sizes[1] - sizes[0]) / 400)
+    assert sum(decoded) <= 1000 + 200 + 2 * 400
+
+
+def test_a_prompt_that_is_not_utf_8_is_refused(model_folder, capsys):
+    assert main(["lm", "generate", str(model_folder), "a\udcff"]) == 2
+    assert capsys.readouterr().err == "statemix: prompt must be UTF-8, got 'a\\udcff'\n"
 
 
 def test_tokens_of_another_tokenizer_are_not_scored(model_folder, prepared, capsys):

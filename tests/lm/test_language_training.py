@@ -174,6 +174,21 @@ def test_bits_per_byte_are_those_of_each_token_from_all_before(tmp_path, monkeyp
     assert found["perplexity"] == pytest.approx(math.exp(total / 7), rel=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_without_an_end_a_first_token_is_one_of_equally_likely_tokens(tmp_path, window):
+    """So that no byte of the text is free."""
+    model = build_model("bd_lru", eos_token_id=None, training_length=window)
+    write_documents(tmp_path / "one", 50, [([7], 3), ([], 0), ([8], 2)], {})
+    found = bits_per_byte(model, read_tokens(tmp_path / "one.bin"))
+    assert found["bits_per_byte"] == pytest.approx(2 * math.log2(50) / 5)
+    assert found["perplexity"] == pytest.approx(50)
+    write_documents(tmp_path / "two", 50, [([7, 8], 3)], {})
+    found = bits_per_byte(model, read_tokens(tmp_path / "two.bin"))
+    loss = -float(model(torch.tensor([[7]])).logits[0, 0].log_softmax(-1)[8].detach())
+    wanted = (math.log(50) + loss) / math.log(2) / 3
+    assert found["bits_per_byte"] == pytest.approx(wanted, rel=1e-5)
+
+
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 6, 20])
 def test_attention_predicts_each_token_in_the_first_window_that_has_it(tmp_path, window):
     model = build_model("bd_lru", eos_token_id=0, training_length=window)

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -489,3 +490,12 @@ def test_killed_run_ends_like_an_uninterrupted_one(tiny, tmp_path):
     points = resumed["language"]["curve"]
     assert [one["tokens"] for one in points] == [640, 1280, 1920, 2560]
     assert all(a["cpu_s"] < b["cpu_s"] for a, b in itertools.pairwise(points))
+
+
+def test_each_corpus_has_a_folder_of_its_own():
+    sources = [("a/b",), ("a-b",), ("a:b",), ("A/b",), ("a", "b"), ("a", "b-bytes"), ("x" * 999,)]
+    corpora = [StudyCorpus(one, tokenizer) for one in sources for tokenizer in ("bytes", "bpe:300")]
+    corpora += [StudyCorpus(("a", "b"), most_documents=9), StudyCorpus(("a", "b", "9"))]
+    names = [one.name for one in corpora]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"tokens-[a-z0-9-]{1,80}", name) for name in names)

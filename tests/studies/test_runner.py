@@ -350,7 +350,7 @@ def test_a_run_of_another_process_is_left_to_it_and_resumed_later(jobs, options)
     with FileLock(jobs[1].folder / ".lock"):
         rows = run_all(jobs, **options)
     assert [row.status for row in rows] == ["done", "interrupted", "done"]
-    assert rows[1].message.startswith("folder must not be in use, got ")
+    assert rows[1].message.startswith("another process is using ")
     assert [row.status for row in run_all(jobs)] == ["done"] * 3
 
 

@@ -129,7 +129,7 @@ def test_a_folder_in_use_is_refused(tiny, tmp_path):
     begin(tiny(), tmp_path)
     with (tmp_path / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RequestError, match=r"^folder must not be in use, got .*another proces"):
+        with pytest.raises(RequestError, match=r"^another process is using "):
             train(tiny(), tmp_path)
     train(tiny(), tmp_path)
 
@@ -507,7 +507,8 @@ def test_a_poller_of_the_status_keeps_no_run_from_starting(tiny, tmp_path):
 def test_the_status_of_a_folder_that_is_only_readable_is_read(tiny, tmp_path):
     begin(tiny(), tmp_path)
     write_status(tmp_path, "running")
-    (tmp_path / ".lock").chmod(0o444)
+    # A killed process leaves the file.
+    (tmp_path / ".lock").touch(0o444)
     tmp_path.chmod(0o555)
     try:
         assert read_status(tmp_path).status == "interrupted"

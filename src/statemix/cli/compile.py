@@ -58,6 +58,7 @@ class Compile:
 
         from statemix.files import write_file
         from statemix.training.certificates import explore_run
+        from statemix.training.folder import lock_folder
 
         outcome = self._outcome()
         if outcome is not None and outcome.config.task.name == "traces":
@@ -82,14 +83,13 @@ class Compile:
             raise RequestError(str(error)) from error
         arrays = io.BytesIO()
         np.savez(arrays, **vars(machine))
-        target = self.output or self.folder
+        target, name = self.output or self.folder, "folder" if self.output is None else "output"
         written = target / f"{self.name}.c", target / f"{self.name}.npz"
         try:
-            target.mkdir(parents=True, exist_ok=True)
-            for file, content in zip(written, (source.encode(), arrays.getvalue()), strict=True):
-                write_file(file, content)
+            with lock_folder(target, name):
+                write_file(written[0], source.encode())
+                write_file(written[1], arrays.getvalue())
         except OSError as error:
-            name = "folder" if self.output is None else "output"
             raise RequestError(
                 f"{name} must be writable, got {target}: {error.strerror}"
             ) from error

@@ -79,21 +79,28 @@ class Demo:
             KeyboardInterrupt: after Ctrl-C; the same command resumes.
         """
         self._check_options()
-        if self.subject != "groups":
-            from statemix.cli.tracker_demo import demo_tracker
+        # Slow imports wait until the options have been checked.
+        from statemix.training.folder import lock_folder
 
-            original = self.form == "original"
-            name = f"{self.subject}-original" if original else self.subject
-            folder = self.output or Path("demo", name)
-            files.make_folder("output", folder)
-            if original:
+        original = self.form == "original"
+        name = f"{self.subject}-original" if original else self.subject
+        if self.subject == "groups":
+            name = "" if self.group == "S_3" else self.group
+        folder = self.output or Path("demo", name)
+        files.make_folder("output", folder)
+        with lock_folder(folder):
+            if self.subject == "groups":
+                self._demo_groups(folder)
+            elif original:
                 from statemix.cli.original_chess_demo import demo_original_chess
 
                 demo_original_chess(folder, self.seed, self.moves, self.games, fresh=self.fresh)
-                return
-            demo_tracker(self.subject, folder, self.seed, self.moves, fresh=self.fresh)
-            return
-        # Slow imports wait until the options have been checked.
+            else:
+                from statemix.cli.tracker_demo import demo_tracker
+
+                demo_tracker(self.subject, folder, self.seed, self.moves, fresh=self.fresh)
+
+    def _demo_groups(self, folder: Path) -> None:
         import torch
 
         from statemix.studies.page import render_page
@@ -102,8 +109,6 @@ class Demo:
         from statemix.studies.study_entries import plan
         from statemix.training.folder import remove_runs
 
-        folder = self.output or Path("demo", *([] if self.group == "S_3" else [self.group]))
-        files.make_folder("output", folder)
         store = Store(folder / "runs.jsonl")
         study = find_study(f"demo-{self.group}")
         entries = study.chosen("paper", "laptop")
@@ -130,7 +135,10 @@ class Demo:
                 on_event=watch.on_event,
                 on_end=watch.on_end,
             )
-        show_study(console, study, entries, store, folder / "demo.png")
+        picture = show_study(console, study, entries, store)
+        if picture is not None:
+            files.write_file(folder / "demo.png", picture)
+            console.print(f"drawn: {folder / 'demo.png'}")
         rows = store.rows()
         page, summary = folder / "index.html", folder / "summary.json"
         files.write_file(page, render_page([study], rows, folder).encode())

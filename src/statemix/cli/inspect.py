@@ -264,6 +264,7 @@ class Inspect:
     def _write(self, found: _Found) -> None:
         from statemix.studies.figure import png
         from statemix.studies.inspection import layer_pictures as drawing
+        from statemix.training.folder import lock_folder
 
         advice = "" if self.output else "; choose a folder by --output"
         files.open_for_append("output", self._folder / NUMBERS, advice)
@@ -289,8 +290,9 @@ class Inspect:
             drawn["representations.png"] = drawing.draw_race(race.rows, race.group, race.attempts)
         contents = {name: png(figure) for name, figure in drawn.items()}
         contents[NUMBERS] = (json.dumps(numbers, allow_nan=False) + "\n").encode()
-        for name, content in contents.items():
-            files.write_file(self._folder / name, content)
+        with lock_folder(self._folder):
+            for name, content in contents.items():
+                files.write_file(self._folder / name, content)
 
     def _print(self, found: _Found, *, judged: bool, proven: bool) -> None:
         from statemix.studies.inspection import layer_text as text

@@ -15,6 +15,7 @@ from statemix.errors import RequestError
 
 if TYPE_CHECKING:
     from statemix.studies.store import StoredRow
+    from statemix.studies.throughput_rows import Point
 
 
 @dataclass(frozen=True)
@@ -86,16 +87,17 @@ class Report:
             return
         from statemix.studies.page import render_page
         from statemix.studies.study import studies
+        from statemix.training.folder import lock_folder
 
         output = self.output or Path("report/index.html")
         files.open_for_append("output", output)
-        files.write_file(output, render_page(studies().values(), rows, self.results).encode())
+        with lock_folder(output.parent):
+            files.write_file(output, render_page(studies().values(), rows, self.results).encode())
         print(f"wrote {output}")
 
     def _draw_throughput(self) -> None:
-        from statemix.studies import throughput
-        from statemix.studies.figure import draw, png
         from statemix.studies.throughput_rows import read
+        from statemix.training.folder import lock_folder
 
         if self.json:
             raise RequestError("json must not be used with bench, whose rows are JSON")
@@ -108,6 +110,13 @@ class Report:
             )
         folder = self.output or Path("report")
         files.make_folder("output", folder)
+        with lock_folder(folder):
+            self._draw_points(points, folder)
+
+    def _draw_points(self, points: "Sequence[Point]", folder: Path) -> None:
+        from statemix.studies import throughput
+        from statemix.studies.figure import draw, png
+
         console = Console(highlight=False, markup=False, soft_wrap=True)
         for setting in dict.fromkeys(point.setting for point in points):
             found, missing = throughput.speed_panels(
@@ -125,7 +134,7 @@ class Report:
                     setting, [one for panel in found for one in panel.points]
                 )
                 drawn = [panel.drawn() for panel in found]
-                path.write_bytes(png(draw(drawn, "tokens per second", title)))
+                files.write_file(path, png(draw(drawn, "tokens per second", title)))
                 console.print(f"wrote {path}")
             console.print()
         console.print(throughput.LEGEND)

@@ -126,6 +126,7 @@ class Reproduce:
         from statemix.studies.store import Store
         from statemix.studies.study import find_study
         from statemix.studies.study_entries import plan
+        from statemix.training.folder import WRITING_S, lock_folder
 
         study = find_study(self.what)
         entries = study.chosen(self.protocol, self.size, self.columns, self.models)
@@ -199,7 +200,12 @@ class Reproduce:
         parts: list[str] = [self.protocol] if len(study.protocols) > 1 else []
         parts += [self.size] if len(study.sizes) > 1 else []
         name = "-".join([self.what, *parts])
-        show_study(console, study, entries, store, self.output / f"{name}.png")
+        picture = show_study(console, study, entries, store)
+        if picture is not None:
+            drawn = self.output / f"{name}.png"
+            with lock_folder(self.output, patience_s=WRITING_S):
+                files.write_file(drawn, picture)
+            console.print(f"drawn: {drawn}")
         if store.path.suffix == ".jsonl":
             # The report reads all stores with this suffix in a folder, by default in another one.
             folder = shlex.quote(str(store.path.parent))
@@ -231,9 +237,8 @@ def show_study(
     study: "Study",
     entries: "Sequence[StudyEntry]",
     store: "Store",
-    picture: Path,
-) -> None:
-    """Print the table of a study, and draw its picture if there is one."""
+) -> bytes | None:
+    """Print the table of a study, and return its picture as PNG if there is one."""
     from statemix.studies.figure import png
 
     rows = store.rows()
@@ -245,9 +250,7 @@ def show_study(
     for text in study.report(rows, entries):
         console.print(text)
     figure = study.draw(runs, store.path.parent)
-    if figure is not None:
-        files.write_file(picture, png(figure))
-        console.print(f"drawn: {picture}")
+    return None if figure is None else png(figure)
 
 
 def lost_text(planned: "Sequence[Planned]", store: "Store") -> str:

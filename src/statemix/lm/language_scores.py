@@ -51,7 +51,9 @@ def bits_per_byte(
 
     A document is read from its first token to its last in pieces, and the state carries on: every
     token is predicted from all tokens before it. The first one is predicted from the end of the
-    document before, token ``config.eos_token_id`` or the first of several ends.
+    document before, token ``config.eos_token_id`` or the first of several ends. Without an end
+    token, the model predicts nothing for the first token, which then counts as one of
+    ``config.vocab_size`` equally likely tokens.
 
     A model with ``config.training_length`` reads windows of that length instead, each of which
     begins half a window after the last: a token is predicted from all tokens before it in the first
@@ -88,7 +90,8 @@ def bits_per_byte(
         else:
             for rows, wanted in _windows(inputs, targets, window):
                 total += _summed(model(rows, use_cache=False).logits, wanted)
-        num_tokens, num_bytes = num_tokens + len(targets), num_bytes + count
+        total += (len(ids) - len(targets)) * math.log(model.config.vocab_size)
+        num_tokens, num_bytes = num_tokens + len(ids), num_bytes + count
         if most_bytes is not None and num_bytes >= most_bytes:
             break
     nats = total / max(num_tokens, 1)

@@ -27,6 +27,7 @@ from statemix.lm.shards import TokenFile
 from statemix.lm.step_line import StepLine, TimedBatches
 from statemix.training.config import Device, Precision, chosen_device
 from statemix.training.fit import Fitted, fit
+from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.hooks import Event, Hook
 from statemix.training.ranks import ALONE, Ranks, ranks_here
 from statemix.training.run import check_arguments
@@ -314,6 +315,6 @@ def train_language_model(
         text = describe_batch(tokens, token_batches.places(batches.step), settings.length)
         raise FloatingPointError(f"{error}; {text}") from error
     if ranks.is_first:
-        with without_progress_bars():
+        with without_progress_bars(), lock_folder(folder / "model", patience_s=WRITING_S):
             model.eval().save_pretrained(folder / "model")
     return model, fitted

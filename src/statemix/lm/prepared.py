@@ -4,15 +4,18 @@ import contextlib
 import itertools
 import lzma
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from statemix.errors import RequestError
-from statemix.lm.corpora import HELD_OUT_SHARE, Document, read_corpus
+from statemix.files import write_file
+from statemix.lm.corpora import HELD_OUT_SHARE, Document, Reading, read_corpus
 from statemix.lm.shards import TokenFile, TokenWriter, check_new, read_tokens, with_suffix
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
@@ -23,12 +26,16 @@ from statemix.lm.text_tokenizers import (
     read_alike,
     train_bpe,
 )
+from statemix.training.folder import lock_folder
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer.json"
-_SPLIT = f"sha256 of the group, modulo {HELD_OUT_SHARE}, is 0 for held-out groups"
 # Documents that are encoded at once, and those that a BPE is trained on at most.
 _AT_ONCE = 256
 _MOST_FOR_BPE = 100_000
+# Bytes before a cut in which an end of a line is sought.
+_NEAR_CUT = 4096
+# The window of `xz -9e`.
+_WINDOW = 2**26
 
 
 def prepare(
@@ -39,6 +46,7 @@ def prepare(
     field: str = "text",
     suffixes: Sequence[str] = (),
     most_documents: int | None = None,
+    held_out: float = HELD_OUT_SHARE,
 ) -> dict[str, TokenFile]:
     """Write the tokens of a corpus: one file to train on, one that is held out.
 
@@ -49,52 +57,113 @@ def prepare(
         field: as in :func:`statemix.lm.corpora.read_corpus`.
         suffixes: as in :func:`statemix.lm.corpora.read_corpus`.
         most_documents: number of documents to read; None means all.
+        held_out: share of the text to hold out. The name of a group decides whether the group is
+            held out. If there are fewer than ``1 / held_out`` groups, or none is held out, or all
+            are, then the end of the text is held out.
 
     Returns:
-        "train" and "held_out" -> their tokens.
+        "train" and "held_out" -> their tokens. Their ``info`` states how the text was split, and
+        under "reading" what was read and left out, as :class:`statemix.lm.corpora.Reading`.
 
     Raises:
-        RequestError: if a source cannot be read, there is no such tokenizer, or a file exists. The
-            files of a killed call are replaced.
+        RequestError: if a source cannot be read, there is no such tokenizer, a file exists, or
+            another process is using the folder. The files of a killed call are replaced.
     """
+    if not 0 < held_out < 1:
+        raise RequestError(f"held_out must be between 0 and 1, got {held_out}")
 
-    def documents() -> Iterator[Document]:
-        every = read_corpus(sources, field=field, suffixes=suffixes)
+    def documents(reading: Reading | None = None) -> Iterator[Document]:
+        every = read_corpus(sources, field=field, suffixes=suffixes, reading=reading)
         return itertools.islice(every, most_documents)
 
-    _forget_half(folder)
-    for name in (TRAIN, HELD_OUT):
-        check_new(folder / name)
-    chosen = _tokenizer(tokenizer, (one.text for one in documents() if not one.is_held_out))
-    writers: dict[str, TokenWriter] = {}
-    try:
+    with lock_folder(folder, "output"):
+        stored = folder / TOKENIZER
+        killed = with_suffix(folder / HELD_OUT, ".bin.partial").exists()
+        has_tokenizer = stored.exists() and not killed
+        _forget_half(folder)
         for name in (TRAIN, HELD_OUT):
-            writers[name] = TokenWriter(folder / name, chosen.get_vocab_size())
-        every = documents()
-        while some := list(itertools.islice(every, _AT_ONCE)):
-            for one, ids in zip(some, encode(chosen, [one.text for one in some]), strict=True):
-                writers[HELD_OUT if one.is_held_out else TRAIN].add(ids, len(one.text.encode()))
-        if not any(writer.num_documents for writer in writers.values()):
-            raise RequestError(f"sources must have texts, got none in {', '.join(sources)}")
-        empty = [name for name, writer in writers.items() if not writer.num_documents]
-        if empty:
-            raise RequestError(
-                f"sources must have groups on both sides of the split, got none for {empty[0]}; "
-                "a group is a top-level folder, package or document, and the hash of its name "
-                "decides; about one of eight is held out, so add groups"
-            )
-        info = {
-            "source": list(sources),
-            "split": _SPLIT,
-            "tokenizer": tokenizer,
-            "tokenizer_sha256": digest_of(chosen),
-        }
-        chosen.save(str(folder / TOKENIZER))
-        return {name: read_tokens(writer.finish(info)) for name, writer in writers.items()}
-    except BaseException:
-        for writer in writers.values():
-            writer.discard()
-        raise
+            check_new(folder / name)
+        cut = _cut_of(documents(), held_out)
+        texts = (text for is_held, text in _divide(documents(), held_out, cut) if not is_held)
+        chosen = _tokenizer(tokenizer, texts)
+        if has_tokenizer and digest_of(load_tokenizer(str(stored))) != digest_of(chosen):
+            raise RequestError(f"{stored} must not exist yet")
+        writers: dict[str, TokenWriter] = {}
+        reading = Reading()
+        try:
+            for name in (TRAIN, HELD_OUT):
+                writers[name] = TokenWriter(folder / name, chosen.get_vocab_size())
+            every = _divide(documents(reading), held_out, cut)
+            while some := list(itertools.islice(every, _AT_ONCE)):
+                tokens = encode(chosen, [text for _, text in some])
+                for (is_held, text), ids in zip(some, tokens, strict=True):
+                    writers[HELD_OUT if is_held else TRAIN].add(ids, len(text.encode()))
+            if not all(writer.num_documents for writer in writers.values()):
+                found = "; ".join([f"{reading.num_bytes} bytes", *reading.sentences()])
+                raise RequestError(
+                    f"sources must have texts to train on and to hold out, got {found} in "
+                    f"{', '.join(sources)}"
+                )
+            split = f"{held_out:g} of the groups are held out, by the SHA-256 of their names"
+            if cut is not None:
+                split = f"the last {held_out:g} of the text is held out"
+            info = {
+                "source": list(sources),
+                "split": split,
+                "tokenizer": tokenizer,
+                "tokenizer_sha256": digest_of(chosen),
+                "reading": asdict(reading),
+            }
+            write_file(stored, chosen.to_str(pretty=True).encode())
+            return {name: read_tokens(writer.finish(info)) for name, writer in writers.items()}
+        except BaseException:
+            for writer in writers.values():
+                writer.discard()
+            if not has_tokenizer:
+                stored.unlink(missing_ok=True)
+            raise
+
+
+def _cut_of(documents: Iterable[Document], share: float) -> int | None:
+    """Return the bytes of text to train on if the groups are too few, and otherwise None."""
+    groups, sides, num_bytes = set(), set(), 0
+    for document in documents:
+        groups.add(document.group)
+        sides.add(document.is_held_out(share))
+        if len(groups) * share >= 1 and len(sides) > 1:
+            return None
+        num_bytes += len(document.text.encode())
+    return int(num_bytes * (1 - share))
+
+
+def _divide(
+    documents: Iterable[Document], share: float, cut: int | None
+) -> Iterator[tuple[bool, str]]:
+    """Yield texts, and whether they are held out.
+
+    Args:
+        documents: the documents.
+        share: share of the groups that is held out.
+        cut: bytes of text to train on, up to the end of a line; None splits by group.
+    """
+    left = cut
+    for document in documents:
+        if left is None:
+            yield document.is_held_out(share), document.text
+            continue
+        content = document.text.encode()
+        place = min(left, len(content))
+        if 0 < place < len(content):
+            near = content.rfind(b"\n", max(0, place - _NEAR_CUT), place) + 1
+            if near or (place < _NEAR_CUT and left != cut):
+                place = near
+            # A character has a first byte and bytes of the form 10xxxxxx.
+            while content[place] & 0xC0 == 0x80:
+                place -= 1
+        for is_held, part in ((False, content[:place]), (True, content[place:])):
+            if part:
+                yield is_held, part.decode()
+        left = max(0, left - len(content))
 
 
 def _forget_half(folder: Path) -> None:
@@ -188,29 +257,52 @@ def compressed_bits_per_byte(
     """Return the bits per byte of held-out text under ``xz -9e``.
 
     Args:
-        tokens: the training text, which "xz_given_training" compresses first.
+        tokens: the training text. "xz_given_training" first compresses its last 64 MiB: the window
+            of ``xz -9e`` forgets what comes before.
         held_out: the text.
         tokenizer: their tokenizer.
         most_bytes: stop after the document that reaches this number of bytes.
     """
-    text = _text(held_out, tokenizer, most_bytes)
-    before = _text(tokens, tokenizer, None)
-    alone, first, both = (_xz(part) for part in (text, before, before + text))
-    return {"xz": 8 * alone / len(text), "xz_given_training": 8 * (both - first) / len(text)}
+    before = _last_text(tokens, tokenizer)
+    first, _ = _xz([before])
+    alone, size = _xz(_texts(held_out, tokenizer, most_bytes))
+    both, _ = _xz(itertools.chain([before], _texts(held_out, tokenizer, most_bytes)))
+    return {"xz": 8 * alone / size, "xz_given_training": 8 * (both - first) / size}
 
 
-def _text(tokens: TokenFile, tokenizer: Tokenizer, most_bytes: int | None) -> bytes:
-    parts, size, end = [], 0, end_of(tokenizer)
+def _texts(tokens: TokenFile, tokenizer: Tokenizer, most_bytes: int | None) -> Iterator[bytes]:
+    """Yield the text of each document, up to the one that reaches a number of bytes."""
+    size = 0
     for number in range(len(tokens.bounds) - 1):
-        ids = tokens.document(number)
-        # The end of a document is no part of its text.
-        parts.append(tokenizer.decode(ids[ids != end].tolist()).encode())
-        size += len(parts[-1])
+        text = _text(tokens.document(number), tokenizer)
+        yield text
+        size += len(text)
         if most_bytes is not None and size >= most_bytes:
-            break
-    return b"".join(parts)
+            return
 
 
-def _xz(text: bytes) -> int:
+def _last_text(tokens: TokenFile, tokenizer: Tokenizer) -> bytes:
+    """Return the end of all text, as much as the window of the compressor holds."""
+    parts, size, number = [], 0, len(tokens.bounds) - 1
+    while number and size < _WINDOW:
+        number -= 1
+        # A token has at least one byte.
+        parts.append(_text(tokens.document(number)[-_WINDOW:], tokenizer))
+        size += len(parts[-1])
+    return b"".join(reversed(parts))[-_WINDOW:]
+
+
+def _text(ids: NDArray[Any], tokenizer: Tokenizer) -> bytes:
+    # The end of a document is no part of its text.
+    return tokenizer.decode(ids[ids != end_of(tokenizer)].tolist()).encode()
+
+
+def _xz(parts: Iterable[bytes]) -> tuple[int, int]:
+    """Return the bytes of a text after compression, and before."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
-    return len(lzma.compress(text, filters=filters))
+    compressor = lzma.LZMACompressor(filters=filters)
+    compressed = size = 0
+    for part in parts:
+        compressed += len(compressor.compress(part))
+        size += len(part)
+    return compressed + len(compressor.flush()), size

@@ -13,6 +13,7 @@ from statemix.files import write_file
 from statemix.layers import LAYERS
 from statemix.lm import hub_blocks, hub_config, hub_model, portable_layers, state_cache
 from statemix.lm.prepared import model_folder
+from statemix.training.folder import lock_folder
 
 FILE = "modeling_statemix.py"
 _CLASSES = {
@@ -64,10 +65,11 @@ def export_remote_code(folder: Path | str) -> Path:
     for place, table in enumerate(mixers):
         if table not in mixers[:place]:
             _check_alike(table, config["hidden_size"])
-    write_file(folder / FILE, self_contained_source().encode())
     module = FILE.removesuffix(".py")
     config["auto_map"] = {auto: f"{module}.{name}" for auto, name in _CLASSES.items()}
-    write_file(path, (json.dumps(config, indent=2) + "\n").encode())
+    with lock_folder(folder):
+        write_file(folder / FILE, self_contained_source().encode())
+        write_file(path, (json.dumps(config, indent=2) + "\n").encode())
     return folder / FILE
 
 

@@ -181,7 +181,8 @@ class TokenWriter:
         }
         path = with_suffix(self.stem, ".bin")
         write_file(with_suffix(self.stem, ".idx"), index)
-        text = json.dumps(described, ensure_ascii=False) + "\n"
+        # The name of a source need not be UTF-8.
+        text = json.dumps(described) + "\n"
         write_file(with_suffix(self.stem, ".json"), text.encode())
         os.replace(self._partial, path)
         sync_directory(path.parent)

@@ -66,7 +66,10 @@ def load_tokenizer(name: str) -> Tokenizer:
     if path.suffix == ".json" and not path.exists():
         raise RequestError(f"tokenizer must exist, got {path}")
     try:
-        found = Tokenizer.from_file(str(path)) if path.exists() else Tokenizer.from_pretrained(name)
+        is_file = path.exists()
+        found = (
+            Tokenizer.from_buffer(path.read_bytes()) if is_file else Tokenizer.from_pretrained(name)
+        )
     # The library raises plain exceptions.
     except Exception as error:
         raise RequestError(

@@ -94,9 +94,10 @@ def certify_run(
         else:
             tables = "the task has a head for each place"
         # The attributes of evaluation are part of the network that is written.
-        written = _save_certificate(
-            folder, certificate, tables, task, weights=weights, soft=soft, output=output
-        )
+        with runs.lock_folder(path.parent, patience_s=runs.WRITING_S):
+            written = _save_certificate(
+                folder, certificate, tables, task, weights=weights, soft=soft, output=output
+            )
     return certificate, written
 
 
@@ -171,9 +172,10 @@ def check_property(
         "state": result.state,
         "reason": result.reason,
     }
-    if result.verdict == "open" and _is_decided(path, row):
-        return row, None
-    files.write_file(path, (json.dumps(row, indent=1) + "\n").encode())
+    with runs.lock_folder(path.parent, patience_s=runs.WRITING_S):
+        if result.verdict == "open" and _is_decided(path, row):
+            return row, None
+        files.write_file(path, (json.dumps(row, indent=1) + "\n").encode())
     return row, path
 
 

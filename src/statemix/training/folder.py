@@ -8,6 +8,7 @@ unfinished, and weights, the optimiser's and other state, and ``summary.json`` w
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -36,6 +37,10 @@ _LOCK = ".lock"
 _LENGTHS = (("schedules", "epochs"), ("schedules", "num_steps"), ("search", "attempts"))
 # Seconds to wait for readers of the status, which hold the lock for an instant.
 _PATIENCE_S = 0.3
+# The folder may be gone so often between its making and its lock.
+_TRIES = 100
+WRITING_S = 10.0
+"""Seconds to wait for another process that writes results."""
 # Files that a run may leave if it is killed before its configuration is whole.
 _BEGUN = (_LOCK, ENVIRONMENT, f"{ENVIRONMENT}.tmp", f"{CONFIG}.tmp", STATUS, f"{STATUS}.tmp")
 
@@ -185,41 +190,50 @@ def _shown(value: Any, name: str, config: StoredConfig) -> str:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a run's folder for writing; make it if absent.
+def lock_folder(
+    folder: Path, name: str = "folder", *, patience_s: float = _PATIENCE_S
+) -> Iterator[None]:
+    """Lock a folder that a command writes; make it if absent.
 
-    A folder in which no run begins is left as it was.
+    Nothing of the lock stays, and a folder that was made goes again if nothing was put into it.
+
+    Args:
+        folder: the folder.
+        name: option that holds the path.
+        patience_s: seconds to wait for another process.
 
     Raises:
         FolderInUseError: if another process has locked the folder.
         RequestError: if the folder cannot be written or locked.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    with _folder_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / _LOCK)
     try:
-        # Whoever reads the status holds the lock for an instant.
-        lock.acquire(timeout=_PATIENCE_S, poll_interval=0.01)
+        for tries_left in reversed(range(_TRIES)):
+            made = [path for path in (folder, *folder.parents) if not path.exists()]
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock.acquire(timeout=patience_s, poll_interval=0.01)
+                break
+            except FileNotFoundError:
+                # The process that has made the folder removes it again.
+                if not tries_left:
+                    raise
     except Timeout as error:
-        raise FolderInUseError(
-            f"folder must not be in use, got {folder}, which another process has locked"
-        ) from error
-    except PermissionError as error:
-        raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
+        raise FolderInUseError(f"another process is using {folder}") from error
     except (OSError, NotImplementedError) as error:
-        raise RequestError(
-            f"folder must be on a file system that can lock files, got {folder}: {error}"
-        ) from error
+        condition = "on a file system that can lock files"
+        if isinstance(error, PermissionError) or not os.path.isdir(folder):
+            condition = "writable"
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"{name} must be {condition}, got {folder}: {reason}") from error
     try:
         yield
     finally:
-        if made and not (folder / CONFIG).exists():
-            for name in _BEGUN:
-                (folder / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                for path in made:
-                    path.rmdir()
+        # A process that waits for this file sees that it is gone, and locks a new one.
+        with contextlib.suppress(OSError):
+            (folder / _LOCK).unlink()
+            for path in made:
+                path.rmdir()
         lock.release()
 
 
@@ -232,12 +246,13 @@ def begin_run(folder: Path, config: StoredConfig, environment: Mapping[str, Any]
         environment: software and machine of the run.
     """
     stored = stored_config(folder, config.schema)
+    if stored == config:
+        return
     if stored is None:
         write_file(folder / ENVIRONMENT, _json(environment))
-    elif stored != config:
+    else:
         _reopen_run(folder)
-    if stored != config:
-        write_file(folder / CONFIG, _json(asdict(config)))
+    write_file(folder / CONFIG, _json(asdict(config)))
 
 
 def _reopen_run(folder: Path) -> None:

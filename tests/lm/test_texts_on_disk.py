@@ -1,0 +1,211 @@
+"""Every text and file that a disk can hold is read, counted as left out, or refused by name."""
+
+import bz2
+import codecs
+import gzip
+import lzma
+import os
+import re
+import socket
+
+import pytest
+
+from statemix.cli.main import main
+from statemix.errors import RequestError
+from statemix.lm.corpora import Reading, read_corpus
+from statemix.lm.prepared import read_prepared
+
+TWO_ROWS = b'{"text": "one"}\n\n{"text": "two"}'
+HALVES = "texts that are not UTF-8 everywhere, with U+FFFD in these places"
+# Name and content of a file -> its texts.
+READ = {
+    ("a.txt", b"a\r\nb\rc\r\n"): ["a\nb\nc\n"],
+    ("UPPER.TXT", b"a"): ["a"],
+    (".hidden.txt", b"a"): ["a"],
+    ("ä \n'.txt", b"a"): ["a"],
+    (os.fsdecode(b"caf\xe9.txt"), b"a"): ["a"],
+    ("mark8.txt", codecs.BOM_UTF8 + "ä".encode()): ["ä"],
+    ("mark16.txt", "ä\r\nb".encode("utf-16")): ["ä\nb"],
+    ("mark16be.txt", codecs.BOM_UTF16_BE + "ä".encode("utf-16-be")): ["ä"],
+    ("mark32.txt", "ä".encode("utf-32")): ["ä"],
+    ("latin.txt", b"a\xff\xfeb\xe9"): ["a\ufffd\ufffdb\ufffd"],
+    ("nul.txt", b"a\0b"): ["a\0b"],
+    ("half.txt", "\ud83d".encode("utf-16", "surrogatepass")): ["\ufffd"],
+    ("empty.txt", b""): [],
+    ("a.txt.gz", gzip.compress(b"a")): ["a"],
+    ("a.TXT.GZ", gzip.compress(codecs.BOM_UTF8 + b"a")): ["a"],
+    ("two.txt.gz", gzip.compress(b"a") + gzip.compress(b"b")): ["ab"],
+    ("a.txt.bz2", bz2.compress(b"a")): ["a"],
+    ("a.txt.xz", lzma.compress(b"a")): ["a"],
+    ("a.jsonl", TWO_ROWS): ["one", "two"],
+    ("a.JSONL", codecs.BOM_UTF8 + TWO_ROWS): ["one", "two"],
+    ("a.ndjson", TWO_ROWS.replace(b"\n", b"\r\n")): ["one", "two"],
+    ("wide.jsonl", TWO_ROWS.decode().encode("utf-16")): ["one", "two"],
+    ("a.jsonl.gz", gzip.compress(TWO_ROWS)): ["one", "two"],
+    ("half.jsonl", b'{"text": "a\\ud83d"}\n{"text": "\\ud83d\\ude00"}'): ["a\ufffd", "😀"],
+    ("latin.jsonl", b'{"text": "caf\xe9"}'): ["caf\ufffd"],
+    ("empty.jsonl", b'{"text": ""}\n'): [],
+    ("repeated.jsonl", b'{"text": "a"}\n{"text": "a"}'): ["a"],
+    ("none.jsonl", b""): [],
+    ("a.json", b'[{"text": "one"},\n {"text": "two"}]'): ["one", "two"],
+    ("A.JSON.xz", lzma.compress(b'\xef\xbb\xbf{"text": "one"}')): ["one"],
+}
+# Name and content of a file -> the reason for which it is refused.
+REFUSED = {
+    ("a.txt.zst", b"(\xb5/\xfd"): "packed in a way that cannot be read; unpack it first",
+    ("a.ZIP", b"PK"): "packed",
+    ("a.tar.gz", gzip.compress(b"")): "packed",
+    ("wide.txt", "ä".encode("utf-16-le") + b"a\0"): "has NUL bytes and is not UTF-8",
+    ("image", b"\x89PNG\r\n\x1a\n\0\0"): "has NUL bytes and is not UTF-8",
+    ("odd.txt", b"\xff\xfea"): "cannot be read: 'utf-16-le' codec can't decode",
+    ("no.txt.gz", b"a"): "cannot be read: Not a gzipped file",
+    ("cut.txt.gz", gzip.compress(b"a" * 99)[:-9]): "cannot be read: Compressed file ended before",
+    ("bad.txt.gz", gzip.compress(b"a" * 99)[:10] + b"\xff" * 30): "cannot be read: Error -3",
+    ("cut.txt.xz", lzma.compress(b"a")[:-9]): "cannot be read: Compressed file ended before",
+    ("bad.txt.xz", b"a"): "cannot be read: Input format not supported",
+    ("no.jsonl", b'{"text": "a"}\n{"body": "b"}'): r":2 must have a text in the field 'text', got",
+    ("null.jsonl", b'{"text": null}'): r":1 must have a text in the field 'text', got None",
+    ("list.jsonl", b'["text"]'): r":1 must have a text in the field",
+    ("bad.jsonl", b'{"text": "a"}\n\n{'): r":3 must be JSON",
+    ("deep.jsonl", b"[" * 100_000): r":1 must be JSON",
+    ("lines.json", TWO_ROWS): "must be JSON: Extra data: .*; JSON Lines need the ending .jsonl",
+    ("text.json", b"no JSON"): "must be JSON",
+    ("empty.json", b""): "must be JSON",
+    ("no.json", b'{"body": "a"}'): r":1 must have a text in the field",
+    ("no.parquet", b"PAR1"): r"cannot be read: |needs pyarrow",
+}
+
+
+def texts_of(source, **options):
+    """Return the texts of a source and what is said of them."""
+    reading = Reading()
+    texts = [one.text for one in read_corpus([str(source)], reading=reading, **options)]
+    assert reading.num_bytes == sum(len(text.encode()) for text in texts)
+    return texts, reading
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("case", READ, ids=lambda case: ascii(case[0]))
+def test_a_text_is_read(tmp_path, case, inside):
+    """By its own name, and in a folder."""
+    name, content = case
+    path = tmp_path / "deep" / name
+    path.parent.mkdir()
+    path.write_bytes(content)
+    suffixes = [path.suffix.lower()] if inside else []
+    found, reading = texts_of(tmp_path if inside else path, suffixes=suffixes)
+    assert found == READ[case]
+    assert reading.files == 1
+    assert (HALVES in reading.remarks) == ("\ufffd" in "".join(found))
+    assert ("texts with NUL characters" in reading.remarks) == ("\0" in "".join(found))
+    left_out = sum(one["count"] for one in reading.left_out.values())
+    assert left_out == (name in {"empty.txt", "empty.jsonl", "repeated.jsonl"})
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: ascii(case[0]))
+def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, capsys, case):
+    name, content = case
+    (tmp_path / name).write_bytes(content)
+    command = ["lm", "prepare", str(tmp_path / name), "--output", str(tmp_path / "out")]
+    assert main([*command, "--tokenizer", "bytes"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert re.search(f"{re.escape(name)}.*({REFUSED[case]})", said)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with everything that is left out, and what each part of it is called."""
+    folder = tmp_path / "texts"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    for place in range(20):
+        (folder / f"{place}.txt").write_text(f"text {place}\n")
+        (tmp_path / "elsewhere" / "deep" / f"{place}.txt").write_text(f"more {place}\n")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "again").symlink_to(tmp_path / "elsewhere" / "deep")
+    (folder / "sub" / "loop").symlink_to(folder)
+    (folder / "self.txt").symlink_to("self.txt")
+    (folder / "broken.txt").symlink_to("nowhere")
+    (folder / "link.txt").symlink_to(folder / "0.txt")
+    os.mkfifo(folder / "pipe.txt")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "socket.txt"))
+    (folder / "empty.txt").touch()
+    (folder / "._0.txt").write_bytes(b"\0\xff")
+    (folder / "secret.txt").write_text("secret")
+    for name in ("rows.jsonl.gz", "a.txt.zst", "b.png", "c.csv", "d.PNG", "plain", "e\n.gif"):
+        (folder / name).write_bytes(b"x")
+    return folder
+
+
+def test_a_summary_says_what_is_left_out_and_why(folder, tmp_path, monkeypatch, capsys):
+    access = os.access
+    # The superuser may read every file.
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: "secret" not in str(path) and access(path, mode)
+    )
+    command = ["lm", "prepare", str(folder), "--output", str(tmp_path / "out")]
+    assert main([*command, "--tokenizer", "bytes"]) == 0
+    printed = capsys.readouterr()
+    assert set(printed.err.splitlines()) == {
+        "left out: links to folders that are read under another name: 2 (linked/deep, sub/loop)",
+        "left out: files (No such file or directory): 1 (broken.txt)",
+        "left out: files (Too many levels of symbolic links): 1 (self.txt)",
+        "left out: files (Permission denied): 1 (secret.txt)",
+        "left out: pipes, sockets and devices: 2 (pipe.txt, socket.txt)",
+        "left out: empty texts: 1 (empty.txt)",
+        "left out: texts that have come before: 1 (link.txt)",
+        "left out: files with NUL bytes that are not UTF-8: 1 (._0.txt)",
+        "left out: files of rows (--suffixes .jsonl reads them): 1 (rows.jsonl.gz)",
+        "left out: packed files (unpack them first): 1 (a.txt.zst)",
+        "left out: files with another ending (--suffixes chooses the endings): 5 (b.png, c.csv, "
+        "d.PNG, ...)",
+    }
+    assert printed.out.startswith("read: 43 files, 300 bytes of text; 0.125 of the groups are held")
+    tokens, held_out, _ = read_prepared(tmp_path / "out")
+    assert len(tokens.bounds) + len(held_out.bounds) - 2 == 40
+    assert tokens.info["reading"]["left_out"]["empty texts"] == {"count": 1, "first": ["empty.txt"]}
+
+
+def test_a_folder_that_cannot_be_listed_is_counted(tmp_path, monkeypatch):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "a.txt").write_text("a")
+    listed = type(tmp_path).iterdir
+
+    def refuse(path):
+        if path.name == "secret":
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
+    found, reading = texts_of(tmp_path)
+    assert found == ["a"]
+    assert reading.sentences() == ["left out: folders (Permission denied): 1 (secret)"]
+
+
+def test_sources_that_are_no_regular_files_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RequestError, match=r"pipe is not a regular file, which can be read twice"):
+        texts_of(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(RequestError, match=r"source must be .* or an existing path, got .*loop"):
+        texts_of(tmp_path / "loop")
+
+
+def test_names_that_are_not_utf_8_are_prepared_and_printed(tmp_path, capsys):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    for place in range(20):
+        (folder / os.fsdecode(b"\xe9%d.txt" % place)).write_text(f"text {place}\n")
+    (folder / os.fsdecode(b"\xe9.txt")).touch()
+    assert main(["lm", "prepare", str(folder), "--output", str(folder / "out")]) == 0
+    assert "left out: empty texts: 1 ('\\udce9.txt')" in capsys.readouterr().err
+    assert read_prepared(folder / "out")[0].info["source"] == [str(folder)]
+
+
+def test_text_files_without_an_ending_are_read_by_name_alone(tmp_path):
+    (tmp_path / "plain").write_text("a")
+    assert texts_of(tmp_path / "plain")[0] == ["a"]
+    assert texts_of(tmp_path)[0] == []

@@ -220,10 +220,12 @@ def test_counts_in_the_readme_are_those_of_the_rows():
     proven = numbers["networks of the recipe `exact` for groups, proven"]
     assert proven == "100 of 100, 0 of them with a refitted readout"
     assert "[100 of 100 networks](docs/state_tracking.md) are proven with their trained" in readme
-    long = numbers["of those trained for 30% of the paper's epochs or more, equal"]
-    assert f"at least 30% of the paper's epochs, [{long} accuracies]" in readme
-    others, of = numbers["of the others, equal"].split(" of ")
-    assert f"of {of} others, {others}." in readme
+    in_full = numbers["of the accuracies measured in full, equal to the paper within 0.05"]
+    assert f"[{in_full} accuracies](docs/reproduction.md#read-the-results) that are" in readme
+    agree, measured = numbers["of the measured accuracies, equal to the paper within 0.05"].split(
+        " of "
+    )
+    assert f"of all {measured}, {agree} do." in " ".join(readme.split())
 
 
 def cells(name):

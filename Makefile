@@ -77,15 +77,19 @@ docs: $(VENV)/installed-dev
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# The code of pages is narrower than that of files (see tests/test_documents.py).
+PAGES := --line-length 88 README.md CONTRIBUTING.md docs/*.md docs/studies/*.md
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check $(PAGES)
 	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
+	$(BIN)/ruff format $(PAGES)
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(KERNELS)
 

@@ -43,8 +43,8 @@ def tables() -> dict[str, str]:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
+    """Return a Markdown table; a dash stands in an empty cell."""
+    lines = [header, ["---"] * len(header), *([cell or "–" for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
@@ -74,7 +74,7 @@ def _tracked(name: str, num_tokens: int, words: str, tokens: str, contents: str)
                 str(row["seed"]),
                 str(round(row["alike"] * num_tokens)),
                 proof["verdict"],
-                "-" if proof["margin"] is None else f"{proof['margin']:.1f}",
+                "" if proof["margin"] is None else f"{proof['margin']:.1f}",
                 f"{trained[f'exact_{tokens}']:,} of {trained[tokens]:,}",
                 f"{trained[f'exact_{words}']} of {trained[words]}",
                 f"{hard[f'exact_{tokens}']:,} of {hard[tokens]:,}",

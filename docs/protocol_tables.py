@@ -43,7 +43,7 @@ def _numbers(entries: tuple[StudyEntry, ...], rows: Mapping[str, StoredRow]) -> 
                 _accuracies(found),
                 _published(entry) if entry.model == RECIPE else "",
                 _cost(found),
-                unproven(found) if found else _MISSING,
+                (unproven(found) or "none") if found else _MISSING,
             )
         )
     header = ("task", "network", "proven", "without refit", "accuracy as trained", "published")

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from measurement_tables import markdown
+
 ROWS = Path(__file__).parents[1] / "results" / "bench"
 NAMES = {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}
 Row = dict[str, Any]
@@ -140,12 +142,9 @@ def _table(caption: str, head: Sequence[str], cells: Cells, files: Sequence[str]
         caption,
         "Rows: " + ", ".join(f"`results/bench/{file}.jsonl`" for file in files) + ".",
         "",
-        _line([*head, *headings]),
-        _line(["---"] * (len(head) + len(headings))),
-        *(_line([*key, *(line.get(name, "") for name in headings)]) for key, line in cells.items()),
+        markdown(
+            [*head, *headings],
+            ([*key, *(line.get(name, "") for name in headings)] for key, line in cells.items()),
+        ),
     ]
-    return "\n".join(lines) + "\n"
-
-
-def _line(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
+    return "\n".join(lines)

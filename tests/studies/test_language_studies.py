@@ -453,14 +453,34 @@ def test_duel_counts_the_chosen_rate_alone():
     assert timed.curves["x"].max() == pytest.approx(200 / 100 / 60)
 
 
+@pytest.mark.parametrize("best", RATES)
+def test_duel_ranks_only_models_whose_rate_lies_within_the_grid(best):
+    entries = duel_entries("paper", "laptop")
+    (entry,) = [one for one in entries if one.model == "LSTM"]
+    rows = {
+        name: language_row(run, 1.5 if setting == f"lr={best:g}" else 1.6)
+        for setting, run, name in entry.trials.runs
+    }
+    runs = DUEL.runs(entries, rows)
+    within = min(RATES) < best < max(RATES)
+    ranked = {line.cells[0] for line in DUEL.table(runs, entries).lines}
+    assert ("LSTM" in ranked) == within
+    assert bool(DUEL.panels(runs)) == within
+    assert "Transformer" in ranked  # a model without runs is still to come
+
+
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 def test_page_has_a_section_of_what_has_results(study, tmp_path):
     entries = study.entries("paper", "laptop")
-    rows = rows_of(entries[:1], lambda *_: 1.5)
+    edges = ("lr=0.001", "lr=0.01")  # the duel shows a model whose rate lies within its grid
+    rows = {
+        name: language_row(run, 1.6 if setting in edges else 1.5)
+        for setting, run, name in entries[0].trials.runs
+    }
     (section,) = study.sections(rows, tmp_path)
     assert section.id.startswith(study.name)
     assert "<svg" in section.picture
-    assert section.runs[0][4] == "1.5000 bits per byte"
+    assert "1.5000 bits per byte" in {run[4] for run in section.runs}
     assert list(study.sections({}, tmp_path)) == []
 
 

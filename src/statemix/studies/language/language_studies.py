@@ -69,7 +69,10 @@ class LanguageStudy(Study):
 
 
 class Duel(ChosenRates, LanguageStudy):
-    """Every model chooses its learning rate by the bits per byte of validation text."""
+    """Every model chooses its learning rate by the bits per byte of validation text.
+
+    A model whose chosen rate is the least or the largest of the grid is not ranked.
+    """
 
     def is_at_chosen_rate(self, run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
         return is_at_chosen_rate(run, rows)
@@ -94,6 +97,11 @@ STUDIES = (
         sizes=("laptop", "paper"),
         legend=LEGEND,
     ),
-    Duel("duel", "language models of equal parameters", duel_entries, legend=LEGEND),
+    Duel(
+        "duel",
+        "language models of equal parameters",
+        duel_entries,
+        legend=f"{LEGEND} Not shown: models whose chosen rate is the least or largest of the grid.",
+    ),
 )
 """The studies of language models, in the order of the page."""

@@ -158,12 +158,23 @@ def figure_table(runs: pl.DataFrame) -> Table:
     return Table((*head, "tokens", "training"), tuple(lines))
 
 
+def _ranked(runs: pl.DataFrame) -> pl.DataFrame:
+    """Leave out the models of the duel whose chosen rate is the least or the largest of the grid.
+
+    Such a model may have fewer bits at a rate beyond the grid.
+    """
+    edges = [f"lr={rate:g}" for rate in (min(RATES), max(RATES))]
+    chosen = pl.col("chosen").fill_null(value=False)
+    at_edge = runs.filter(chosen & pl.col("setting").is_in(edges))["model"].to_list()
+    return runs.filter(~pl.col("model").is_in(at_edge))
+
+
 def duel_table(runs: pl.DataFrame) -> Table:
-    """Lay out the models of the duel."""
+    """Lay out the models of the duel whose chosen rate lies within the grid."""
     head = ("model", "rate", "seeds", "bits per byte", "perplexity", "parameters", "state")
     lines = [
         Line((one["model"], (one["setting"] or "–").removeprefix("lr="), *_cells(one)))
-        for one in summaries(runs).to_dicts()
+        for one in summaries(_ranked(runs)).to_dicts()
     ]
     return Table((*head, "tokens", "training"), tuple(lines))
 
@@ -210,14 +221,15 @@ def figure_panels(runs: pl.DataFrame) -> list[Panel]:
 
 
 def duel_panels(runs: pl.DataFrame, speeds: Mapping[str, float] | None = None) -> list[Panel]:
-    """Return the panels of the duel: bits per byte against tokens, and against time.
+    """Return the panels of the duel, of the models in its table: bits against tokens and time.
 
     Args:
         runs: the runs.
         speeds: tokens per second by model, measured side by side. If a model has none, the time is
             that of the processor during the runs.
     """
-    done = runs.filter(pl.col("points").is_not_null() & pl.col("chosen").fill_null(value=False))
+    counts = pl.col("points").is_not_null() & pl.col("chosen").fill_null(value=False)
+    done = _ranked(runs).filter(counts)
     if not done.height:
         return []
     by_tokens, by_time = [], []

@@ -394,34 +394,36 @@ def test_a_cell_says_how_much_of_the_published_training_it_had(monkeypatch):
     data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
     table = PaperTable("tiny", (Column("s3", (data,)),), {"LSTM": {"s3": 0.5}})
     monkeypatch.setattr("statemix.studies.higher_order.cell_table.TABLES", {"tiny": table})
-    one = cell_of(table, "paper", "laptop")
 
-    def found(steps, accuracy):
-        rows = rows_of([one], lambda _: accuracy)
-        for row, number in zip(rows.values(), steps, strict=True):
-            row["num_steps"] = number
-        counts = overview(rows)
+    def found(epochs, accuracy):
+        one = entries_of(
+            CONTENDERS["LSTM"],
+            Column("s3", (dataclasses.replace(S3, durations=dict.fromkeys(SIZES, epochs)),)),
+            "paper",
+            "laptop",
+            0.5,
+        )
+        monkeypatch.setattr(PaperTable, "entries", lambda *_: one)
+        counts = overview(rows_of([Cell(one)], lambda _: accuracy))
         return counts["cells"][0]["share"], counts["in_full"], counts["agree_in_full"]
 
-    # 200 epochs of a single batch.
-    assert found((100, 59, 200), 0.5) == (0.295, 0, 0)
-    assert found((100, 60, 400), 0.5) == (0.3, 1, 1)
-    assert found((100, 60, 400), 0.9) == (0.3, 1, 0)
-    # A run that has learned its task stops early.
-    assert found((1, 2, 3), 0.9995) == (1.0, 1, 0)
+    # Of 200 epochs; a run that has learned its task stops early.
+    assert found(59, 0.5) == (0.295, 0, 0)
+    assert found(60, 0.5) == (0.3, 1, 1)
+    assert found(60, 1.0) == (0.3, 1, 0)
+    assert found(400, 0.5) == (1.0, 1, 1)
 
 
-def test_runs_in_full_decide_before_those_of_the_first_protocol(monkeypatch):
-    data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
+@pytest.mark.parametrize(("epochs", "agree"), [(59, 1), (60, 0)])
+def test_runs_in_full_decide_before_those_of_the_first_protocol(epochs, agree, monkeypatch):
+    data = dataclasses.replace(
+        S3, durations=dict.fromkeys(SIZES, 60), epochs=dict.fromkeys(SIZES, epochs)
+    )
     table = PaperTable("tiny", (Column("s3", (data,)),), {"LSTM": {"s3": 0.5}})
     monkeypatch.setattr("statemix.studies.higher_order.cell_table.TABLES", {"tiny": table})
     mad, paper = (cell_of(table, protocol, "laptop") for protocol in ("mad", "paper"))
     rows = rows_of([mad], lambda _: 0.1) | rows_of([paper], lambda _: 0.5)
-    assert overview(rows)["agree"] == 0
-    for trial in (trial for part in paper.parts.values() for trial in part):
-        for run in trial.runs:
-            rows[key(run)]["num_steps"] = 200
-    assert overview(rows)["agree"] == 1
+    assert overview(rows)["agree"] == agree
 
 
 @pytest.mark.parametrize("size", SIZES)

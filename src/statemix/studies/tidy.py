@@ -9,8 +9,9 @@ import polars as pl
 from statemix.studies.result_text import commit_text
 from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import StudyEntry
+from statemix.studies.study_runs import Runnable
 from statemix.tasks.task_registry import names_of
-from statemix.training import config_from_plain
+from statemix.training import RunConfig, config_from_plain
 
 NOISE = 0.05
 """Largest difference from the paper that agrees: two models that the paper calls identical differ
@@ -21,9 +22,6 @@ ENOUGH_SEEDS = 3
 
 FULL = 0.3
 """Share of the published optimiser steps from which a run counts as trained in full."""
-
-# A run stops early once its accuracy exceeds this.
-_LEARNED = 0.999
 
 _TEST = pl.Struct({"length": pl.Int64, "accuracy": pl.Float64, "iterations": pl.Float64})
 _ATTEMPT = pl.Struct({"passed": pl.Boolean, "steps": pl.Int64, "plateau": pl.Int64})
@@ -40,7 +38,7 @@ _RUN: dict[str, Any] = {
     "attempts": pl.List(_ATTEMPT),
     "certificate": pl.String,
     "word": pl.String,
-    "steps": pl.Int64,
+    "share": pl.Float64,
     "seconds": pl.Float64,
     "commit": pl.String,
 }
@@ -48,7 +46,6 @@ _ENTRY: dict[str, Any] = {
     "family": pl.String,
     "published": pl.Float64,
     "published_for": pl.String,
-    "updates": pl.Int64,
     "lengths": pl.List(pl.Int64),
 }
 _DONE = pl.col("status") == "done"
@@ -78,7 +75,6 @@ def tidy(
             "family": entry.layers[0].name if entry.layers else entry.model,
             "published": number and number.accuracy,
             "published_for": entry.published_for,
-            "updates": entry.updates,
             "lengths": entry.lengths,
             "data": entry.data or entry.column,
         }
@@ -86,9 +82,22 @@ def tidy(
             records.append(shared)
             continue
         for setting, config, name in entry.trials.runs:
-            run = {"setting": setting, "seed": config.seed, "key": name}
+            run = {
+                "setting": setting,
+                "seed": config.seed,
+                "key": name,
+                "share": _share(config, entry.updates),
+            }
             records.append({**shared, **run, **_row(rows.get(name), entry.metric)})
     return pl.DataFrame(records, schema={**labels, **_ENTRY, **_RUN})
+
+
+def _share(run: Runnable, updates: int | None) -> float | None:
+    """Return the share of the published steps that a run may take; it may stop early."""
+    if updates is None or not isinstance(run, RunConfig) or run.schedules.epochs is None:
+        return None
+    per_epoch = -(-int(run.task.options["train_size"]) // run.batches.size)
+    return min(run.schedules.epochs * per_epoch / updates, 1.0)
 
 
 def _row(row: StoredRow | None, metric: str) -> dict[str, Any]:
@@ -126,7 +135,6 @@ def _row(row: StoredRow | None, metric: str) -> dict[str, Any]:
         ],
         "certificate": certificate.get("verdict"),
         "word": failing_word(more) if certificate else "",
-        "steps": more.get("num_steps"),
         # Processor time does not depend on what else the machine did; older rows have none.
         "seconds": (more.get("cpu_s") or more.get("time_s") or 0.0) + more.get("certify_s", 0.0),
         "commit": commit_text(more.get("environment", {})),
@@ -160,9 +168,8 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
 
     Columns beside the labels: seeds (of the chosen setting, the fewest over the data sets), done
     (keys of runs with a result), planned, complete (every run has ended), best, mean, deviation,
-    ours, published, verdict, share (of the published optimiser steps, the least over the runs of
-    the chosen settings; 1 where a run has learned its task, null if the steps are not published)
-    and parts (one for each data set).
+    ours, published, verdict, share (of the published optimiser steps, of the chosen setting, which
+    may stop early; null if the steps are not known) and parts (one for each data set).
     """
     cell = cell_labels(runs)
     part = [*cell, "data"]
@@ -173,13 +180,12 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             value=values,
             criterion=pl.when(is_tuned).then("best_validation").otherwise("best_test"),
-            share=(pl.col("steps") / pl.col("updates")).clip(0, 1),
         )
         .group_by(*part, "setting", maintain_order=True)
         .agg(
             pl.col("criterion").mean(),
             seeds=pl.len(),
-            share=pl.col("share").min(),
+            share=pl.col("share").first(),
             values=pl.col("value"),
             tests=pl.col("tests"),
         )
@@ -201,11 +207,7 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
             best=pl.col("best_test").filter(_DONE).max(),
         )
         .join(chosen, on=part, how="left", maintain_order="left")
-        .with_columns(
-            pl.col("seeds").fill_null(0),
-            mean=pl.col("values").list.mean(),
-            share=pl.when(pl.col("best") >= _LEARNED).then(1.0).otherwise("share"),
-        )
+        .with_columns(pl.col("seeds").fill_null(0), mean=pl.col("values").list.mean())
     )
 
     def over_data(name: str) -> pl.Expr:

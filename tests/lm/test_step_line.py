@@ -119,7 +119,7 @@ def test_the_command_prints_costs_and_step_lines(prepared, train_tiny, capsys, m
     monkeypatch.setattr("statemix.cli.progress.LINE_EVERY_S", 0.0)
     assert train_tiny("--steps", "3") == 0
     out, err = capsys.readouterr()
-    assert re.search(r"8,584 parameters, 32 bytes of state per sequence, 0\.\d MFLOPs", out)
+    assert re.search(r"8,648 parameters, 32 bytes of state per sequence, 0\.\d MFLOPs", out)
     assert re.search(r"192 tokens to read of 9,078: at least 0 s, .* at \d+ GFLOP/s", out)
     line = r"step 2 of 3: loss \d\.\d+, (\d\.\d+) bits per byte, [\d,]+ tokens/s, utilisation \d+%"
     bits = re.search(line + r", data wait \d+%, about 0 s left", err).group(1)

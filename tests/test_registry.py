@@ -211,3 +211,7 @@ def test_values_that_are_equal_to_python_may_be_other_options():
     assert PickSpec("pick", value=1) == PickSpec("pick")
     assert PickSpec("pick", value=True) != PickSpec("pick")
     assert PickSpec("pick", value=1.0) != PickSpec("pick")
+    assert PickSpec("pick", value=(2, 3)) != PickSpec("pick", value=(2, 3.0))
+    assert PickSpec("pick", value=(2, 3)) == PickSpec("pick", value=(2, 3))
+    true, one = (LayerSpec("attention", num_heads=2, rope=rope) for rope in (True, 1))
+    assert true != one

@@ -235,7 +235,11 @@ class Spec:
 
     def __eq__(self, other: object) -> bool:
         # Specifications are equal even if only one of them writes out a default.
-        return isinstance(other, Spec) and self.kind == other.kind and self.asked() == other.asked()
+        return (
+            isinstance(other, Spec)
+            and self.kind == other.kind
+            and _same(self.asked(), other.asked())
+        )
 
     def __hash__(self) -> int:
         return hash((self.kind, self.name))
@@ -258,9 +262,13 @@ def _plain(value: Any, table: Callable[[Spec], dict[str, Any]]) -> Any:
     return table(value) if isinstance(value, Spec) else value
 
 
-def _same(value: object, default: object) -> bool:
+def _same(value: Any, other: Any) -> bool:
     # Python treats 1, 1.0 and True as equal; as options they differ.
-    return type(value) is type(default) and value == default
+    if type(value) is not type(other) or value != other:
+        return False
+    if isinstance(value, dict):
+        return all(_same(item, other[name]) for name, item in value.items())
+    return not isinstance(value, list | tuple) or all(map(_same, value, other))
 
 
 def passed_on(arguments: Mapping[str, Any], base: type) -> dict[str, Any]:

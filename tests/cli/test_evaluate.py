@@ -1,6 +1,7 @@
 """The command that scores a finished run."""
 
 import errno
+import importlib
 import json
 import re
 import shutil
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from statemix.cli.main import main
+from statemix.cli.main import COMMANDS, main
+from statemix.cli.parser import options_of_class
+from statemix.errors import RequestError
+from statemix.tasks import TASKS
 from statemix.training import evaluate, fit, load_model, load_outcome
 from statemix.training.plain import to_plain
 
@@ -248,17 +252,76 @@ class Own(Permutation):
 """
 
 
-def test_every_command_finds_modules_of_the_working_directory(tmp_path, tiny_arguments):
-    (tmp_path / "my_task.py").write_text(OWN_TASK)
+def in_folder(folder, *arguments):
+    """Run a command there. Unlike `python -c`, it does not look into the working directory."""
     code = "import sys; from statemix.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    task = ["--imports", "my_task", "--task", "own", "group=S_3", "length=5", "train_size=20"]
-    for arguments in (
-        ["train", "--folder", "run", *tiny_arguments, *task],
-        ["evaluate", "run"],
-        ["certify", "run"],
-        ["inspect", "run"],
-    ):
-        # Unlike `python -c`, an installed command does not look into the working directory.
-        command = [sys.executable, "-P", "-c", code, *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0 or "the verdict on run is" in done.stderr, done.stderr
+    command = [sys.executable, "-P", "-c", code, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory):
+    """A folder with a run on a task of one's own, whose module notes that it is imported."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "my_task.py").write_text(OWN_TASK + "open('imported', 'a').close()")
+    arguments = (
+        "train --folder run --imports my_task --task own group=S_3 length=5 train_size=20 "
+        "--model.layers bd_lru num_blocks=2 block_size=3 --model.hidden-size 8 "
+        "--schedules.epochs 1 --evaluation.test-size 16 --evaluation.validation-size 16"
+    )
+    done = in_folder(folder, *arguments.split())
+    assert done.returncode == 0, done.stderr
+    (folder / "imported").unlink()
+    return folder
+
+
+COMMANDS_ON_RUNS = [
+    ["evaluate", "run"], ["compile", "run"], ["certify", "run"], ["inspect", "run"],
+    ["train", "--folder", "further", "--from", "run"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS_ON_RUNS, ids=lambda command: command[0])
+def test_a_command_on_a_run_imports_only_what_the_user_names(own_run, command):
+    (own_run / "imported").unlink(missing_ok=True)
+    done = in_folder(own_run, *command)
+    assert done.returncode == 2
+    assert "'my_task', which is imported only if you name it, too: add --imports" in done.stderr
+    assert not (own_run / "imported").exists()
+    done = in_folder(own_run, *command, "--imports", "my_task")
+    told = ("the verdict on run is", "run/certificate.json must")
+    assert done.returncode == 0 or any(text in done.stderr for text in told), done.stderr
+    assert (own_run / "imported").exists()
+
+
+def test_every_command_on_a_run_has_imports():
+    """A run is a positional RUN, or the option --from."""
+    names = {command[0] for command in COMMANDS_ON_RUNS}
+    for name, (kind, _) in COMMANDS.items():
+        module = importlib.import_module(f"statemix.cli.{name}")
+        options = options_of_class(getattr(module, kind)) if hasattr(module, kind) else []
+        if any(option.argument.metavar == "RUN" for option in options):
+            assert name in names
+
+
+def test_the_working_directory_is_searched_only_for_modules_that_are_named(tmp_path, monkeypatch):
+    """Python also looks there for a library that is not installed."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    assert main(["tasks"]) == 0
+    assert str(tmp_path) not in sys.path
+    assert main(["tasks", "--imports", "json"]) == 0
+    assert str(tmp_path) in sys.path
+
+
+def test_python_reads_runs_whose_modules_are_imported(own_run, monkeypatch):
+    with pytest.raises(RequestError, match=r"in Python, import it first"):
+        load_outcome(own_run / "run")
+    monkeypatch.syspath_prepend(own_run)
+    monkeypatch.chdir(own_run)
+    try:
+        importlib.import_module("my_task")
+        assert load_outcome(own_run / "run").config.imports == ("my_task",)
+    finally:
+        TASKS.remove("own")
+        del sys.modules["my_task"]

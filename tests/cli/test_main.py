@@ -39,12 +39,12 @@ FLAGS = {
         --evaluation.stop-at --evaluation.attributes
         --runtime.precision --runtime.device --runtime.num-threads
         """,
-    "evaluate": "--lengths --weights --sequences --tokens --device --output --json",
+    "evaluate": "--lengths --weights --sequences --tokens --device --output --json --imports",
     "inspect": """
-        --layer --units --split --start --sequences --tokens --weights --output --json
+        --layer --units --split --start --sequences --tokens --weights --output --json --imports
         """,
-    "certify": "--soft --weights --max-pairs --property --output --json",
-    "compile": "--name --weights --output",
+    "certify": "--soft --weights --max-pairs --property --output --json --imports",
+    "compile": "--name --weights --output --imports",
     "tasks": "--split --start --count --imports",
     "doctor": "--check --json",
     "demo": "--group --moves --form --games --seed --output --fresh --retry",
@@ -77,10 +77,10 @@ FLAGS = {
         --learning-rate --weight-decay --evaluate-every --evaluate-bytes --precision --device
         --strategy --seed --checkpoint-every-s --extend --optimizer --compile --wandb
         --gradient-checkpointing --clip-norm --warmup-share --min-learning-rate
-        --sequence-parallel
+        --sequence-parallel --imports
         """,
-    "lm generate": "--max-new-tokens --temperature --top-k --seed",
-    "lm evaluate": "--tokens --most-bytes --json",
+    "lm generate": "--max-new-tokens --temperature --top-k --seed --imports",
+    "lm evaluate": "--tokens --most-bytes --json --imports",
 }
 
 
@@ -468,6 +468,32 @@ def test_a_missing_package_names_the_extra_that_brings_it(
     assert main([name]) == 2
     wanted = f"{name} needs {missing}: pip install 'statemix[{extra}]'"
     assert capsys.readouterr().err == f"statemix: {wanted}\n"
+
+
+@pytest.mark.parametrize("module", ["transformers", "tokenizers", "ray", "chess", "triton"])
+def test_a_package_that_a_part_of_a_command_lacks_is_named_with_its_extra(
+    module, capsys, monkeypatch
+):
+    """`bench language` and `reproduce fig4` need transformers, which `bench ops` does not."""
+    extras = {"transformers": "lm", "tokenizers": "lm", "ray": "sweep", "chess": "chess"}
+
+    def run(command):
+        raise ModuleNotFoundError(f"No module named '{module}.x'", name=f"{module}.x")
+
+    monkeypatch.setattr("statemix.cli.tasks.Tasks.run", run)
+    assert main(["tasks"]) == 2
+    extra = extras.get(module, "gpu")
+    wanted = f"this command needs {module}: pip install 'statemix[{extra}]'"
+    assert capsys.readouterr().err == f"statemix: {wanted}\n"
+
+
+def test_a_module_of_no_extra_keeps_its_traceback(monkeypatch):
+    def run(command):
+        raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere")
+
+    monkeypatch.setattr("statemix.cli.tasks.Tasks.run", run)
+    with pytest.raises(ModuleNotFoundError):
+        main(["tasks"])
 
 
 @pytest.mark.parametrize(

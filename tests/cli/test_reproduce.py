@@ -451,8 +451,8 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         (["table4", "--models", "GRU"], "models must be among ['LSTM', 'BD-LRU m=2'], got 'GRU'"),
         (["table4", "--minutes", "0"], "minutes must be above 0 and below 1e6, got 0.0"),
         (["table4", "--minutes", "nan"], "minutes must be a valid number, got 'nan'"),
-        (["table4", "--workers", "0"], "workers must be in 1..4 (this machine has 1 processors)"),
-        (["table4", "--workers", "5"], "workers must be in 1..4 (this machine has 1 processors)"),
+        (["table4", "--workers", "0"], "workers must be in 1..4 (processors available: 1)"),
+        (["table4", "--workers", "5"], "workers must be in 1..4 (processors available: 1)"),
         (["table4", "--output", "/dev/null"], "output must be a writable folder, got '/dev/null'"),
         (["table4", "--store", "."], "a results store must be a regular file, got '.'"),
         (["table4", "--ray", "auto", "--workers", "0"], "workers must be at least 1, got 0"),
@@ -461,7 +461,7 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
     ],
 )
 def test_a_bad_request_is_one_line(capsys, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("statemix.training.devices.available_processors", lambda: 1)
     assert main(["reproduce", *arguments]) == 2
     said = capsys.readouterr()
     assert message in said.err

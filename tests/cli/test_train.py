@@ -1,5 +1,6 @@
 """``statemix train``: options reach the run, and Ctrl-C loses nothing."""
 
+import csv
 import errno
 import json
 import os
@@ -384,6 +385,17 @@ def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, c
         assert (outcome.config.optimizer.learning_rate, outcome.config.batches.size) == (rate, size)
     best = max(outcomes.values(), key=lambda one: one.test_at_best_validation.validation_accuracy)
     assert f"best on validation: {best.folder.name}" in printed.out
+    with (tmp_path / "grid.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    for row in rows:
+        assert (tmp_path / row["folder"]).is_dir()
+        values = row["optimizer.learning_rate"], row["batches.size"], row["status"]
+        assert list(values) == next(line for line in lines if line[:2] == list(values[:2]))[:3]
+        if row["status"] == "done":
+            best = load_outcome(tmp_path / row["folder"]).test_at_best_validation
+            found = float(row["validation"]), float(row["test"])
+            assert found == (best.validation_accuracy, accuracy(best.test[5]))
     # The repeated command trains no run that has ended.
     assert main(command) == 0
     again = capsys.readouterr().err

@@ -4,6 +4,7 @@ import json
 import lzma
 import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from statemix.cli.lm import prepare_tokens, score_text, train_text
 from statemix.cli.main import main
 from statemix.errors import RequestError
+from statemix.lm import StatemixForCausalLM
 from statemix.lm import prepared as prepared_tokens
 from statemix.lm.language_scores import bits_per_byte
 from statemix.lm.prepared import (
@@ -23,6 +25,7 @@ from statemix.lm.prepared import (
     prepare,
     read_prepared,
 )
+from statemix.lm.presets import PRESETS
 from statemix.lm.shards import read_tokens
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
@@ -427,6 +430,18 @@ def test_numbers_that_cannot_be_are_named(prepared, tmp_path, capsys, words, mes
     assert main([*command, *TINY[: TINY.index("--device")], *words.split()]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("size", PRESETS)
+def test_any_width_has_the_default_layer(size, prepared):
+    """A narrow model of a size whose layer has few blocks gets one block."""
+    _, _, tokenizer = read_prepared(prepared)
+    for width in (16, 64):
+        command = train_text.TrainText(Path("run"), size=size, hidden_size=width)
+        config, _ = command.request(tokenizer)
+        assert config.mixers["linear_attention"]["num_blocks"] >= 1
+        config.num_hidden_layers = 1
+        StatemixForCausalLM(config)
 
 
 def test_held_out_text_without_bytes_is_refused_before_training(prepared, tmp_path, capsys):

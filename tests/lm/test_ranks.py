@@ -166,7 +166,8 @@ def test_kills_of_one_process_and_of_all_change_no_bit(trained, tmp_path):
         assert steps == [3, 6, 7]
     # One process continues from the shards of two.
     resumed = []
-    train_tiny(tmp_path / "alone", losses=resumed)
+    with pytest.warns(UserWarning, match=r"have changed: .*num_processes=1 \(2 before\)"):
+        train_tiny(tmp_path / "alone", losses=resumed)
     assert len(resumed) == 4
     assert_equal_files(tmp_path / "alone", trained / "single", rtol=1e-5, atol=1e-6)
 

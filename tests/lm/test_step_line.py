@@ -116,7 +116,7 @@ def test_a_row_has_the_means_since_the_row_before(slow):
 
 
 def test_the_command_prints_costs_and_step_lines(prepared, train_tiny, capsys, monkeypatch):
-    monkeypatch.setattr("statemix.cli.progress.LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("statemix.training.progress.LINE_EVERY_S", 0.0)
     assert train_tiny("--steps", "3") == 0
     out, err = capsys.readouterr()
     assert re.search(r"8,648 parameters, 32 bytes of state per sequence, 0\.\d MFLOPs", out)

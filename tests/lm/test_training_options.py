@@ -141,7 +141,8 @@ def test_another_request_does_not_resume_a_run(tmp_path, change):
         )
 
     run()
-    run(settings=replace(SETTINGS, evaluate_every=1))
+    with pytest.warns(UserWarning, match=r"have changed: evaluate_every=1 \(2 before\)"):
+        run(settings=replace(SETTINGS, evaluate_every=1))
     with pytest.raises(RequestError, match="another"):
         run(**change)
 

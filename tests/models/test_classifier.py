@@ -177,7 +177,6 @@ class OwnBiases(Layer):
     """A layer whose biases are part of its definition: zero_biases leaves them as they are."""
 
     name = "own_biases"
-    display_name = "own biases"
 
     def __init__(self, hidden_size, *, device=None, dtype=None):
         super().__init__()

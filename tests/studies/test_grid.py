@@ -4,6 +4,7 @@ import pytest
 
 from statemix.layers import LayerSpec
 from statemix.studies.grid import Axis, best_by_validation, grid
+from statemix.tasks import TaskSpec
 from statemix.training import ModelConfig, RunConfig, ScheduleConfig
 from statemix.training.settings import RequestError
 
@@ -47,4 +48,24 @@ def test_long_combinations_have_distinct_folders_that_every_file_system_can_name
     assert len({job.folder for job in jobs}) == 2
     assert all(len(job.name) > 255 for job in jobs)
     for job in jobs:
+        job.folder.mkdir()
+
+
+def test_values_that_differ_in_signs_alone_have_folders_of_their_own(tmp_path):
+    patterns = ("a|b", "a*b", "ab")
+    config = RunConfig(task=TaskSpec("regex", pattern="a", alphabet="ab"))
+    jobs = grid(config, tmp_path, [Axis("task.pattern", patterns)])
+    assert len({job.folder for job in jobs}) == len({job.name for job in jobs}) == 3
+    assert [job.config.task.options["pattern"] for job in jobs] == list(patterns)
+    # Alone, a value keeps the name that earlier versions gave it.
+    for pattern in patterns[:2]:
+        (job,) = grid(config, tmp_path, [Axis("task.pattern", (pattern,))])
+        assert job.folder.name == "task.pattern=a_b"
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\u6587", "\U0001d53c"])
+def test_long_values_of_any_letters_have_folders_that_file_systems_can_name(tmp_path, letter):
+    config = RunConfig(task=TaskSpec("regex", pattern="a", alphabet=f"ab{letter}"))
+    patterns = (letter * 300, letter * 301)
+    for job in grid(config, tmp_path, [Axis("task.pattern", patterns)]):
         job.folder.mkdir()

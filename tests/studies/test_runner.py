@@ -271,7 +271,7 @@ def test_a_signal_to_the_parent_saves_every_run_under_way(tmp_path, number, monk
     ],
 )
 def test_bad_requests_are_named(jobs, monkeypatch, changes, message):
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("statemix.training.devices.available_processors", lambda: 1)
     with pytest.raises(RequestError, match=f"^{message}"):
         run_all(jobs, **changes)
     assert not jobs[0].folder.exists()
@@ -295,7 +295,7 @@ def test_bad_requests_are_named(jobs, monkeypatch, changes, message):
 def test_one_job_that_cannot_run_is_one_error_and_none_starts(
     jobs, monkeypatch, changes, message, num_workers
 ):
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("statemix.training.devices.available_processors", lambda: 1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     impossible = jobs[1].config.replace(**changes)
     told = []

@@ -179,6 +179,33 @@ def test_to_append_to_a_large_store_does_not_read_it(tmp_path):
     assert list(store.rows()) == ["a", "b"]
 
 
+def test_a_later_call_reads_only_what_was_appended(tmp_path, monkeypatch):
+    read, whole = [], Store._row
+    monkeypatch.setattr(
+        Store, "_row", lambda store, *line: read.append(line[0]) or whole(store, *line)
+    )
+    store, other = Store(tmp_path / "runs.jsonl"), Store(tmp_path / "runs.jsonl")
+    store.append(row("a"))
+    assert list(store.rows()) == ["a"]
+    other.append(row("b"))
+    assert list(store.rows()) == ["a", "b"]
+    # An editor leaves no newline; the next writer adds it.
+    store.path.write_text(store.path.read_text().rstrip() + "\n" + json.dumps(row("c")))
+    assert list(store.rows()) == ["a", "b", "c"]
+    assert (read.count(1), read.count(2)) == (1, 1)
+    other.append(row("d"))
+    assert list(store.rows()) == ["a", "b", "c", "d"]
+    # A file that is shorter or another one is read anew.
+    store.path.write_text(json.dumps(row("e")) + "\n")
+    assert list(store.rows()) == ["e"]
+    store.path.with_name("new").write_text("".join(json.dumps(row(n)) + "\n" for n in "fghi"))
+    store.path.with_name("new").replace(store.path)
+    assert list(store.rows()) == ["f", "g", "h", "i"]
+    store.path.write_text(store.path.read_text() + "[]\n")
+    with pytest.raises(RequestError, match=":5 must be a row"):
+        store.rows()
+
+
 NOT_A_NUMBER = {"product": {"token_accuracy": math.nan, "mad_accuracy": 0.5}}
 TOO_LARGE = {"product": {"token_accuracy": 1.5, "mad_accuracy": 0.5}}
 

@@ -45,7 +45,6 @@ class Solver(Toy):
     """Repeats a map, reports about it, and has attributes that may be scheduled."""
 
     name = "solver"
-    display_name = "solver"
     schedulable = ("iterations", "gain")
 
     def __init__(
@@ -84,7 +83,6 @@ class Raising(Toy):
     """Raises in a training step."""
 
     name = "raising"
-    display_name = "raising"
 
     def __init__(self, hidden_size, *, at: int = 3, device=None, dtype=None):
         super().__init__(hidden_size, device=device, dtype=dtype)

@@ -23,16 +23,18 @@ def test_auto_is_a_gpu_if_there_is_one(monkeypatch, device, gpu, expected):
 
 
 def test_a_few_threads_per_processor_are_the_most(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5}, raising=False)
     for number in (1, 12):
         check_threads("runtime.num_threads", number)
     for number in (0, 13):
-        message = rf"^runtime.num_threads must be in 1\.\.12 \(.* 3 processors\), got {number}$"
+        message = rf"^runtime.num_threads must be in 1\.\.12 \(.* available: 3\), got {number}$"
         with pytest.raises(SettingError, match=message):
             check_threads("runtime.num_threads", number)
+    # Elsewhere than on Linux.
+    monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     check_threads("threads", 4)
-    with pytest.raises(SettingError, match="1 processors"):
+    with pytest.raises(SettingError, match="available: 1"):
         check_threads("threads", 5)
 
 

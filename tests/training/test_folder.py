@@ -17,7 +17,7 @@ import pytest
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.training import evaluate, load_config, load_model, load_outcome, train
+from statemix.training import RunConfig, evaluate, load_config, load_model, load_outcome, train
 from statemix.training import folder as runs
 from statemix.training.folder import read_metrics, read_status, write_status
 from statemix.training.outcome import load_asked
@@ -79,6 +79,9 @@ def test_a_folder_that_holds_something_else_is_refused_untouched(tiny, tmp_path,
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+# Stored runs come from one.
+ON_ANOTHER_MACHINE = pytest.mark.filterwarnings("ignore:.*resumes a run with other results")
+
 PERMUTATION = {"group": "S_3", "length": 5, "train_size": 20}
 
 
@@ -117,6 +120,16 @@ def test_another_run_is_refused_with_the_field_and_both_values(tiny, tmp_path, a
     with pytest.raises(RequestError, match=text):
         train(tiny(), tmp_path)
     assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_a_run_of_another_task_is_refused_by_its_name(tmp_path):
+    """Although its options differ, too, and the stored task is the default."""
+    stored = RunConfig()
+    begin(stored, tmp_path)
+    other = stored.replace(task=TaskSpec("parity", length=16))
+    message = r"with task\.name='permutation' by default, not 'parity'"
+    with pytest.raises(RequestError, match=message):
+        train(other, tmp_path)
 
 
 def test_a_default_written_out_is_the_same_run(tiny, tmp_path):
@@ -398,6 +411,7 @@ def test_a_stored_finished_run_is_read_and_scores_as_it_did(stored):
     assert train(load_asked(folder), folder) == outcome
 
 
+@ON_ANOTHER_MACHINE
 def test_a_stored_unfinished_run_is_resumed_to_the_end(stored):
     folder = stored("schema-1-unfinished")
     assert read_status(folder).status == "interrupted"
@@ -416,6 +430,7 @@ def test_a_stored_unfinished_run_is_resumed_to_the_end(stored):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+@ON_ANOTHER_MACHINE
 def test_a_run_made_shorter_than_its_checkpoint_is_refused(stored):
     folder = stored("schema-1-unfinished")
     path = folder / "config.json"
@@ -427,6 +442,7 @@ def test_a_run_made_shorter_than_its_checkpoint_is_refused(stored):
         train(load_asked(folder), folder)
 
 
+@ON_ANOTHER_MACHINE
 def test_a_network_other_than_the_checkpoint_is_refused(stored):
     folder = stored("schema-1-unfinished")
     path = folder / "config.json"

@@ -497,7 +497,7 @@ def test_a_device_that_is_missing_is_named(tiny, tmp_path, monkeypatch):
 
 
 def test_threads_beyond_the_limit_of_the_machine_are_refused(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("statemix.training.devices.available_processors", lambda: 1)
     with pytest.raises(RequestError, match=r"^runtime.num_threads must be in 1\.\.4 .*, got 5$"):
         train(tiny({"runtime.num_threads": 5}), tmp_path / "run")
     assert not (tmp_path / "run").exists()

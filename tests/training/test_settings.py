@@ -25,7 +25,7 @@ from statemix.training import (
     ScheduleConfig,
     config_from_plain,
 )
-from statemix.training.plain import difference, to_plain
+from statemix.training.plain import differences, to_plain
 from statemix.training.settings import SPEC, Assignments, Settings, Text, built, checked
 
 
@@ -352,7 +352,7 @@ def test_what_was_asked_identifies_a_configuration(config, other):
     again = config_from_plain(config.asked())
     assert again == config
     assert again.asked() == config.asked()
-    found = difference(config.asked(), other.asked())
+    found = next(differences(config.asked(), other.asked()), None)
     assert (found is None) == (config == other)
     if found is not None:
         path, ours, theirs = found
@@ -399,8 +399,8 @@ def test_a_new_field_with_a_default_changes_no_request():
     later = create_model("Later", __base__=Inner, added=(int, 7))
     before, after = Inner("a", count=4).asked(), later("a", count=4).asked()
     assert before == after
-    assert difference(before, after) is None
-    assert difference(before, later("a", count=4, added=8).asked()) == ("added", ABSENT, 8)
+    assert not list(differences(before, after))
+    assert list(differences(before, later("a", count=4, added=8).asked())) == [("added", ABSENT, 8)]
 
 
 def test_a_new_option_with_a_default_changes_no_request(monkeypatch):
@@ -427,7 +427,6 @@ def test_a_new_option_with_a_default_changes_no_request(monkeypatch):
         ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, ("a.c", 2, 3)),
         ({"a": {"b": 1}}, {}, ("a.b", 1, ABSENT)),
         ({}, {"a": {"b": {"c": 1}}}, ("a.b.c", ABSENT, 1)),
-        ({"task": {"name": "t", "length": 5}}, {}, ("task.length", 5, ABSENT)),
         ({"task": {"name": "t"}}, {}, ("task.name", "t", ABSENT)),
         ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, ("a.1.b", 2, 3)),
         ({"a": [1]}, {"a": [1, 2]}, ("a", [1], [1, 2])),
@@ -435,7 +434,7 @@ def test_a_new_option_with_a_default_changes_no_request(monkeypatch):
     ],
 )
 def test_the_first_difference_is_named_with_both_values(ours, theirs, expected):
-    found = difference(ours, theirs)
+    found = next(differences(ours, theirs), None)
     assert found == expected
     assert found is None or [type(part) for part in found] == [type(part) for part in expected]
 

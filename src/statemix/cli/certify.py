@@ -65,6 +65,9 @@ class Certify:
     json: bool = False
     """Print JSON instead of text."""
 
+    imports: tuple[str, ...] = ()
+    """Python modules to import first, which register your own layers or tasks."""
+
     def run(self) -> None:
         """Search, write and print.
 

@@ -46,6 +46,9 @@ class Compile:
     output: Path | None = None
     """Folder for the files (the run's folder if not given)."""
 
+    imports: tuple[str, ...] = ()
+    """Python modules to import first, which register your own layers or tasks."""
+
     def run(self) -> None:
         """Read the certificate, write the files, and print their names.
 

@@ -26,7 +26,7 @@ class Doctor:
     """Show versions, devices, the backend that serves each operator, and why others do not.
 
     With --check, the kernels of every device are also compared with the reference in float64, on
-    more than 80 problems each. That takes seconds on a CPU and minutes on a GPU. The exit code is 1
+    more than 50 problems each. That takes seconds on a CPU and minutes on a GPU. The exit code is 1
     if a kernel is wrong or fails.
     """
 

@@ -71,6 +71,9 @@ class Evaluate:
     json: bool = False
     """Print JSON lines instead of a table."""
 
+    imports: tuple[str, ...] = ()
+    """Python modules to import first, which register your own layers or tasks."""
+
     def run(self) -> None:
         """Score, print and record.
 

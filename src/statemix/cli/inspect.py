@@ -139,6 +139,9 @@ class Inspect:
     json: bool = False
     """Print the table as JSON."""
 
+    imports: tuple[str, ...] = ()
+    """Python modules to import first, which register your own layers or tasks."""
+
     def run(self) -> None:
         """Measure, write and print.
 

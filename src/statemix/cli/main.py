@@ -191,6 +191,18 @@ def missing_packages(extra: str) -> list[str]:
     return missing
 
 
+def extra_with(package: str) -> str | None:
+    """Return the extra that brings a package, by the metadata of statemix, or None."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    with contextlib.suppress(PackageNotFoundError):
+        for stated in requires("statemix") or []:
+            found = re.match(r"([\w.-]+).*extra == \"(.*?)\"", stated)
+            if found and found[1].replace("-", "_") == package:
+                return found[2]
+    return None
+
+
 def _run(name: str, arguments: list[str]) -> int:
     try:
         return _attempt(name, arguments)
@@ -203,7 +215,6 @@ def _attempt(name: str, arguments: list[str]) -> int:
     from statemix.memory import is_shortage
     from statemix.ops import BackendUnavailableError
 
-    _see_working_directory()
     try:
         try:
             command = parse(name, arguments)
@@ -220,19 +231,20 @@ def _attempt(name: str, arguments: list[str]) -> int:
         return _fail(str(error), WRONG_REQUEST)
     except (FloatingPointError, RunsFailedError) as error:
         return _fail(str(error), FAILED)
+    except ModuleNotFoundError as error:
+        # Some parts of a command need more than the command itself.
+        package = (error.name or "").partition(".")[0]
+        extra = extra_with(package)
+        if extra is None:
+            raise
+        needed = f"this command needs {package}: pip install 'statemix[{extra}]'"
+        return _fail(needed, WRONG_REQUEST)
     except (MemoryError, RuntimeError) as error:
         # Other errors are defects: they keep their traceback, and Python exits with 1.
         if is_shortage(error):
             return _fail(f"out of memory: {error}", FAILED)
         raise
     return DONE
-
-
-def _see_working_directory() -> None:
-    """Import the user's own modules from the working directory too, as `python -m` does."""
-    with contextlib.suppress(FileNotFoundError):
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
 
 
 def parse(name: str, arguments: Sequence[str]) -> Command:

@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 
 from statemix import files
-from statemix.cli.progress import shown
 from statemix.cli.tracker_demo import chess_subject, counts_text, show_contents, training_words
 from statemix.errors import RunsFailedError
 from statemix.studies.original_chess import OriginalChess, prove_original, train_original
 from statemix.studies.place_tracker import FollowedWords
 from statemix.tasks.chess_games import world_model_games
 from statemix.training.folder import remove_runs, save_weights
+from statemix.training.progress import shown
 
 # Test games that are followed at once, and by the network as it was trained.
 _AT_ONCE = 100

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from statemix import files
-from statemix.cli.progress import shown
 from statemix.errors import RunsFailedError
 from statemix.models import TokenClassifier
 from statemix.place_rules import PlaceRules
@@ -25,6 +24,7 @@ from statemix.tasks import chess_moves, cube
 from statemix.tasks.addressing import Split
 from statemix.tasks.chess_games import Chess
 from statemix.training.folder import remove_runs, save_weights
+from statemix.training.progress import shown
 
 # Training words that are drawn at once; their labels take memory.
 _AT_ONCE = 100

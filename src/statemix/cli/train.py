@@ -1,6 +1,8 @@
 """``statemix train``: one model on one task, or a grid of such runs."""
 
+import csv
 import dataclasses
+import io
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +26,8 @@ from statemix.cli.parser import (
     show_help,
     split_flags,
 )
-from statemix.cli.progress import shown
 from statemix.errors import RequestError, RunsFailedError, suggestion
+from statemix.files import write_file
 from statemix.layers import LAYERS
 from statemix.models import CHANNEL_MIXERS
 from statemix.registry import REQUIRED, Registry
@@ -44,8 +46,11 @@ from statemix.training import (
 from statemix.training.devices import check_threads
 from statemix.training.outcome import load_asked
 from statemix.training.plain import import_modules, put, read_tree
-from statemix.training.run import CHECKPOINT_EVERY_S
+from statemix.training.progress import shown
 from statemix.training.settings import Settings
+
+GRID = "grid.csv"
+"""Table of a grid, beside the folders of its runs."""
 
 _DESCRIPTION = """\
 Train a model on a task. The folder receives the whole configuration, the environment, the \
@@ -94,7 +99,7 @@ class Train:
 
     grid: Annotated[tuple[str, ...], Argument("[NAME=VALUE,VALUE ...]")] = ()
     """Train with every combination of these values, each run in a subfolder, and select the best on
-    the validation split."""
+    the validation split. grid.csv receives the table."""
 
     workers: int | None = None
     """Number of processes that train runs of a grid in parallel (1 if not given; with --ray, as
@@ -111,8 +116,9 @@ class Train:
     """Continue a run of fewer epochs, steps or attempts, finished or not; further steps follow the
     longer schedules, so a cosine rises again."""
 
-    checkpoint_every_s: float = CHECKPOINT_EVERY_S
-    """Seconds between checkpoints. Results do not depend on it."""
+    checkpoint_every_s: float | None = None
+    """Seconds between checkpoints (10 if not given, or more where checkpoints would take more than
+    2% of the time). Results do not depend on it."""
 
     run_config: RunConfig = field(default_factory=RunConfig)
     """The run."""
@@ -167,7 +173,7 @@ class Train:
         outcomes = {
             row.job.name: load_outcome(row.job.folder) for row in ended if row.status == "done"
         }
-        _print_grid(axes, ended, outcomes)
+        _print_grid(axes, ended, outcomes, self.folder)
         if outcomes:
             best = best_by_validation(outcomes.values())
             print(f"best on validation: {best.folder.name}")
@@ -330,20 +336,31 @@ def _entry(factories: Registry[Any], name: str) -> str:
     return f"{name}: {', '.join(described) or 'none'}"
 
 
-def _print_grid(axes: Sequence[Axis], ended: Sequence[Ended], outcomes: dict[str, Outcome]) -> None:
-    """Print each run's validation and test accuracy at its best validation."""
+def _print_grid(
+    axes: Sequence[Axis], ended: Sequence[Ended], outcomes: dict[str, Outcome], folder: Path
+) -> None:
+    """Print each run's validation and test accuracy at its best validation, and store them."""
     table = Table(box=SIMPLE_HEAD)
-    for title in (*(axis.name for axis in axes), "status", "validation", "test"):
+    titles = [*(axis.name for axis in axes), "status", "validation", "test"]
+    for title in titles:
         table.add_column(title, justify="right")
+    stored = io.StringIO()
+    rows = csv.writer(stored)
+    rows.writerow([*titles, "folder"])
     for row in ended:
-        scores = ["", ""]
+        scores: list[float | str] = ["", ""]
         if row.job.name in outcomes:
             best = outcomes[row.job.name].test_at_best_validation
             (test,) = best.test.values()
-            scores = [f"{best.validation_accuracy:.4f}", f"{accuracy(test):.4f}"]
+            scores = [best.validation_accuracy, accuracy(test)]
         values = [text_of(axis.value_in(row.job.config)) for axis in axes]
-        table.add_row(*values, row.status, *scores)
+        table.add_row(
+            *values, row.status, *(f"{score:.4f}" if score != "" else "" for score in scores)
+        )
+        rows.writerow([*values, row.status, *scores, row.job.folder.name])
     Console(markup=False, highlight=False).print(table)
+    write_file(folder / GRID, stored.getvalue().encode())
+    print(f"stored in {folder / GRID}")
 
 
 def _print_outcome(outcome: Outcome) -> None:

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from statemix.cli.progress import LINE_EVERY_S
+from statemix.training.progress import LINE_EVERY_S
 
 if TYPE_CHECKING:
     from statemix.studies.runner import Ended, Job

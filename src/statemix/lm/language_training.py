@@ -1,6 +1,7 @@
 """Train a language model on prepared tokens."""
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -120,6 +121,15 @@ class TokenBatches:
         return self._ids[begin + self._slice.start : begin + self._slice.stop]
 
 
+def _digest(tokens: TokenFile) -> str:
+    """Return a hash of tokens, by the checksums that their file states if it does."""
+    stated = tokens.info.get("sha256")
+    content = (
+        np.ascontiguousarray(tokens.ids).data if stated is None else json.dumps(stated).encode()
+    )
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 def describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str:
     """Return where the sequences of a batch are in a token file, for a reader.
 
@@ -184,6 +194,7 @@ def train_language_model(
     on_event: Callable[[Event], None] | None = None,
     curves: Sequence[CurveLog] = (),
     hooks: Sequence[Hook] = (),
+    information: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[StatemixForCausalLM, Fitted]:
     """Train a language model, or resume its training, and store it for transformers.
@@ -207,6 +218,7 @@ def train_language_model(
         on_event: function called with each event. The text of the event of a step is its step line.
         curves: logs that receive the numbers of each event.
         hooks: further hooks of the loop.
+        information: as in :func:`statemix.training.fit`.
         **options: further options of :func:`statemix.training.fit`.
 
     Raises:
@@ -226,8 +238,9 @@ def train_language_model(
             )
     document_bytes(held_out)
     names = {table["name"] for table in config.block_mixers}
+    # To store the model changes its configuration, by which the same call is found again.
+    config = copy.deepcopy(config)
     if "attention" in names and config.training_length is None:
-        config = copy.deepcopy(config)
         config.training_length = settings.length
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
@@ -303,6 +316,14 @@ def train_language_model(
             evaluate=evaluate,
             evaluate_every=settings.evaluate_every,
             settings=identity,
+            information={
+                "tokens": _digest(tokens),
+                "held_out": _digest(held_out),
+                "evaluate_bytes": most_bytes,
+                "compile": compiled,
+                "sequence_parallel": sequence_parallel,
+                **(information or {}),
+            },
             hooks=[CosineRate(settings), line, *curves, *hooks],
             clip_norm=settings.clip_norm,
             seed=settings.seed,

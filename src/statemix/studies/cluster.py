@@ -37,7 +37,7 @@ class Cluster:
     """Tasks of a Ray cluster, each of which trains a run on one GPU, or on processors."""
 
     def __init__(
-        self, ray: Any, address: str, num_tasks: int | None, every_s: float, undo: ExitStack
+        self, ray: Any, address: str, num_tasks: int | None, every_s: float | None, undo: ExitStack
     ) -> None:
         self._ray, self._address, self._checkpoint_every_s = ray, address, every_s
         self._undo = undo
@@ -155,7 +155,9 @@ class Cluster:
 
 
 @contextmanager
-def cluster(address: str, num_tasks: int | None, checkpoint_every_s: float) -> Iterator[Cluster]:
+def cluster(
+    address: str, num_tasks: int | None, checkpoint_every_s: float | None
+) -> Iterator[Cluster]:
     """Connect to a cluster, and end its tasks on exit, runs under way with a checkpoint.
 
     Args:
@@ -226,7 +228,7 @@ def _train(
     work: Work,
     mark: Path,
     news: Any,
-    checkpoint_every_s: float,
+    checkpoint_every_s: float | None,
 ) -> None:
     """Train a run on a machine of the cluster, and report its events and its ending."""
     from ray.exceptions import RayError

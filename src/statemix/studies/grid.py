@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from statemix.training.plain import lookup, put
 
 # Each is a folder and a process of its own.
 _MOST_RUNS = 2000
-# Bytes of the longest name of a folder, and letters kept of a longer one.
+# Bytes of the longest name of a folder, and letters (or bytes) kept of a longer one.
 _LONGEST_NAME, _KEPT = 200, 100
 
 
@@ -58,6 +59,8 @@ def grid(config: RunConfig, folder: Path, axes: Sequence[Axis]) -> list[Job]:
         _job(config, folder, dict(zip(names, values, strict=True)))
         for values in itertools.product(*(axis.values for axis in axes))
     ]
+    alike = {name for name, number in Counter(job.name for job in jobs).items() if number > 1}
+    jobs = [_distinct(job, axes) if job.name in alike else job for job in jobs]
     for axis in axes:
         # Compared as settings: "1e-3" and "0.001" are one learning rate.
         found = {repr(axis.value_in(job.config)) for job in jobs}
@@ -75,11 +78,21 @@ def _job(config: RunConfig, folder: Path, values: Mapping[str, Any]) -> Job:
     return Job(title, changed, folder / _folder_name(title))
 
 
+def _distinct(job: Job, axes: Sequence[Axis]) -> Job:
+    """Return a job whose name also tells values apart that differ in their signs alone."""
+    values = repr([axis.value_in(job.config) for axis in axes])
+    title = f"{job.name}-{hashlib.sha256(values.encode()).hexdigest()[:8]}"
+    return Job(title, job.config, job.folder.with_name(_folder_name(title)))
+
+
 def _folder_name(title: str) -> str:
     """Return a title as the name of a folder; most file systems allow 255 bytes."""
     if len(title.encode()) <= _LONGEST_NAME:
         return title
-    return f"{title[:_KEPT]}-{hashlib.sha256(title.encode()).hexdigest()[:20]}"
+    kept = title[:_KEPT]
+    if len(kept.encode()) > _LONGEST_NAME:
+        kept = kept.encode()[:_KEPT].decode(errors="ignore")
+    return f"{kept}-{hashlib.sha256(title.encode()).hexdigest()[:20]}"
 
 
 def _plain(value: Any) -> str:

@@ -29,7 +29,6 @@ from statemix.training.config import SCHEMA, NotNegative
 from statemix.training.devices import check_here, check_threads
 from statemix.training.folder import Status, StoredConfig, read_status, remove_runs, resolve_config
 from statemix.training.plain import import_modules
-from statemix.training.run import CHECKPOINT_EVERY_S
 from statemix.training.settings import checked
 
 JobEnding = Literal["done", "diverged", "failed", "interrupted"]
@@ -75,7 +74,7 @@ def run_all(
     until: float | None = None,
     on_event: Callable[[Job, Event], None] | None = None,
     on_end: Callable[[Ended], None] | None = None,
-    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    checkpoint_every_s: float | None = None,
 ) -> list[Ended]:
     """Train all jobs and store the results in their folders. No run stops another.
 
@@ -120,7 +119,7 @@ def run_all(
     for name, function in (("on_event", on_event), ("on_end", on_end)):
         if function is not None and not callable(function):
             raise RequestError(f"{name} must be a function or None, got {function!r}")
-    checkpoint_every_s = checked(NotNegative, checkpoint_every_s, "checkpoint_every_s")
+    checkpoint_every_s = checked(NotNegative | None, checkpoint_every_s, "checkpoint_every_s")
     folders = [job.folder.resolve() for job in jobs]
     if len(set(folders)) < len(folders):
         raise RequestError("jobs must have distinct folders, got one folder twice")
@@ -199,7 +198,7 @@ def _ended_before(
 
 
 def _train_here(
-    job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float
+    job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float | None
 ) -> RunEnding:
     work = work_of(job.config, job.folder)
     return train_job(work, partial(tell, job), checkpoint_every_s)

@@ -102,33 +102,47 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # What has been read of the file: its identity, bytes, lines, and rows.
+        self._file: tuple[int, int] | None = None
+        self._size, self._number = 0, 0
+        self._rows: dict[str, StoredRow] = {}
 
     def rows(self) -> dict[str, StoredRow]:
         """Return the rows by key. Of several rows, a finished one counts, then the last.
+
+        A later call reads only what has been appended since.
 
         Raises:
             RequestError: if the file is not a results store.
         """
         try:
-            mode = self.path.stat().st_mode
+            status = self.path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError) as error:
             raise self._refused(str(error)) from error
         # Devices and pipes may never end.
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(status.st_mode):
             raise self._refused("which is none")
-        found: dict[str, StoredRow] = {}
-        lines, last = self._lines()
-        # Many editors leave no newline at the end.
-        lines += [] if last is None else [last]
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            row = self._row(number, line)
-            if row["status"] == "done" or found.get(row["key"], row)["status"] != "done":
-                found[row["key"]] = row
+        file = status.st_dev, status.st_ino
+        if file != self._file or status.st_size < self._size:
+            self._file, self._size, self._number, self._rows = file, 0, 0, {}
+        lines, last = self._lines(self._size)
+        for line in lines:
+            self._add(self._rows, self._number + 1, line)
+            self._size, self._number = self._size + len(line) + 1, self._number + 1
+        found = dict(self._rows)
+        if last is not None:
+            # Many editors leave no newline at the end.
+            self._add(found, self._number + 1, last)
         return found
+
+    def _add(self, found: dict[str, StoredRow], number: int, line: bytes) -> None:
+        if not line.strip():
+            return
+        row = self._row(number, line)
+        if row["status"] == "done" or found.get(row["key"], row)["status"] != "done":
+            found[row["key"]] = row
 
     def _refused(self, reason: str) -> RequestError:
         path = reprlib.repr(str(self.path))
@@ -158,13 +172,18 @@ class Store:
             self._remove_torn_line()
             files.append(self.path, json.dumps(row, allow_nan=False) + "\n")
 
-    def _lines(self) -> tuple[list[bytes], bytes | None]:
+    def _lines(self, begin: int = 0) -> tuple[list[bytes], bytes | None]:
         """Return the lines that end, and a last one that does not, unless a killed writer left it.
+
+        Args:
+            begin: byte at which a line begins; lines before it are left out.
 
         Raises:
             RequestError: if the last line is neither a row nor the beginning of one.
         """
-        *lines, last = self.path.read_bytes().split(b"\n")
+        with self.path.open("rb") as file:
+            file.seek(begin)
+            *lines, last = file.read().split(b"\n")
         if not last.strip():
             return lines, last
         try:
@@ -172,7 +191,7 @@ class Store:
         except (ValueError, RecursionError):
             if last.startswith(_BEGINNING[: len(last)]):
                 return lines, None
-        self._row(len(lines) + 1, last)
+        self._row((self._number if begin else 0) + len(lines) + 1, last)
         return lines, last
 
     def _remove_torn_line(self) -> None:

@@ -20,7 +20,7 @@ class StudyRun(ABC):
 
     @abstractmethod
     def train(
-        self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float
+        self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float | None
     ) -> None:
         """Train the run, or resume it, in its folder; a finished run is left as it is.
 

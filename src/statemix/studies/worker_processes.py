@@ -53,7 +53,7 @@ def work_of(config: Runnable, folder: Path) -> Work:
 
 
 def train_job(
-    work: Work, on_event: Callable[[Event], None], checkpoint_every_s: float
+    work: Work, on_event: Callable[[Event], None], checkpoint_every_s: float | None
 ) -> RunEnding:
     """Train one run in this process; return its ending, whatever it is."""
     asked, folder = work
@@ -119,7 +119,7 @@ class Processes:
 
 
 @contextmanager
-def processes(count: int, checkpoint_every_s: float) -> Iterator[Processes]:
+def processes(count: int, checkpoint_every_s: float | None) -> Iterator[Processes]:
     """Start processes, and end them on exit, runs under way with a checkpoint."""
     context = multiprocessing.get_context("spawn")
     connections: list[Connection] = []
@@ -149,7 +149,7 @@ def processes(count: int, checkpoint_every_s: float) -> Iterator[Processes]:
                 worker.join()
 
 
-def _serve(connection: Connection, checkpoint_every_s: float) -> None:
+def _serve(connection: Connection, checkpoint_every_s: float | None) -> None:
     """Train one job after another until the connection is closed."""
 
     def send(content: Content) -> None:

@@ -1,7 +1,9 @@
 """The examples of each step, which depend only on the seed and the step's number; their losses."""
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -10,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
+from statemix.errors import RequestError
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.training.config import BatchConfig, ScheduleConfig
 
@@ -60,6 +64,78 @@ class Batches(Protocol):
     def parts(self, step: int) -> Sequence[Any]:
         """Return the batches of step ``step``, counted from 0; their gradients are summed."""
         ...
+
+
+class LoaderBatches:
+    """Batches of a ``DataLoader``, one for each step, which begins again when it ends.
+
+    Everything that the loader draws, by PyTorch, NumPy or ``random``, depends on the seed, the
+    epoch and the place in it alone. A run that resumes within an epoch reads the epoch again up to
+    its step.
+
+    Args:
+        loader: the loader.
+        num_steps: steps of the run.
+        seed: seed of what the loader draws.
+        to_device: function that moves a batch to the device of the model.
+
+    Raises:
+        RequestError: if the loader does not know its length, or is empty.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], num_steps: int, seed: int, to_device: Callable[[Any], Any]
+    ) -> None:
+        try:
+            self.steps_per_epoch = len(loader)
+        except TypeError as error:
+            raise RequestError(f"batch must be a DataLoader with a length: {error}") from error
+        if not self.steps_per_epoch:
+            raise RequestError("batch must be a DataLoader with batches, got an empty one")
+        self.num_steps = num_steps
+        self._loader, self._seed, self._to_device = loader, seed, to_device
+        self._batches: Iterator[Any] = iter(())
+        self._epoch, self._next = -1, 0
+
+    def parts(self, step: int) -> Sequence[Any]:
+        """Return the batch of a step."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch or place < self._next:
+            self._begin(epoch)
+        batch = None
+        while self._next <= place:
+            with self._drawing(self._next + 1):
+                batch = next(self._batches)
+            self._next += 1
+        return [self._to_device(batch)]
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch, self._next = epoch, 0
+        samplers: tuple[Any, ...] = (self._loader.sampler, self._loader.batch_sampler)
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        with self._drawing(0):
+            drawn = int(torch.empty((), dtype=torch.int64).random_())
+            for one in (self._loader, *samplers):
+                if getattr(one, "generator", None) is not None:
+                    one.generator.manual_seed(drawn)
+            self._batches = iter(self._loader)
+
+    @contextlib.contextmanager
+    def _drawing(self, place: int) -> Iterator[None]:
+        """Let what is drawn at a place of the epoch depend on nothing before it."""
+        words = np.random.SeedSequence([self._seed % 2**64, self._epoch, place]).generate_state(2)
+        numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(words[0]))
+            np.random.seed(words[1])  # noqa: NPY002
+            random.seed(int(words[1]))
+            try:
+                yield
+            finally:
+                np.random.set_state(numpy_state)  # noqa: NPY002
+                random.setstate(python_state)
 
 
 class TaskBatches:

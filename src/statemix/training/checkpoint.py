@@ -319,6 +319,9 @@ def load_optimizer(
         # A newer PyTorch adds options, and a schedule stores more: only another kind does both.
         if missing and further:
             raise RuntimeError(f"the optimizer has {sorted(missing)} there, got {sorted(further)}")
+    for group, options in zip(optimizer.param_groups, groups, strict=True):
+        group.update({name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})
+    group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
     own = dict(model.named_parameters())
     # Checkpoints of older versions have other names.
     parameters = {earlier_name(name): parameter for name, parameter in own.items()} | own
@@ -326,11 +329,17 @@ def load_optimizer(
     for key, value in (*tensors.items(), *numbers.get("values", {}).items()):
         name, quantity = key.rsplit("/", 1)
         parameter = parameters[name]
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not _stays_on_cpu(quantity, group_of.get(parameter, {})):
             value = value.to(parameter.device)
-            if value.shape == parameter.shape:
-                # Fused steps read moments in the order in which the parameter lies in memory.
-                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        if isinstance(value, Tensor) and value.shape == parameter.shape and quantity != "step":
+            # Fused steps read moments in the order in which the parameter lies in memory.
+            value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         optimizer.state.setdefault(parameter, {})[quantity] = value
-    for group, options in zip(optimizer.param_groups, groups, strict=True):
-        group.update({name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})
+
+
+def _stays_on_cpu(quantity: str, group: Mapping[str, Any]) -> bool:
+    """Return whether a number of steps is on the CPU, so that reading it waits for no device.
+
+    PyTorch's optimisers keep it there unless their kernels read it.
+    """
+    return quantity == "step" and not (group.get("fused") or group.get("capturable"))

@@ -94,11 +94,21 @@ def check_threads(path: str, number: int) -> None:
     Raises:
         SettingError: if the number is below 1 or several times the number of processors.
     """
-    processors = os.cpu_count() or 1
+    processors = available_processors()
     most = _THREADS_PER_PROCESSOR * processors
     if not 1 <= number <= most:
-        condition = f"must be in 1..{most} (this machine has {processors} processors)"
+        condition = f"must be in 1..{most} (processors available: {processors})"
         raise SettingError(path, condition, number)
+
+
+def available_processors() -> int:
+    """Return the processors on which this process may run: ``taskset`` or a container limits them.
+
+    A quota of time counts as nothing, as in PyTorch's own number of threads.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @contextlib.contextmanager

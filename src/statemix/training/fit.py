@@ -5,20 +5,24 @@ import copy
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
 
 from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
 from statemix.memory import freed_memory_kept
 from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
-from statemix.training.batches import Batches
+from statemix.training.batches import Batches, LoaderBatches
 from statemix.training.config import (
     Device,
     NotNegative,
@@ -34,12 +38,19 @@ from statemix.training.devices import (
     own_random_numbers,
     threads,
 )
-from statemix.training.hooks import Checkpoints, Evaluation, Event, Hook, Row
+from statemix.training.hooks import Checkpoints, Evaluation, Event, Hook, Row, TorchSchedule
+from statemix.training.identity import (
+    comparable,
+    describe_model,
+    describe_optimizer,
+    fingerprint,
+    structure,
+)
 from statemix.training.loop import Loop
 from statemix.training.outcome import save_outcome
 from statemix.training.parallel import Strategy, parameter_names, rebind_optimizer
 from statemix.training.ranks import join_ranks
-from statemix.training.run import CHECKPOINT_EVERY_S, check_arguments, resume, run_loop
+from statemix.training.run import check_arguments, resume, run_loop
 from statemix.training.settings import checked
 
 # Version of what `fit` stores; runs of `train` have versions of their own.
@@ -53,7 +64,7 @@ class Fitted:
     Attributes:
         folder: folder of the run.
         last: last row of the metrics: "step", the numbers of ``evaluate``, and the means of losses.
-        best: first row with the highest criterion; the last row without a criterion.
+        best: first row with the best criterion; the last row without a criterion.
         time_s: seconds of training and evaluation, without interruptions.
     """
 
@@ -77,17 +88,20 @@ class _Batches:
 
 def fit(
     model: nn.Module,
-    batch: Callable[[int], Any] | Batches,
+    batch: Callable[[int], Any] | Batches | DataLoader[Any],
     loss: Callable[[Any, Any], Tensor | dict[str, Tensor]],
     folder: Path | str,
     *,
     num_steps: int,
     optimizer: torch.optim.Optimizer | None = None,
+    scheduler: LRScheduler | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate_every: int = 100,
     criterion: str | None = None,
+    mode: Literal["max", "min"] = "max",
     stop_at: float | None = None,
     settings: Mapping[str, Any] | None = None,
+    information: Mapping[str, Any] | None = None,
     hooks: Sequence[Hook] = (),
     clip_norm: float | None = None,
     precision: Precision = "32-true",
@@ -95,7 +109,7 @@ def fit(
     num_threads: int | None = None,
     seed: int = 0,
     on_event: Callable[[Event], None] | None = None,
-    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    checkpoint_every_s: float | None = None,
     extend: bool = False,
     strategy: Strategy = "ddp",
 ) -> Fitted:
@@ -115,23 +129,34 @@ def fit(
     Args:
         model: the model, trained in place; at the end, it has the last weights. Where a run
             resumes, its own weights count.
-        batch: function of a step, counted from 0, that returns its batch, or a
-            :class:`~statemix.training.batches.Batches`, whose steps may have several batches.
-            Tensors must be on the device of the model.
+        batch: function of a step, counted from 0, that returns its batch; a
+            :class:`~statemix.training.batches.Batches`, whose steps may have several batches; or a
+            ``DataLoader`` with a length, whose batches are moved to the device. It begins again
+            when it ends, and each epoch has an order of its own, which depends on ``seed`` alone.
+            Tensors of a function must be on the device of the model.
         loss: function of the model and a batch that returns a loss, or losses by name, whose sum
             is minimised.
         folder: folder of the run, made if absent. A finished run is loaded.
         num_steps: number of optimiser steps.
         optimizer: optimiser of the model's parameters; None means AdamW with PyTorch's defaults.
-            Where a run resumes, the stored learning rate and other options count.
+            At the end its options, such as the rate, are those before the call.
+        scheduler: schedule of PyTorch for this optimiser, which steps after each optimiser step
+            (``ReduceLROnPlateau`` after each evaluation, with the criterion). At the end it is
+            where it was before the call.
         evaluate: function of the model, in evaluation mode and without gradients, that returns
             numbers by name for the metrics.
         evaluate_every: steps between two evaluations; there is one at the end, too.
-        criterion: name of the number whose first highest value chooses the weights that are kept
-            as ``best.safetensors``.
-        stop_at: value of the criterion above which training stops early.
-        settings: JSON data that identifies the run. A folder that holds a run of other settings, or
-            of a model with other tensors, is refused.
+        criterion: name of the number whose first best value chooses the weights that are kept as
+            ``best.safetensors``.
+        mode: whether the best value of the criterion is the highest ("max") or the lowest ("min").
+        stop_at: value of the criterion beyond which training stops early.
+        settings: JSON data that identifies the run, beside the options of this function. The
+            optimiser, ``num_steps``, ``seed``, ``clip_norm``, ``precision``, ``criterion``,
+            ``mode``, ``stop_at``, and shapes and dtypes of the model identify it, too. A folder
+            that holds another run is refused. A warning says if something else has changed that
+            decides results: ``batch``, ``loss``, ``evaluate``, hooks, the schedule, the modules of
+            the model, threads, or software.
+        information: JSON data that is stored, and named by a warning if it changes.
         hooks: hooks of your own, such as a schedule of the learning rate.
         clip_norm: largest norm of the gradient.
         precision: precision of weights and arithmetic.
@@ -147,8 +172,7 @@ def fit(
 
     Raises:
         RequestError: if an argument is out of range, the weights cannot be stored and loaded, or
-            the folder holds another run or the state of another kind of optimiser, is in use or
-            cannot be written.
+            the folder holds another run, is in use or cannot be written.
         FloatingPointError: if the loss or the gradient is not finite.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved.
 
@@ -167,11 +191,15 @@ def fit(
     check_arguments(on_event)
     _check_numbers(num_steps=num_steps, evaluate_every=evaluate_every)
     parts = getattr(batch, "parts", batch)
-    _check_parts(model, hooks, optimizer, batch=parts, loss=loss)
+    is_loader = isinstance(batch, DataLoader)
+    _check_parts(model, hooks, optimizer, batch=abs if is_loader else parts, loss=loss)
+    _check_scheduler(scheduler, optimizer, criterion, mode)
     if evaluate is not None and not callable(evaluate):
         raise RequestError(f"evaluate must be a function or None, got {evaluate!r}")
     if evaluate is None and criterion is not None:
         raise RequestError(f"criterion must be None without evaluate, got {criterion!r}")
+    if mode not in ("max", "min"):
+        raise RequestError(f"mode must be 'max' or 'min', got {mode!r}")
     if criterion is None and stop_at is not None:
         raise RequestError(f"stop_at must be None without a criterion, got {stop_at}")
     if getattr(batch, "num_steps", num_steps) != num_steps:
@@ -180,7 +208,7 @@ def fit(
         raise RequestError(f"seed must be an int, got {seed!r}")
     clip_norm = checked(Positive | None, clip_norm, "clip_norm")
     stop_at = checked(float | None, stop_at, "stop_at")
-    checkpoint_every_s = checked(NotNegative, checkpoint_every_s, "checkpoint_every_s")
+    checkpoint_every_s = checked(NotNegative | None, checkpoint_every_s, "checkpoint_every_s")
     check_device("device", device)
     runtime = RuntimeConfig(
         precision=precision,
@@ -192,42 +220,83 @@ def fit(
     check_storable(model)
     if strategy not in get_args(Strategy):
         raise RequestError(f"strategy must be 'ddp' or 'fsdp', got {strategy!r}")
-    request = _request(model, num_steps, seed, settings or {})
+    if optimizer is None:
+        optimizer = torch.optim.AdamW(model.parameters())
+    identity = {
+        "seed": seed,
+        **describe_model(model),
+        "optimizer": describe_optimizer(optimizer, model),
+        "clip_norm": clip_norm,
+        "precision": precision,
+        "criterion": criterion,
+        "mode": mode,
+        "stop_at": stop_at,
+    }
+    request = _request(identity, settings or {}, num_steps)
+    described = {
+        **environment(runtime),
+        "code": {
+            "batch": fingerprint(batch),
+            "loss": fingerprint(loss),
+            "evaluate": fingerprint(evaluate),
+            "hooks": [fingerprint(hook) for hook in hooks],
+            "scheduler": fingerprint(scheduler),
+            "modules of the model": structure(model),
+        },
+        "information": {"evaluate_every": evaluate_every, **(information or {})},
+    }
     with contextlib.ExitStack() as stack:
         ranks = join_ranks(device)
+        described["num_processes"] = ranks.size
+        if ranks.size > 1:
+            described["strategy"] = strategy
         sharded = strategy == "fsdp" and ranks.size > 1
         if sharded and precision == "64-true":
             raise RequestError(
                 f"precision must be 32-true or bf16-mixed with fsdp, got {precision}"
             )
+        if on_event is None and ranks.is_first and sys.stderr is not None and sys.stderr.isatty():
+            # Rich is imported where it is used.
+            from statemix.training.progress import shown
+
+            on_event = partial(stack.enter_context(shown()), folder.name)
 
         def begin() -> runs.StoredConfig | None:
             # A folder that cannot be written is still read.
-            if runs.is_finished(folder, runs.resolve_config(folder, request, extend=extend)):
-                return None
-            stack.enter_context(runs.lock_folder(folder))
-            stored = runs.resolve_config(folder, request, extend=extend)
-            return None if runs.is_finished(folder, stored) else stored
+            stored = runs.resolve_config(folder, _comparable(request, folder), extend=extend)
+            if not runs.is_finished(folder, stored):
+                stack.enter_context(runs.lock_folder(folder))
+                stored = runs.resolve_config(folder, _comparable(request, folder), extend=extend)
+            if not runs.is_finished(folder, stored):
+                return stored
+            runs.warn_of_changes(folder, described)
+            return None
 
         stored = ranks.on_first(begin)
         if stored is None:
-            return _load(model, folder)
+            found = _load(model, folder)
+            if on_event is not None and ranks.is_first:
+                step, text = found.last["step"], f"{folder} holds this run, finished"
+                on_event(Event("finished", step, step, text=text))
+            return found
         stack.enter_context(threads(runtime.num_threads))
         stack.enter_context(freed_memory_kept())
         stack.enter_context(own_random_numbers(runtime.device))
+        stack.enter_context(_restored(optimizer, scheduler))
         interrupts = stack.enter_context(Interrupts())
         # Whoever calls keeps a model without shards.
         trained = copy.deepcopy(model) if sharded else model
-        if optimizer is None:
-            optimizer = torch.optim.AdamW(trained.parameters())
-        elif sharded:
+        if sharded:
             rebind_optimizer(optimizer, parameter_names(model), trained)
+        fabric = build_fabric(runtime.device, precision, ranks, strategy)
+        if isinstance(batch, DataLoader):
+            batch = LoaderBatches(batch, num_steps, seed, fabric.to_device)
         loop = Loop(
             trained,
             _Batches(batch, num_steps) if callable(batch) else batch,
             lambda net, item: _by_name(loss(net, item)),
             optimizer=optimizer,
-            fabric=build_fabric(runtime.device, precision, ranks, strategy),
+            fabric=fabric,
             clip_norm=clip_norm,
             seed=seed,
             emit=on_event if ranks.is_first else None,
@@ -235,18 +304,22 @@ def fit(
             ranks=ranks,
         )
         _check_optimizer(loop)
+
+        def score(row: Row) -> float:
+            return _value(row, criterion, 1 if mode == "max" else -1)
+
         evaluation = Evaluation(
             lambda loop: _evaluate(loop, evaluate),
             every=evaluate_every,
             metrics=folder / runs.METRICS if ranks.is_first else None,
-            criteria={} if criterion is None else {"best": lambda row: _value(row, criterion)},
-            stop_if=None if stop_at is None else lambda row: _value(row, criterion) > stop_at,
+            criteria={} if criterion is None else {"best": score},
+            stop_if=None
+            if stop_at is None
+            else lambda row: score(row) > (stop_at if mode == "max" else -stop_at),
         )
         checkpoints = Checkpoints(folder / runs.CHECKPOINTS, checkpoint_every_s)
-        loop.hooks += [*hooks, evaluation, checkpoints]
-        described = environment(runtime)
-        if ranks.size > 1:
-            described |= {"num_processes": ranks.size, "strategy": strategy}
+        schedule = [] if scheduler is None else [TorchSchedule(scheduler, evaluation, criterion)]
+        loop.hooks += [*hooks, evaluation, *schedule, checkpoints]
         ranks.on_first(lambda: runs.begin_run(folder, stored, described))
         with runs.record_status(folder) if ranks.is_first else contextlib.nullcontext():
             if not resume(loop, folder):
@@ -257,6 +330,22 @@ def fit(
         if ranks.any_of(flag=interrupts.noted):
             raise KeyboardInterrupt
         return _load(model, folder)
+
+
+@contextlib.contextmanager
+def _restored(optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> Iterator[None]:
+    """Leave the options of an optimiser and its schedule as they were, so that a call repeats."""
+    options = [
+        {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
+    ]
+    state = None if scheduler is None else copy.deepcopy(scheduler.state_dict())
+    try:
+        yield
+    finally:
+        for group, before in zip(optimizer.param_groups, options, strict=True):
+            group.update(before)
+        if scheduler is not None and state is not None:
+            scheduler.load_state_dict(state)
 
 
 def _check_numbers(**numbers: object) -> None:
@@ -280,18 +369,42 @@ def _check_parts(
             raise RequestError(f"{name} must be a function, got {function!r}")
 
 
+def _check_scheduler(
+    scheduler: object, optimizer: object, criterion: str | None, mode: str
+) -> None:
+    if not isinstance(scheduler, LRScheduler | None):
+        raise RequestError(f"scheduler must be a schedule of PyTorch or None, got {scheduler!r}")
+    if scheduler is not None and scheduler.optimizer is not optimizer:
+        raise RequestError("scheduler must be a schedule of the optimizer that is given")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        if criterion is None:
+            raise RequestError("criterion must be given with ReduceLROnPlateau, which reads it")
+        if scheduler.mode != mode:
+            raise RequestError(
+                f"mode must be that of the scheduler, {scheduler.mode!r}, got {mode!r}"
+            )
+
+
 def _request(
-    model: nn.Module, num_steps: int, seed: int, settings: Mapping[str, Any]
+    identity: Mapping[str, Any], settings: Mapping[str, Any], num_steps: int
 ) -> runs.StoredConfig:
-    tensors = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     try:
         plain = {
-            "fit": {"settings": dict(settings), "seed": seed, "model": tensors},
+            "fit": {"settings": dict(settings), **identity},
             "schedules": {"num_steps": num_steps},
         }
         plain = json.loads(json.dumps(plain, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise RequestError(f"settings must be JSON data, got {settings!r} ({error})") from error
+    return runs.StoredConfig(_SCHEMA, plain, plain)
+
+
+def _comparable(request: runs.StoredConfig, folder: Path) -> runs.StoredConfig:
+    """Return a request without what a run of an older version in its folder does not state."""
+    stored = runs.stored_config(folder, _SCHEMA)
+    if stored is None or "fit" not in stored.asked:
+        return request
+    plain = {**request.asked, "fit": comparable(request.asked["fit"], stored.asked["fit"])}
     return runs.StoredConfig(_SCHEMA, plain, plain)
 
 
@@ -333,14 +446,14 @@ def _evaluate(loop: Loop, evaluate: Callable[[Any], Mapping[str, float]] | None)
     return row, "".join(f", {name} {value:.4f}" for name, value in row["scores"].items())
 
 
-def _value(row: Row, criterion: str | None) -> float:
+def _value(row: Row, criterion: str | None, sign: int) -> float:
     scores = row.get("scores", {})
     if criterion not in scores:
         condition = f"must be a number of evaluate ({sorted(scores)})"
         raise SettingError("criterion", condition, criterion)
     value = scores[criterion]
     # Files of finished runs have None for NaN.
-    return -math.inf if value is None or math.isnan(value) else value
+    return -math.inf if value is None or math.isnan(value) else sign * value
 
 
 def _load(model: nn.Module, folder: Path) -> Fitted:

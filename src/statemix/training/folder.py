@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import shutil
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from statemix.errors import ABSENT, RequestError, SettingError
 from statemix.files import write_file
 from statemix.tensor_files import load_tensors, tensor_bytes
 from statemix.training.checkpoint import save_checkpoint
-from statemix.training.plain import difference, finite
+from statemix.training.plain import differences, finite, lookup
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
@@ -105,6 +107,20 @@ def stored_config(folder: Path, schema: int) -> StoredConfig | None:
     return StoredConfig(found, stored["asked"], stored["resolved"])
 
 
+def check_imported(path: Path, names: Any) -> None:
+    """Check that the user has imported the modules that a file names: its code may be a stranger's.
+
+    Raises:
+        RequestError: if one is not imported.
+    """
+    for name in names if isinstance(names, list) else ():
+        if name not in sys.modules:
+            raise RequestError(
+                f"{path} names the module {name!r}, which is imported only if you name it, too: "
+                f"add --imports {name} if you trust its code (in Python, import it first)"
+            )
+
+
 def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) -> StoredConfig:
     """Return the configuration with which a run in this folder starts or resumes.
 
@@ -133,9 +149,16 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
         return config
     if extend:
         stored = _with_length(stored, config)
-    different = difference(config.asked, stored.asked)
-    if different is not None:
-        name, ours, theirs = different
+    different = list(differences(config.asked, stored.asked))
+    if different:
+        # A default that is written out differs in nothing. A task is named before its options.
+        name, ours, theirs = min(
+            different,
+            key=lambda one: (
+                _value(one[1], one[0], config) == _value(one[2], one[0], stored),
+                not one[0].endswith("name"),
+            ),
+        )
         raise RequestError(
             f"folder must hold a run of the same configuration, got {folder} with "
             f"{name}={_shown(theirs, name, stored)}, not {_shown(ours, name, config)}; "
@@ -150,7 +173,7 @@ def _is_extension(stored: StoredConfig, config: StoredConfig) -> bool:
         longer = _with_length(stored, config)
     except SettingError:
         return False
-    return difference(config.asked, longer.asked) is None
+    return not list(differences(config.asked, longer.asked))
 
 
 def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
@@ -174,19 +197,21 @@ def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
     return StoredConfig(stored.schema, *changed)
 
 
+def _value(value: Any, name: str, config: StoredConfig) -> str | None:
+    """Return a requested value, or the resolved default, as text; None if there is neither."""
+    if value is ABSENT:
+        try:
+            value = lookup(config.resolved, name)
+        except (SettingError, KeyError, TypeError):
+            return None
+    return repr(value)
+
+
 def _shown(value: Any, name: str, config: StoredConfig) -> str:
-    """Return the requested value as text, or the resolved default."""
-    if value is not ABSENT:
-        return repr(value)
-    found: Any = config.resolved
-    for part in name.split("."):
-        if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-            found = found[int(part)]
-        elif isinstance(found, dict) and part in found:
-            found = found[part]
-        else:
-            return "no such tensor" if name.startswith("fit.model.") else "its default"
-    return f"{found!r} by default"
+    shown = _value(value, name, config)
+    if shown is None:
+        return "no such tensor" if name.startswith("fit.model.") else "its default"
+    return shown if value is not ABSENT else f"{shown} by default"
 
 
 @contextlib.contextmanager
@@ -246,13 +271,63 @@ def begin_run(folder: Path, config: StoredConfig, environment: Mapping[str, Any]
         environment: software and machine of the run.
     """
     stored = stored_config(folder, config.schema)
-    if stored == config:
-        return
     if stored is None:
         write_file(folder / ENVIRONMENT, _json(environment))
     else:
+        warn_of_changes(folder, environment)
+    if stored is not None and stored != config:
         _reopen_run(folder)
-    write_file(folder / CONFIG, _json(asdict(config)))
+    if stored != config:
+        write_file(folder / CONFIG, _json(asdict(config)))
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """Return what :func:`begin_run` has stored as the environment; nothing if it is damaged."""
+    try:
+        stored = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return stored if isinstance(stored, dict) else {}
+
+
+def warn_of_changes(folder: Path, environment: Mapping[str, Any]) -> None:
+    """Warn if something that decides results, but does not identify a run, differs from its start.
+
+    What a run does not state, such as a run of an older version, is not compared. The machine has
+    no influence on a finished run.
+
+    Args:
+        folder: the run's folder.
+        environment: as for :func:`begin_run`, now.
+    """
+    before = read_environment(folder)
+    changed = []
+    if before.get("python") == environment["python"]:
+        # Another Python has another byte code.
+        then = before.get("code", {})
+        changed += [k for k, v in environment.get("code", {}).items() if then.get(k, v) != v]
+    finished = (folder / SUMMARY).exists()
+    now, then = (
+        {**({} if finished else _machine(described)), **described.get("information", {})}
+        for described in (finite(environment), before)
+    )
+    changed += [f"{k}={v!r} ({then[k]!r} before)" for k, v in now.items() if then.get(k, v) != v]
+    if changed:
+        text = (
+            "holds a finished run, whose stored results are returned, although these have changed"
+            if finished
+            else "resumes a run with other results than an undisturbed run, as these have changed"
+        )
+        warnings.warn(f"{folder} {text}: {', '.join(changed)}", stacklevel=3)
+
+
+def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of an environment on which the rounding of a run depends."""
+    names = ("device", "num_threads", "num_processes", "strategy")
+    found = {name: environment[name] for name in names if name in environment}
+    backends = environment.get("backends", {}).items()
+    torch = environment.get("packages", {}).get("torch")
+    return {**found, "torch": torch, **{f"backend {name}": detail for name, detail in backends}}
 
 
 def _reopen_run(folder: Path) -> None:

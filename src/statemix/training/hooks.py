@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from statemix.errors import RequestError, SettingError
 from statemix.files import append, naming
@@ -45,6 +48,13 @@ class Event:
     loss: float | None = None
     row: dict[str, Any] | None = None
     text: str = ""
+
+
+LEAST_S = 10.0
+"""Fewest seconds between the checkpoints of a run, unless asked otherwise."""
+
+LARGEST_SHARE = 0.02
+"""Largest share of the time that checkpoints take."""
 
 
 class Hook:
@@ -259,22 +269,84 @@ class Schedules(Hook):
         return 0 if self.origin is None else max(step - self.origin, 0)
 
 
+class TorchSchedule(Hook):
+    """A schedule of PyTorch, which steps after each step of the optimiser.
+
+    ``ReduceLROnPlateau`` steps after each evaluation. The others depend on the number of steps
+    alone, so a resumed run repeats their steps.
+
+    Args:
+        scheduler: the schedule, where it begins.
+        evaluation: the evaluation, called before this hook.
+        criterion: name of the score that ``ReduceLROnPlateau`` reads.
+    """
+
+    def __init__(
+        self, scheduler: LRScheduler, evaluation: Evaluation, criterion: str | None
+    ) -> None:
+        self._scheduler, self._evaluation, self._criterion = scheduler, evaluation, criterion
+        self._options = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in scheduler.optimizer.param_groups
+        ]
+        self._read_at = 0
+
+    def before_step(self, loop: "Loop") -> None:
+        del loop
+        scheduler, at = self._scheduler, self._evaluation.evaluated_at
+        if isinstance(scheduler, ReduceLROnPlateau) and at > self._read_at:
+            scheduler.step(self._evaluation.rows["last"]["scores"][self._criterion])
+            self._read_at = at
+
+    def after_step(self, loop: "Loop", loss: float) -> None:
+        del loop, loss
+        self._step()
+
+    def _step(self) -> None:
+        if not isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        if not isinstance(self._scheduler, ReduceLROnPlateau):
+            return {}
+        # As text: infinities are no JSON.
+        return {"plateau": [self._read_at, json.dumps(self._scheduler.state_dict())]}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
+        del tensors
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._read_at, text = state["plateau"]
+            self._scheduler.load_state_dict(json.loads(text))
+            return
+        for group, options in zip(
+            self._scheduler.optimizer.param_groups, self._options, strict=True
+        ):
+            group.update(options)
+        with warnings.catch_warnings():
+            # The optimiser has made these steps in another process.
+            warnings.filterwarnings("ignore", "Detected call of .lr_scheduler.step", UserWarning)
+            for _ in range(state["trainer"]["step"]):
+                self._step()
+
+
 class Checkpoints(Hook):
     """Saves a checkpoint from time to time, when the loop is interrupted, and at the end.
 
     Args:
         folder: folder of the checkpoints.
-        every_s: seconds between two of them.
+        every_s: seconds between two checkpoints. None means :data:`LEAST_S`, or more where saving
+            would take a larger share of the time than :data:`LARGEST_SHARE`.
     """
 
-    def __init__(self, folder: Path, every_s: float) -> None:
+    def __init__(self, folder: Path, every_s: float | None) -> None:
         self._folder, self._every_s = folder, every_s
+        self._wait_s = LEAST_S if every_s is None else every_s
 
     def on_start(self, loop: "Loop") -> None:
         self._saved_at = loop.clock
 
     def before_step(self, loop: "Loop") -> None:
-        if loop.clock - self._saved_at >= self._every_s:
+        if loop.clock - self._saved_at >= self._wait_s:
             self.save(loop)
 
     def on_stop(self, loop: "Loop") -> None:
@@ -285,9 +357,14 @@ class Checkpoints(Hook):
 
     def save(self, loop: "Loop") -> None:
         """Save a checkpoint."""
+        began = time.monotonic()
         save_checkpoint(
             self._folder, loop.step, loop.tensors(), loop.state_dict(), ranks=loop.ranks
         )
+        if self._every_s is None:
+            # All processes must save the next checkpoint at the same step.
+            cost_s = loop.ranks.on_first(lambda: time.monotonic() - began)
+            self._wait_s = max(LEAST_S, cost_s / LARGEST_SHARE)
         self._saved_at = loop.clock
         loop.emit("saved", f"checkpoint at step {loop.step}")
 

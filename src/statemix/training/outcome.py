@@ -5,6 +5,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -138,17 +139,23 @@ _SELECTIONS = ("last", "best_test", "test_at_best_validation")
 
 
 def save_outcome(loop: Loop, folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write the weights and the summary of a run, which mark it as done."""
-    tensors = {
-        file: {name: whole_tensor(tensor) for name, tensor in group.items()}
-        for file, group in loop.tensors().items()
-    }
+    """Write the weights and the summary of a run, which mark it as done.
+
+    Sharded tensors are gathered one by one, and only the first process keeps them, in its main
+    memory and for one file at a time.
+    """
+    hashes: dict[str, str] = {}
+    for name, group in loop.tensors().items():
+        whole = {}
+        for key, tensor in group.items():
+            gathered = whole_tensor(tensor)
+            if loop.ranks.is_first:
+                whole[key] = gathered.cpu()
+        file = f"{name}.safetensors"
+        hashes[file] = loop.ranks.on_first(partial(runs.save_weights, folder, file, whole))
     state = loop.state_dict()
-    if loop.ranks.is_first:
-        hashes = {
-            f"{name}.safetensors": runs.save_weights(folder, f"{name}.safetensors", group)
-            for name, group in tensors.items()
-        }
+
+    def finish() -> None:
         numbers = {
             "num_parameters": loop.num_parameters,
             "time_s": loop.time_s,
@@ -157,7 +164,8 @@ def save_outcome(loop: Loop, folder: Path, summary: Mapping[str, Any]) -> None:
         }
         runs.write_summary(folder, {**summary, **numbers}, state)
         remove_checkpoints(folder / runs.CHECKPOINTS)
-    loop.ranks.wait()
+
+    loop.ranks.on_first(finish)
     loop.emit("finished", f"finished at step {loop.step}: {folder}")
 
 
@@ -214,8 +222,10 @@ def resolved_config(folder: Path, stored: runs.StoredConfig) -> RunConfig:
     """Build the whole configuration of a run from what its folder holds.
 
     Raises:
-        RequestError: if the stored configuration is damaged, naming the file.
+        RequestError: if the stored configuration is damaged, naming the file, or names a module
+            that is not imported.
     """
+    runs.check_imported(folder / runs.CONFIG, stored.resolved.get("imports"))
     try:
         config = config_from_plain(stored.resolved)
         config.check_resolved()
@@ -228,9 +238,12 @@ def load_asked(folder: Path | str) -> RunConfig:
     """Read the request of a run, with everything else left to defaults.
 
     Raises:
-        RequestError: if the folder holds no run, or a damaged configuration.
+        RequestError: if the folder holds no run, or a damaged configuration, or one that names a
+            module that is not imported.
     """
-    return config_from_plain(_stored(Path(folder)).asked)
+    asked = _stored(Path(folder)).asked
+    runs.check_imported(Path(folder) / runs.CONFIG, asked.get("imports"))
+    return config_from_plain(asked)
 
 
 def _stored(folder: Path) -> runs.StoredConfig:

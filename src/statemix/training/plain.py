@@ -1,11 +1,14 @@
 """Plain data: nested tables, lists, strings, numbers, booleans and None; and files of these."""
 
+import contextlib
 import dataclasses
 import importlib
 import json
 import math
+import os
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,38 +82,32 @@ def _index(items: Any, step: str, name: str) -> int:
     raise SettingError("setting", "must exist", name)
 
 
-def difference(ours: Any, theirs: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Return the first place at which two trees of plain data differ.
+def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the places at which two trees of plain data differ.
 
-    Returns:
-        The dotted name, our value and theirs (``ABSENT`` where there is none); None if the trees
-        are equal.
+    Yields:
+        The dotted name, our value and theirs (``ABSENT`` where there is none).
     """
     if ours is ABSENT and isinstance(theirs, Mapping) and theirs:
         ours = {}
     if theirs is ABSENT and isinstance(ours, Mapping) and ours:
         theirs = {}
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        shared = [name for name in ours if name in theirs]
-        # If one entry is absent, the other's name may equal the default: options come first.
-        single = sorted((ours.keys() ^ theirs.keys()), key=lambda name: (name == "name", name))
-        for name in [*shared, *single]:
+        for name in [*ours, *(name for name in theirs if name not in ours)]:
             below = f"{path}.{name}".lstrip(".")
-            found = difference(ours.get(name, ABSENT), theirs.get(name, ABSENT), below)
-            if found:
-                return found
-        return None
-    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+            yield from differences(ours.get(name, ABSENT), theirs.get(name, ABSENT), below)
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            found = difference(one, other, f"{path}.{place}")
-            if found:
-                return found
-        return None
-    return None if ours == theirs and type(ours) is type(theirs) else (path, ours, theirs)
+            yield from differences(one, other, f"{path}.{place}")
+    elif ours != theirs or type(ours) is not type(theirs):
+        yield path, ours, theirs
 
 
 def import_modules(names: Any) -> None:
-    """Import the user's modules, which register layers and tasks.
+    """Import the modules that the user names, which register layers and tasks.
+
+    They may be in the working directory, as with ``python -m``. Without a name, nothing is imported
+    from there, not even in place of a library that is not installed.
 
     Raises:
         SettingError: if the names are no list of names, or a module cannot be found.
@@ -120,6 +117,9 @@ def import_modules(names: Any) -> None:
         for name in names
     ):
         raise SettingError("imports", "must be a list of module names", names)
+    with contextlib.suppress(FileNotFoundError):
+        if names and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
     for name in names:
         try:
             importlib.import_module(name)

@@ -48,22 +48,25 @@ class Ranks:
         """Call a function in the first process, and return its result in every process.
 
         Raises:
-            RequestError: in the other processes, if the function raises an error in the first.
+            KeyboardInterrupt: in the other processes, if it is raised in the first.
+            RequestError: in the other processes, if the function raises another error in the first.
         """
         if self.size == 1:
             return function()
         sent: list[Any] = [None, None]
-        error: Exception | None = None
+        error: BaseException | None = None
         if self.is_first:
             try:
                 sent[0] = function()
-            except Exception as caught:  # noqa: BLE001 - raised below, when the others know
-                error, sent[1] = caught, str(caught)
+            except KeyboardInterrupt as caught:
+                error, sent[1] = caught, KeyboardInterrupt()
+            except BaseException as caught:  # noqa: BLE001 - raised below, when the others know
+                error, sent[1] = caught, RequestError(str(caught) or type(caught).__name__)
         dist.broadcast_object_list(sent)
         if error is not None:
             raise error
         if sent[1] is not None:
-            raise RequestError(sent[1])
+            raise sent[1]
         result: T = sent[0]
         return result
 

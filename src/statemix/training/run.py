@@ -50,9 +50,6 @@ from statemix.training.transition_hooks import PermutationPenalty, Representatio
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-CHECKPOINT_EVERY_S = 10.0
-"""Seconds between the checkpoints of a run, unless asked otherwise."""
-
 # Examples of each split that show whether a task scores every position.
 _TRIED = 32
 
@@ -62,7 +59,7 @@ def train(
     folder: Path | str,
     *,
     on_event: Callable[[Event], None] | None = None,
-    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    checkpoint_every_s: float | None = None,
     extend: bool = False,
 ) -> Outcome:
     """Train and evaluate a model, or resume an interrupted call.
@@ -76,7 +73,8 @@ def train(
         folder: folder of the run, made if absent. A finished run of the same request is returned
             unchanged.
         on_event: function called with each event, in this thread.
-        checkpoint_every_s: seconds between checkpoints. Results do not depend on it.
+        checkpoint_every_s: seconds between checkpoints; None means 10, or more where checkpoints
+            would take more than 2% of the time. Results do not depend on it.
         extend: continue a run whose request differs from ``config`` in fewer epochs, steps or
             attempts alone, finished or not, with its weights and the state of its optimiser.
             Further steps have the learning rate and the attributes that the longer schedules
@@ -97,7 +95,7 @@ def train(
     """
     folder = Path(folder)
     check_arguments(on_event)
-    checkpoint_every_s = checked(NotNegative, checkpoint_every_s, "checkpoint_every_s")
+    checkpoint_every_s = checked(NotNegative | None, checkpoint_every_s, "checkpoint_every_s")
     if config.imports:
         import_modules(config.imports)
     resolved = config.resolved()
@@ -152,7 +150,7 @@ class Run:
         task: Task,
         folder: Path,
         on_event: Callable[[Event], None] | None = None,
-        checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+        checkpoint_every_s: float | None = None,
         interrupts: Interrupts | None = None,
     ) -> None:
         self.config, self.task, self.folder = config, task, folder

@@ -8,9 +8,9 @@ from typing import Annotated
 import torch
 from annotated_types import Ge
 
+from statemix.cli.lm.loading import open_model
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
-from statemix.lm.prepared import load_language_model
 from statemix.training.config import Count, NotNegative, Seed
 
 
@@ -41,13 +41,16 @@ class Generate:
     seed: Seed = 0
     """Random seed of sampling."""
 
+    imports: tuple[str, ...] = ()
+    """Python modules to import first, which register your own layers."""
+
     def run(self) -> None:
         """Print the text and its continuation.
 
         Raises:
             RequestError: if the folder holds no language model, or a number is out of range.
         """
-        model, tokenizer = load_language_model(self.folder)
+        model, tokenizer = open_model(self.folder)
         try:
             self.prompt.encode()
         except UnicodeEncodeError as error:

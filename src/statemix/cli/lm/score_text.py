@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from statemix.cli.lm.loading import open_model
 from statemix.cli.parser import Argument
 from statemix.lm.language_scores import bits_per_byte
 from statemix.lm.prepared import (
     check_tokenizers,
     compressed_bits_per_byte,
-    load_language_model,
     read_prepared,
 )
 from statemix.training.config import Count
@@ -42,13 +42,16 @@ class EvaluateText:
     json: bool = False
     """Print JSON instead of lines."""
 
+    imports: tuple[str, ...] = ()
+    """Python modules to import first, which register your own layers."""
+
     def run(self) -> None:
         """Score and print.
 
         Raises:
             RequestError: if a folder does not hold what it should, or the tokenizers differ.
         """
-        model, own = load_language_model(self.folder)
+        model, own = open_model(self.folder)
         tokens, held_out, tokenizer = read_prepared(self.tokens)
         check_tokenizers(self.folder, own, self.tokens, tokenizer)
         scores = bits_per_byte(model, held_out, most_bytes=self.most_bytes)

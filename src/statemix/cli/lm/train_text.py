@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge
 from tokenizers import Tokenizer
 
-from statemix.cli.progress import shown
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.lm import curve_logs
@@ -32,8 +31,8 @@ from statemix.training.config import (
 from statemix.training.devices import check_device
 from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.parallel import Strategy
+from statemix.training.progress import shown
 from statemix.training.ranks import join_ranks
-from statemix.training.run import CHECKPOINT_EVERY_S
 
 
 def _silent(*arguments: object) -> None:
@@ -154,8 +153,9 @@ class TrainText:
     seed: Seed = 0
     """Seed of the weights and of the order of the data."""
 
-    checkpoint_every_s: NotNegative = CHECKPOINT_EVERY_S
-    """Seconds between checkpoints."""
+    checkpoint_every_s: NotNegative | None = None
+    """Seconds between checkpoints (10 if not given, or more where checkpoints would take more than
+    2% of the time)."""
 
     wandb: str | None = None
     """Weights & Biases project that also receives the curves."""
@@ -163,6 +163,9 @@ class TrainText:
     extend: bool = False
     """Train an existing run for more steps: repeat its command with --extend and a larger
     --steps."""
+
+    imports: tuple[str, ...] = ()
+    """Python modules to import first, which register your own layers."""
 
     def run(self) -> None:
         """Train, and print the result.
@@ -199,6 +202,7 @@ class TrainText:
                 checkpoint_every_s=self.checkpoint_every_s,
                 extend=self.extend,
                 strategy=self.strategy,
+                information={"imports": list(self.imports)},
             )
         if ranks.is_first:
             with lock_folder(self.folder / "model", patience_s=WRITING_S):
@@ -253,7 +257,7 @@ class TrainText:
         depth = self.num_layers or preset.num_layers
         layer = self.layer
         if layer is None:
-            num_blocks = preset.num_blocks * width // preset.hidden_size
+            num_blocks = max(1, preset.num_blocks * width // preset.hidden_size)
             layer = LayerSpec("bd_lru", num_blocks=num_blocks, block_size=preset.block_size)
         if self.attention_every is not None and self.attention_every > depth:
             raise RequestError(

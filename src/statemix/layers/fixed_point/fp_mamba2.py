@@ -90,7 +90,6 @@ class FPMamba2(FPMamba):
     """
 
     name = "fp_mamba2"
-    display_name = "FP-Mamba2"
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ _LEAVING = (
     (16, Shape(1, 1, 8)),
 )
 # Kernel -> the largest m, and the shape up to there, for gates of 16 bits. A model of an H200 chose
-# them from machine code without spilled registers; none has been timed on a GPU yet.
+# them from machine code without spilled registers. An H100 has timed m = 1, 2, 4 and 8 alone.
 _SHAPES = {
     ("block", "local_forward"): (
         (1, Shape(1, 16)),

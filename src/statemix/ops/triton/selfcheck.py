@@ -1,8 +1,8 @@
 """Whether the kernels of a backend are right on a device: a quick check, and a complete one.
 
 ``backend=None`` uses the Triton kernels of an operator on a GPU once a quick check there has agreed
-with the reference in float64. The verdict is kept for the device, the versions of PyTorch and
-Triton, and the source of the kernels, in a file of the user's cache.
+with the reference in float64. The verdict on its numbers is kept for the device, the versions of
+PyTorch and Triton, and the source of the kernels, in a file of the user's cache.
 """
 
 import contextlib
@@ -204,7 +204,7 @@ def distrust(operator: str, device: torch.device, backend: str = "triton") -> st
     """Return why the kernels of an operator must not be chosen on a device, or None.
 
     The quick check runs once for each device, version of PyTorch and Triton, and source of the
-    kernels; its verdict is remembered in :func:`cache_file`.
+    kernels. Its verdict is remembered in :func:`cache_file`, unless a kernel failed to run.
     """
     with _lock:
         key = operator, device, backend
@@ -214,7 +214,8 @@ def distrust(operator: str, device: torch.device, backend: str = "triton") -> st
             if not isinstance(fault, str):
                 verdicts = list(_examined(QUICK[operator], backend, device))
                 fault = _fault(verdicts, device, backend)
-                if all(verdict.outcome != "needs memory" for verdict in verdicts):
+                # What fails to run may have a cause that passes, such as a full disk.
+                if all(verdict.outcome in ("agrees", "disagrees") for verdict in verdicts):
                     _remember(name, fault)
             _known[key] = fault or None
         return _known[key]

@@ -85,7 +85,7 @@ class LearnedAutomaton(StudyRun):
         }
 
     def train(
-        self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float
+        self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float | None
     ) -> None:
         del on_event, checkpoint_every_s
         if (folder / _RESULT).exists():

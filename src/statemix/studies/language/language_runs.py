@@ -95,7 +95,7 @@ class LanguageRun(StudyRun):
         )
 
     def train(
-        self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float
+        self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float | None
     ) -> None:
         from statemix.lm.language_scores import bits_per_byte
         from statemix.lm.language_training import train_language_model

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from statemix.training import Event
+from statemix.training.hooks import Event
 
 LINE_EVERY_S = 15.0
 """Seconds after which a log file shows where a run is, if it was silent for so long."""

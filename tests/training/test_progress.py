@@ -5,8 +5,7 @@ import io
 import re
 from types import SimpleNamespace
 
-from statemix.cli import progress
-from statemix.training import Event
+from statemix.training import Event, progress
 
 
 def test_a_silent_run_says_from_time_to_time_where_it_is(capsys, monkeypatch):

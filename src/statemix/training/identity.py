@@ -1,0 +1,185 @@
+"""What decides the result of :func:`statemix.training.fit`, as JSON data that two calls compare."""
+
+import functools
+import hashlib
+import operator
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from statemix.training.parallel import parameter_names
+
+# Options of PyTorch's optimisers that choose an implementation of the same step.
+_IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_REFERRED = (*_PLAIN, tuple, types.FunctionType, Tensor, np.ndarray)
+# Larger tensors are known by their shape alone.
+_MOST_BYTES = 2**26
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+    """Return the kind of an optimiser, and the options and parameters of its groups.
+
+    "parameters" is None for a group of all that are trained. A schedule of PyTorch changes the rate
+    when it is made: the rate before it counts.
+    """
+    names = parameter_names(model)
+    trained = {name for parameter, name in names.items() if parameter.requires_grad}
+    groups = []
+    for group in optimizer.param_groups:
+        options = {**group, "lr": group["initial_lr"]} if "initial_lr" in group else group
+        described = {
+            name: _number(value)
+            for name, value in options.items()
+            if name not in ("params", "initial_lr", *_IMPLEMENTATION) and _is_plain(value)
+        }
+        members = [names.get(parameter, "") for parameter in group["params"]]
+        described["parameters"] = None if set(members) == trained else members
+        groups.append(described)
+    return {"name": type(optimizer).__qualname__, "groups": groups}
+
+
+def describe_model(model: nn.Module) -> dict[str, Any]:
+    """Return shapes and unusual dtypes of a model's tensors, and the parameters that stay fixed."""
+    tensors = model.state_dict()
+    return {
+        "model": {name: list(tensor.shape) for name, tensor in tensors.items()},
+        "dtypes": {
+            name: str(tensor.dtype).removeprefix("torch.")
+            for name, tensor in tensors.items()
+            if tensor.dtype != torch.float32
+        },
+        "fixed": [name for name, one in model.named_parameters() if not one.requires_grad],
+    }
+
+
+def comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description without what an older version of this library or of PyTorch lacks."""
+    kept = {name: value for name, value in ours.items() if name in theirs}
+    if "optimizer" in kept:
+        pairs = zip(ours["optimizer"]["groups"], theirs["optimizer"]["groups"], strict=False)
+        groups = [{k: v for k, v in one.items() if k in other} for one, other in pairs]
+        groups += ours["optimizer"]["groups"][len(groups) :]
+        kept["optimizer"] = {**ours["optimizer"], "groups": groups}
+    return kept
+
+
+def structure(model: nn.Module) -> str:
+    """Return a fingerprint of a model's modules, which their tensors do not show."""
+    modules = [
+        (name, type(module).__qualname__, module.extra_repr())
+        for name, module in model.named_modules()
+    ]
+    return _digest(modules)
+
+
+def fingerprint(value: Any) -> str:
+    """Return a fingerprint of a function or an object, the same in every process.
+
+    It covers the byte code and the defaults, and what the code refers to in its own module and
+    closure: plain values, tuples, arrays and functions. Of other objects it covers the type, its
+    methods and public attributes of these kinds. Functions of other modules, and of this library,
+    are known by their names.
+    """
+    home = getattr(value, "__module__", None) or ""
+    return _digest(_traits(value, None if home.startswith("statemix.") else home, set()))
+
+
+def _digest(traits: Any) -> str:
+    return hashlib.sha256(repr(traits).encode()).hexdigest()[:16]
+
+
+def _traits(value: Any, home: str | None, seen: set[int]) -> Any:
+    """Return what distinguishes a value, as nested tuples of plain values.
+
+    Args:
+        value: the value.
+        home: module whose functions are looked into.
+        seen: identities of the values around this one.
+    """
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, _PLAIN):
+        return value
+    if id(value) in seen:
+        return kind
+    seen = seen | {id(value)}
+    if isinstance(value, tuple):
+        return tuple(_traits(item, home, seen) for item in value)
+    if isinstance(value, frozenset):
+        return sorted(repr(_traits(item, home, seen)) for item in value)
+    if isinstance(value, functools.partial):
+        return _traits((value.func, value.args, *value.keywords.items()), home, seen)
+    if isinstance(value, types.MethodType):
+        return _traits((value.__func__, value.__self__), home, seen)
+    if isinstance(value, types.FunctionType):
+        name = f"{value.__module__}.{value.__qualname__}"
+        return (name, _traits_of_code(value, home, seen)) if value.__module__ == home else name
+    if isinstance(value, types.CodeType):
+        parts = (value.co_code, value.co_names, value.co_varnames, value.co_consts)
+        return _traits(parts, home, seen)
+    if isinstance(value, Tensor | np.ndarray):
+        return (kind, str(value.dtype), tuple(value.shape), _content(value))
+    if isinstance(value, type | nn.Module | types.ModuleType) or not hasattr(value, "__dict__"):
+        return getattr(value, "__qualname__", kind)
+    own = vars(type(value)).values() if type(value).__module__ == home else ()
+    methods = [member for member in own if isinstance(member, types.FunctionType)]
+    # The number of steps identifies a run by itself, and grows when the run is extended.
+    public = {k: v for k, v in vars(value).items() if k[:1] != "_" and k != "num_steps"}
+    attributes = ((k, v) for k, v in public.items() if isinstance(v, (*_REFERRED, Dataset)))
+    return (kind, _traits((*methods, *attributes), home, seen))
+
+
+def _traits_of_code(function: types.FunctionType, home: str | None, seen: set[int]) -> Any:
+    names = _names(function.__code__)
+    shared = [item for item in function.__globals__.items() if item[0] in names]
+    # Tables and other objects may change while the code runs.
+    values = [item for item in shared if isinstance(item[1], _REFERRED)]
+    cells = [_inside(cell) for cell in function.__closure__ or ()]
+    defaults = (function.__defaults__, *(function.__kwdefaults__ or {}).items())
+    parts = (
+        function.__code__,
+        defaults,
+        tuple(sorted(values, key=operator.itemgetter(0))),
+        tuple(cells),
+    )
+    return _traits(parts, home, seen)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (item for item in code.co_consts if isinstance(item, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _inside(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        # A name that is not bound yet.
+        return None
+
+
+def _content(value: Tensor | np.ndarray[Any, Any]) -> str:
+    """Return a hash of data; weights change, and much data takes too long."""
+    if isinstance(value, Tensor):
+        if value.requires_grad or value.layout != torch.strided or value.nbytes > _MOST_BYTES:
+            return ""
+        value = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if value.dtype.hasobject or value.nbytes > _MOST_BYTES:
+        return ""
+    return hashlib.sha256(value.tobytes()).hexdigest()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN) and not isinstance(value, bytes)
+
+
+def _number(value: Any) -> Any:
+    """Return an integer as float: a rate of 1 equals a rate of 1.0."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

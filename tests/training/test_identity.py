@@ -1,0 +1,485 @@
+"""What decides the result of `fit` identifies its run, or a warning names what has changed."""
+
+import functools
+import inspect
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+
+from statemix.errors import RequestError
+from statemix.training import Hook, fit
+from statemix.training.folder import read_metrics
+from statemix.training.identity import fingerprint
+from statemix.training.run import train
+
+SCALE = 1.0
+
+
+def build(dtype=torch.float32, middle=nn.Tanh):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), middle(), nn.Linear(3, 1)).to(dtype)
+
+
+def batch(step):
+    return torch.randn(4, 2, generator=torch.Generator().manual_seed(step))
+
+
+def loss(model, x):
+    return SCALE * (model(x.to(next(model.parameters()).dtype)) - 1).square().mean()
+
+
+def evaluate(model):
+    return {"mse": float(loss(model, batch(99))), "mae": float(model(torch.zeros(1, 2)).abs())}
+
+
+class Clamp(Hook):
+    def __init__(self, bound):
+        self.bound = bound
+
+    def before_step(self, loop):
+        for weights in loop.model.parameters():
+            weights.data.clamp_(-self.bound, self.bound)
+
+
+def arguments(**changes):
+    """Arguments of a call; a change may be a function of the model."""
+    model = changes.pop("model", build)()
+    given = {
+        "batch": batch, "loss": loss, "num_steps": 4, "evaluate": evaluate, "evaluate_every": 2,
+        "criterion": "mse", "mode": "min", "device": "cpu", "num_threads": 1,
+        "optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
+        **changes,
+    }  # fmt: skip
+    if given["optimizer"] is not None:
+        given["optimizer"] = given["optimizer"](model)
+    if "scheduler" in given:
+        given["scheduler"] = given["scheduler"](given["optimizer"])
+    return {"model": model, **given}
+
+
+def begin(folder, **changes):
+    """Begin a run that is interrupted after a step."""
+
+    def stop(event):
+        if event.kind == "step":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder=folder, on_event=stop, **arguments(**changes))
+
+
+def partly_frozen():
+    model = build()
+    model[0].bias.requires_grad_(False)
+    return model
+
+
+def grouped(model):
+    one, *others = model.parameters()
+    return torch.optim.AdamW([{"params": [one], "lr": 0.1}, {"params": others}], lr=1e-3)
+
+
+def one_of(model):
+    return torch.optim.AdamW(list(model.parameters())[:1], lr=1e-3)
+
+
+REFUSED = {
+    "optimizer": (
+        {"optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3)},
+        "name",
+    ),
+    "rate": ({"optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2)}, "lr"),
+    "decay": (
+        {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), weight_decay=0.5)},
+        "weight_decay",
+    ),
+    "betas": (
+        {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), betas=(0.8, 0.9))},
+        "betas",
+    ),
+    "groups": ({"optimizer": grouped}, "optimizer"),
+    "fewer parameters": ({"optimizer": one_of}, "parameters"),
+    "clip_norm": ({"clip_norm": 0.1}, "clip_norm"),
+    "precision": ({"precision": "bf16-mixed"}, "precision"),
+    "dtype": ({"model": functools.partial(build, torch.float64)}, "dtypes"),
+    "frozen": ({"model": partly_frozen}, "fixed|parameters"),
+    "criterion": ({"criterion": "mae"}, "criterion"),
+    "mode": ({"mode": "max"}, "mode"),
+    "stop_at": ({"stop_at": 0.5}, "stop_at"),
+    "seed": ({"seed": 1}, "seed"),
+    "settings": ({"settings": {"width": 3}}, "settings.width"),
+}
+"""What identifies a run: a change of the arguments, and the name in the message."""
+
+WARNED = {
+    "loss": ({"loss": lambda model, x: (model(x) - 2).square().mean()}, "loss"),
+    "batch": ({"batch": lambda step: batch(step + 1)}, "batch"),
+    "loader": ({"batch": DataLoader(torch.ones(4, 2))}, "batch"),
+    "evaluate": ({"evaluate": lambda model: {"mse": 1.0}}, "evaluate"),
+    "hook": ({"hooks": [Clamp(1.0)]}, "hooks"),
+    "scheduler": ({"scheduler": lambda one: lr_scheduler.ConstantLR(one, 0.1)}, "scheduler"),
+    "module": ({"model": functools.partial(build, middle=nn.ReLU)}, "modules of the model"),
+    "dropout": (
+        {"model": functools.partial(build, middle=nn.Dropout)},
+        "modules of the model",
+    ),
+    "evaluate_every": ({"evaluate_every": 1}, r"evaluate_every=1 \(2 before\)"),
+    "information": ({"information": {"data": 2}}, r"data=2 \(1 before\)"),
+}
+"""What changes results and is named by a warning."""
+
+UNRELATED = {
+    "model", "folder", "num_steps", "extend", "on_event", "checkpoint_every_s",
+    # Named by warnings about the machine, or those of torchrun.
+    "device", "num_threads", "strategy",
+}  # fmt: skip
+
+
+def test_every_argument_is_part_of_the_identity_or_named_by_a_warning():
+    covered = {name for changes, _ in (*REFUSED.values(), *WARNED.values()) for name in changes}
+    assert set(inspect.signature(fit).parameters) == covered | UNRELATED
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("change", REFUSED)
+def test_what_identifies_a_run_is_refused_by_name(tmp_path, change, finished):
+    fit(folder=tmp_path, **arguments()) if finished else begin(tmp_path)
+    changes, name = REFUSED[change]
+    with pytest.raises(RequestError, match=rf"with fit\.\S*({name})\S*=.*, not "):
+        fit(folder=tmp_path, **arguments(**changes))
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("change", WARNED)
+def test_what_else_decides_results_is_named_by_a_warning(tmp_path, change, finished):
+    base = {"information": {"data": 1}}
+    fit(folder=tmp_path, **arguments(**base)) if finished else begin(tmp_path, **base)
+    changes, name = WARNED[change]
+    state = "holds a finished run, whose stored results are returned" if finished else "resumes"
+    with pytest.warns(UserWarning, match=rf"{state}.* have changed: {name}$"):
+        fit(folder=tmp_path, **arguments(**{**base, **changes}))
+
+
+def test_a_change_of_the_machine_is_named_where_it_matters(tmp_path):
+    begin(tmp_path)
+    with pytest.warns(UserWarning, match=r"have changed: num_threads=2 \(1 before\)$"):
+        fit(folder=tmp_path, **arguments(num_threads=2))
+    # A finished run computes nothing.
+    fit(folder=tmp_path, **arguments(num_threads=1))
+
+
+def test_task_runs_name_another_pytorch(tmp_path, tiny):
+    def stop(event):
+        if event.kind == "step":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), tmp_path, on_event=stop)
+    stored = json.loads((tmp_path / "environment.json").read_text())
+    stored["packages"]["torch"] = "2.12.0"
+    (tmp_path / "environment.json").write_text(json.dumps(stored))
+    with pytest.warns(UserWarning, match=r"torch='.*' \('2\.12\.0' before\)$"):
+        train(tiny(), tmp_path)
+
+
+def test_a_run_of_an_older_version_is_accepted_with_any_new_argument(tmp_path):
+    begin(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    for table in ("asked", "resolved"):
+        stored[table]["fit"] = {n: stored[table]["fit"][n] for n in ("settings", "seed", "model")}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    for name in ("code", "information", "num_processes"):
+        del environment[name]
+    (tmp_path / "environment.json").write_text(json.dumps(environment))
+    changes = {"precision": "bf16-mixed", "clip_norm": 1.0, "evaluate_every": 1}
+    assert fit(folder=tmp_path, **arguments(**changes)).last["step"] == 4
+    with pytest.raises(RequestError, match=r"fit\.seed=0, not 1"):
+        fit(folder=tmp_path, **arguments(seed=1))
+
+
+def test_an_option_that_a_newer_pytorch_adds_is_not_compared(tmp_path):
+    def more(model):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer.param_groups[0]["novel"] = True
+        return optimizer
+
+    fit(folder=tmp_path, **arguments())
+    fit(folder=tmp_path, **arguments(optimizer=more))
+
+
+def scaled(factor):
+    def inner(model, x):
+        return factor * model(x).sum()
+
+    return inner
+
+
+def defaulted(model, x, factor=1.0):
+    return factor * model(x).sum()
+
+
+def looped(model, x):
+    return sum(model(x[i]).sum() for i in range(3) if i not in {1, 2, 3})
+
+
+class Called:
+    def __init__(self, factor):
+        self.factor, self._calls = factor, 0
+
+    def __call__(self, model, x):
+        self._calls += 1
+        return self.factor * model(x).sum()
+
+
+DATA = torch.arange(4.0)
+PAIRS = {
+    "closure": (scaled(1.0), scaled(2.0)),
+    "partial": (functools.partial(defaulted, factor=1.0), functools.partial(defaulted, factor=2.0)),
+    "object": (Called(1.0), Called(2.0)),
+    "method": (Called(1.0).__call__, Called(2.0).__call__),
+    "tensor": (functools.partial(defaulted, DATA), functools.partial(defaulted, DATA + 1)),
+    "array": (functools.partial(defaulted, np.ones(2)), functools.partial(defaulted, np.zeros(2))),
+    "loader": (DataLoader(TensorDataset(DATA)), DataLoader(TensorDataset(DATA + 1))),
+    "names": (lambda model, x: model.a(x), lambda model, x: model.b(x)),
+    "constants": (lambda model, x: model(x) * 2, lambda model, x: model(x) * 3),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_fingerprint_sees_code_and_what_it_refers_to(kind):
+    one, other = PAIRS[kind]
+    assert fingerprint(one) == fingerprint(one) != fingerprint(other)
+
+
+def test_a_fingerprint_sees_the_constants_of_its_module(monkeypatch):
+    before = fingerprint(evaluate)
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 2.0)
+    assert fingerprint(evaluate) != before
+
+
+def test_a_call_leaves_a_fingerprint_as_it_was():
+    called = Called(1.0)
+    before = fingerprint(called)
+    called(build(), batch(0))
+    assert fingerprint(called) == before
+
+
+def test_fingerprints_are_equal_in_all_processes():
+    code = (
+        "from tests.training.test_identity import *; "
+        "print([fingerprint(f) for f in (looped, evaluate, Clamp(1.0), *PAIRS['tensor'])])"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            env={"PYTHONPATH": ":".join(filter(None, sys.path)), "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(printed) == 1
+
+
+SCHEDULERS = {
+    "cosine": lambda one: lr_scheduler.CosineAnnealingLR(one, 10),
+    "steps": lambda one: lr_scheduler.MultiStepLR(one, [2, 5], 0.5),
+    "lambda": lambda one: lr_scheduler.LambdaLR(one, lambda step: 0.9**step),
+    "warm-up": lambda one: lr_scheduler.SequentialLR(
+        one, [lr_scheduler.LinearLR(one, 0.1, total_iters=3), lr_scheduler.ExponentialLR(one, 0.9)],
+        [3],
+    ),
+    "one cycle": lambda one: lr_scheduler.OneCycleLR(one, 0.1, total_steps=13),
+    "chained": lambda one: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(one, 0.1, 2), lr_scheduler.ExponentialLR(one, 0.9)]
+    ),
+    "plateau": lambda one: lr_scheduler.ReduceLROnPlateau(one, "min", patience=0, threshold=0.5),
+}  # fmt: skip
+
+
+class Rates(Hook):
+    def __init__(self, noted):
+        self._noted = noted
+
+    def after_step(self, loop, loss):
+        self._noted.append(loop.optimizer.param_groups[0]["lr"])
+
+
+def interrupted(folder, steps, noted, make):
+    """Train 12 steps with an interruption at some of them, each time by a new call."""
+    for step in (*steps, None):
+
+        def stop(event, step=step):
+            if event.kind == "step" and event.step == step:
+                raise KeyboardInterrupt
+
+        try:
+            fit(folder=folder, on_event=stop, **make(num_steps=12, hooks=[Rates(noted)]))
+        except KeyboardInterrupt:
+            continue
+    return (folder / "model.safetensors").read_bytes(), read_metrics(folder)[-1]["scores"]
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_a_schedule_of_pytorch_resumes_to_equal_bits(tmp_path, kind):
+    def make(**more):
+        return arguments(scheduler=SCHEDULERS[kind], **more)
+
+    whole, parts = [], []
+    left = interrupted(tmp_path / "whole", (), whole, make)
+    assert interrupted(tmp_path / "parts", (1, 6, 11), parts, make) == left
+    assert parts == whole
+    assert len(set(whole)) > 1
+    if kind != "plateau":
+        # Its own loop, as PyTorch documents it.
+        model = build()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        scheduler, wanted = SCHEDULERS[kind](optimizer), []
+        for _ in range(12):
+            wanted.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        assert whole == wanted
+
+
+def test_a_call_with_the_same_optimiser_and_schedule_repeats(tmp_path):
+    given = arguments(scheduler=SCHEDULERS["cosine"])
+    first = fit(folder=tmp_path, **given)
+    assert given["optimizer"].param_groups[0]["lr"] == 1e-3
+    assert given["scheduler"].last_epoch == 0
+    assert fit(folder=tmp_path, **given) == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scheduler": lambda one: 3}, "scheduler must be a schedule of PyTorch or None, got 3"),
+        (
+            {"scheduler": lambda one: SCHEDULERS["cosine"](grouped(build()))},
+            "scheduler must be a schedule of the optimizer",
+        ),
+        (
+            {"scheduler": SCHEDULERS["plateau"], "criterion": None},
+            "criterion must be given with ReduceLROnPlateau",
+        ),
+        (
+            {"scheduler": SCHEDULERS["plateau"], "mode": "max"},
+            "mode must be that of the scheduler, 'min', got 'max'",
+        ),
+        ({"mode": "least"}, "mode must be 'max' or 'min', got 'least'"),
+        ({"batch": DataLoader([])}, "batch must be a DataLoader with batches"),
+    ],
+)
+def test_schedules_and_loaders_that_do_not_fit_are_refused(tmp_path, changes, message):
+    with pytest.raises(RequestError, match=f"^{re.escape(message)}"):
+        fit(folder=tmp_path / "run", **arguments(**changes))
+
+
+class Noisy(Dataset):
+    """Examples with noise from every generator that transforms use."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, place):
+        import random
+
+        noise = [random.random(), np.random.random(), float(torch.rand(()))]  # noqa: NPY002
+        return torch.tensor([place + sum(noise), float(place)])
+
+
+LOADERS = {
+    "shuffled": lambda: DataLoader(TensorDataset(torch.arange(20.0).view(10, 2)), 4, shuffle=True),
+    "in order": lambda: DataLoader(torch.arange(20.0).view(10, 2), 5),
+    "noisy": lambda: DataLoader(Noisy(), 4, shuffle=True),
+    "workers": lambda: DataLoader(Noisy(), 4, shuffle=True, num_workers=2),
+    "generator": lambda: DataLoader(
+        Noisy(), 4, shuffle=True, generator=torch.Generator().manual_seed(3)
+    ),
+    "weighted": lambda: DataLoader(
+        Noisy(), 4, sampler=WeightedRandomSampler(torch.arange(1.0, 11), 10)
+    ),
+}
+
+
+def loader_loss(model, item):
+    x = item[0] if isinstance(item, list) else item
+    return (model(x) - 1).square().mean()
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_data_loader_resumes_to_equal_bits(tmp_path, kind):
+    seen = {}
+
+    def make(noted, **more):
+        def noting(model, item):
+            noted.append(item[0] if isinstance(item, list) else item)
+            return loader_loss(model, item)
+
+        return arguments(batch=LOADERS[kind](), loss=noting, **more)
+
+    for name, steps in (("whole", ()), ("parts", (1, 2, 4, 7))):
+        seen[name] = []
+        left = interrupted(tmp_path / name, steps, [], functools.partial(make, seen[name]))
+        seen[f"{name} left"] = left
+    assert seen["parts left"] == seen["whole left"]
+    for one, other in zip(seen["whole"], seen["parts"], strict=True):
+        assert torch.equal(one, other)
+    if kind != "in order":
+        # Epochs differ, and so do their examples.
+        assert not torch.equal(seen["whole"][0], seen["whole"][3])
+
+
+def test_the_lowest_criterion_keeps_the_best_weights(tmp_path):
+    """A rate that is too high: the loss falls, then rises."""
+    scores = iter([3.0, 1.0, float("nan"), 2.0])
+
+    def falling(model):
+        return {"mse": next(scores)}
+
+    found = fit(folder=tmp_path, **arguments(evaluate=falling, evaluate_every=1))
+    assert (found.best["step"], found.last["step"]) == (2, 4)
+
+
+def test_training_stops_below_a_value(tmp_path):
+    scores = iter([3.0, 1.0, 0.5, 2.0])
+    changes = {"evaluate": lambda model: {"mse": next(scores)}, "evaluate_every": 1}
+    assert fit(folder=tmp_path, **arguments(stop_at=0.8, **changes)).last["step"] == 3
+
+
+def test_fit_shows_its_progress_in_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    fit(folder=tmp_path / "own", **arguments())
+    shown = capsys.readouterr().err
+    assert "started at step 0 of 4" in shown
+    assert "4/4" in shown
+    fit(folder=tmp_path / "own", **arguments())
+    assert "holds this run, finished" in capsys.readouterr().err
+    fit(folder=tmp_path / "silent", on_event=lambda event: None, **arguments())
+    assert capsys.readouterr().err == ""
+
+
+class Counted:
+    """Batches that know their number."""
+
+    steps_per_epoch = 1
+
+    def __init__(self, num_steps):
+        self.num_steps = num_steps
+
+    def parts(self, step):
+        return [batch(step)]
+
+
+def test_an_extension_of_batches_that_know_their_number_changes_nothing_else(tmp_path):
+    fit(folder=tmp_path, **arguments(batch=Counted(4)))
+    fit(folder=tmp_path, extend=True, **arguments(batch=Counted(6), num_steps=6))

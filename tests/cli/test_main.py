@@ -23,6 +23,7 @@ FLAGS = {
         --task --seed --imports --start-from
         --model.layers --model.num-layers --model.hidden-size --model.bos --model.no-bos
         --model.residual --model.no-residual --model.norm --model.channel-mixer
+        --model.readout-sizes
         --model.zero-biases --model.no-zero-biases --model.backbone --model.linear-init
         --model.embedding-init
         --batches.size --batches.accumulate --batches.packed --batches.no-packed
@@ -70,7 +71,7 @@ FLAGS = {
         --models --contexts --memory-at --dtype
         --rounds --budget-s --threads --device --graphs --limit-s --output
         """,
-    "lm prepare": "--output --tokenizer --field --suffixes --documents",
+    "lm prepare": "--output --tokenizer --field --suffixes --documents --held-out",
     "lm train": """
         --folder --tokens --size --layer --attention-every --conv-size --output-gate
         --hidden-size --num-layers --length --batch-size --accumulate --steps

@@ -57,6 +57,14 @@ def test_the_longest_trace_may_be_held_out(tmp_path):
     assert tasks.build("traces", file=str(path)).length == 3
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("blank", ["\f", "\x1e", "\x85", "\u2028"])
+def test_lines_end_as_in_a_text_file_alone(tmp_path, end, blank):
+    path = tmp_path / "log.txt"
+    path.write_bytes(end.join([f"a/x{blank}a/x a/y"] * 10).encode())
+    assert tasks.build("traces", file=str(path)).length == 3
+
+
 def test_draws_depend_on_seed_and_index_alone(file):
     one, other = (tasks.build("traces", file=str(file), seed=seed) for seed in (0, 1))
     assert (

@@ -1,6 +1,7 @@
 """Labelled traces of a system whose automaton nobody has."""
 
 import contextlib
+import io
 from collections import Counter
 from collections.abc import Mapping
 from hashlib import sha256 as hashed
@@ -158,7 +159,8 @@ def _content(file: object) -> bytes:
 def _rows(content: bytes, file: str) -> list[list[tuple[str, str]]]:
     """Return the traces: letters with their answers, empty where there is no label."""
     try:
-        lines = content.decode("utf-8-sig").splitlines()
+        # Lines end as in a text file; str.splitlines would also end them at a form feed.
+        lines = list(io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise OptionError(f"file must be a text file ({error}), got {file!r}") from error
     rows = []

@@ -428,8 +428,9 @@ def test_runs_in_full_decide_before_those_of_the_first_protocol(epochs, agree, m
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_state_size_and_rate_is_screened_before_the_best_are_trained_in_full(size):
+    task = TaskSpec("permutation", group="S_3", length=6, train_size=20_000)
     data = dataclasses.replace(
-        S3, durations=dict.fromkeys(SIZES, 2), epochs=dict.fromkeys(SIZES, 100)
+        S3, task=task, durations=dict.fromkeys(SIZES, 2), epochs=dict.fromkeys(SIZES, 100)
     )
     grid = GRIDS[size]
     (entry,) = entries_of(CONTENDERS["BD-LRU m=2"], Column("c", (data,)), "mad", size)
@@ -456,6 +457,21 @@ def test_every_state_size_and_rate_is_screened_before_the_best_are_trained_in_fu
     wanted = [entry.trials.is_wanted(key(trial.runs[1]), rows) for trial in full]
     best = {settings - 1, *range(1, grid.kept)}
     assert wanted == [place in best for place in range(settings)]
+
+
+def test_where_all_epochs_are_few_steps_the_first_seed_screens_the_settings():
+    data = dataclasses.replace(S3, durations={"laptop": 200})
+    (entry,) = entries_of(CONTENDERS["LSTM"], Column("c", (data,)), "mad", "laptop")
+    trials = entry.trials
+    assert {run.schedules.epochs for trial in trials for run in trial.runs} == {200}
+    firsts, *others = zip(*(trial.runs for trial in trials), strict=True)
+    assert len(trials.runs) == 3 * len(firsts) == 3 * len(GRIDS["laptop"].screened_sizes)
+    rows = {}
+    for run in firsts:
+        assert trials.is_wanted(key(run), rows) is True
+        assert trials.is_wanted(key(others[0][0]), rows) is None
+        rows[key(run)] = {"status": "done", "best_test": {"product": {"token_accuracy": 0.5}}}
+    assert [trials.is_wanted(key(run), rows) for run in others[0]] == [True, False, False, False]
 
 
 def test_the_protocol_mad_has_the_parts_of_mad():

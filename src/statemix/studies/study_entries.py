@@ -67,45 +67,53 @@ class Trials:
 
 
 class ScreenedTrials(Trials):
-    """Settings of which a short run each decides which ones are trained in full.
+    """Settings of which a screening run each decides which ones are trained with all seeds.
 
     Args:
-        screens: the settings, each with one short run.
-        make: function that makes the same settings in the same order, each with its full runs.
-        accuracy: function of the row of a short run that is done; the others lose.
+        make: function that makes the settings: each as the screening run alone, and in full. The
+            former may be one of the runs of the latter.
+        accuracy: function of the row of a screening run that is done; the others lose.
         kept: number of settings that are trained in full: the most accurate ones, and of equal
             ones the first.
     """
 
     def __init__(
         self,
-        screens: Sequence[Trial],
-        make: Callable[[], Iterable[Trial]],
+        make: Callable[[], Iterable[tuple[Trial, Trial]]],
         accuracy: Callable[[StoredRow], float],
         kept: int,
     ) -> None:
-        super().__init__(lambda: [*screens, *make()])
-        self._screens = screens
+        super().__init__(self._listed)
+        self._make_settings = make
         self._accuracy = accuracy
         self._kept = kept
 
     @cached_property
-    def _groups(self) -> tuple[list[str], dict[str, int]]:
-        """Keys of the short runs, and key of a full run -> place of its setting."""
-        full = list(self)[len(self._screens) :]
-        places = {key(run): place for place, trial in enumerate(full) for run in trial.runs}
-        return [key(trial.runs[0]) for trial in self._screens], places
+    def _settings(self) -> list[tuple[Trial, Trial]]:
+        return list(self._make_settings())
+
+    def _listed(self) -> Iterator[Trial]:
+        yield from (screen for screen, full in self._settings if screen.runs[0] not in full.runs)
+        yield from (full for _, full in self._settings)
+
+    @cached_property
+    def _keys(self) -> tuple[list[str], dict[str, int]]:
+        """Keys of the screening runs, and key of a full run -> place of its setting."""
+        places = {
+            key(run): place for place, (_, full) in enumerate(self._settings) for run in full.runs
+        }
+        return [key(screen.runs[0]) for screen, _ in self._settings], places
 
     def is_wanted(self, name: str, rows: Mapping[str, StoredRow]) -> bool | None:
-        short, places = self._groups
-        if name not in places:
+        screens, places = self._keys
+        if name in screens:
             return True
-        if any(one not in rows for one in short):
+        if any(one not in rows for one in screens):
             return None
         found = [
-            self._accuracy(rows[one]) if rows[one]["status"] == "done" else -1.0 for one in short
+            self._accuracy(rows[one]) if rows[one]["status"] == "done" else -1.0 for one in screens
         ]
-        best = sorted(range(len(short)), key=lambda place: -found[place])[: self._kept]
+        best = sorted(range(len(screens)), key=lambda place: -found[place])[: self._kept]
         return places[name] in best
 
 

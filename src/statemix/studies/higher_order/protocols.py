@@ -46,8 +46,10 @@ _EPOCHS = 200
 """Epochs of the paper, those of MAD."""
 
 _BATCH = 128
-# A short run of protocol "mad" has this part of the epochs.
+# A screening run of protocol "mad" has a quarter of the epochs, and 1,000 steps or all: after 100
+# steps on S_3 from 250 examples, every layer is at chance.
 _SCREEN = 4
+_LEAST_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ def _trials(protocol: ProtocolName, size: SizeName, contender: Contender, data: 
 
 
 def _screened(size: SizeName, contender: Contender, data: Data) -> ScreenedTrials:
-    """Return the settings of protocol "mad": every state size and rate, first in short runs.
+    """Return the settings of protocol "mad": every state size and rate, first in screening runs.
 
     The model is MAD's, in all parts: embedding, the layer and an MLP, each with a norm and a
     residual connection, norm and linear readout. The model of compression is MAD's autoencoder,
@@ -223,25 +225,23 @@ def _screened(size: SizeName, contender: Contender, data: Data) -> ScreenedTrial
     grid = GRIDS[size]
     layers = tried(contender, "mad", size)
     epochs = data.epochs.get(size, data.durations[size])
-    short = max(1, epochs // _SCREEN)
+    updates = data.updates("mad")
+    least = 1 if updates is None else _EPOCHS * _LEAST_STEPS // updates
+    short = min(epochs, max(1, epochs // _SCREEN, least))
 
-    def settings(lasting: int) -> Iterator[tuple[str, RunConfig]]:
+    def settings() -> Iterator[tuple[Trial, Trial]]:
         for layer, rate in itertools.product(layers, grid.learning_rates):
-            words = [f"learning rate {rate:g}", *_options(layer, layers)]
-            yield ", ".join(words), _as_mad(_config(layer, data, size), data, rate, lasting)
-
-    screens = [Trial(f"{words}, {short} epochs", (run,)) for words, run in settings(short)]
+            words = ", ".join([f"learning rate {rate:g}", *_options(layer, layers)])
+            config = _config(layer, data, size)
+            screen = _as_mad(config, data, rate, short).replace(seed=grid.seeds[0])
+            full = _seeded([words], _as_mad(config, data, rate, epochs), grid)
+            yield Trial(f"{words}, {short} epochs", (screen,)), full
 
     def accuracy(row: StoredRow) -> float:
         scores = [head[data.metric] for head in row["best_test"].values()]
         return sum(scores) / len(scores)
 
-    return ScreenedTrials(
-        screens,
-        lambda: [_seeded([words], config, grid) for words, config in settings(epochs)],
-        accuracy,
-        grid.kept,
-    )
+    return ScreenedTrials(settings, accuracy, grid.kept)
 
 
 def _as_mad(config: RunConfig, data: Data, rate: float, epochs: int) -> RunConfig:

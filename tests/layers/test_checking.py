@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from statemix.errors import RequestError
-from statemix.layers import LAYERS, Layer, LayerSpec, check_layer
+from statemix.layers import LAYERS, Bidirectional, Layer, LayerSpec, check_layer
 from statemix.layers.checking import check_once
 from statemix.models import Backbone
 
@@ -53,7 +53,13 @@ class Average(Layer):
             y = y + x.flip(1).cumsum(1).flip(1)
         if self.wrong == "batch":
             y = y + x.mean(0)
+        if self.wrong == "narrow":
+            y = y[..., :4]
+        if self.wrong == "wide":
+            y = y.double()
         after = torch.stack(after)
+        if self.wrong == "table":
+            return y, {"h": after}
         return y, after[-1:] if self.wrong == "rows" else after
 
     def step(self, x_t, state):
@@ -91,6 +97,8 @@ WRONG = {
     "carried": "a change of one packed sequence changes the outputs of another by",
     "backward": "a change of one packed sequence changes the outputs of another by",
     "rows": r"state after 3 packed sequences must have a row for each, got shape \(1, 8\)",
+    "narrow": r"outputs must have the shape and dtype of the input, got \(3, 9, 4\)",
+    "wide": "outputs must have the shape and dtype of the input, got .* torch.float64",
     "batch": "a batch and each whole sequence alone differ by",
     "initial": "a batch from init_state and each whole sequence alone differ by",
     "step": "steps and each whole sequence alone differ by",
@@ -104,6 +112,11 @@ def test_a_layer_that_errs_is_refused_by_the_first_wrong_call(wrong):
     message = f"^layer 'average' breaks the contract of layers: {WRONG[wrong]}"
     with pytest.raises(RequestError, match=message):
         check_layer(Average(8, wrong=wrong))
+
+
+def test_a_state_that_is_no_tree_of_tensors_is_refused():
+    with pytest.raises(TypeError, match="state must be a tensor or a NamedTuple, got dict"):
+        check_layer(Average(8, wrong="table"))
 
 
 @pytest.mark.parametrize("wrong", ["", "unaware", "carried", "backward", "rows", "step"])
@@ -120,6 +133,15 @@ def test_a_model_refuses_a_layer_that_mixes_packed_sequences(wrong, dtype):
         for _ in range(2):
             with pytest.raises(RequestError, match="layer 'average' breaks the contract"):
                 model(tokens, **options)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_two_directions_refuse_a_layer_that_mixes_packed_sequences(place):
+    parts = [Average(8), Average(8)]
+    parts[place] = Average(8, wrong="unaware")
+    mask = torch.tensor([[1, 0, 0], [1, 1, 1]])
+    with pytest.raises(RequestError, match="layer 'average' breaks the contract"):
+        Bidirectional(*parts)(torch.randn(2, 3, 8), attention_mask=mask)
 
 
 def test_a_layer_is_checked_once_and_only_if_it_is_foreign(monkeypatch, make):

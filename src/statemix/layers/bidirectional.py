@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from statemix.errors import OptionError
+from statemix.layers.checking import check_once
 from statemix.layers.layer import Layer
 from statemix.layers.masks import pack, unpack
 from statemix.layers.state import State
@@ -90,6 +91,9 @@ class Bidirectional(nn.Module):
             packed, bounds = pack(x, attention_mask)
             y, states = self(packed, cu_seqlens=bounds)
             return unpack(y, attention_mask), states
+        if cu_seqlens is not None:
+            check_once(self.forward_layer, x)
+            check_once(self.backward_layer, x)
         first, last = self.forward_layer(x, None, cu_seqlens)  # which checks the arguments
         places = torch.arange(x.shape[1] - 1, -1, -1, device=x.device)
         if cu_seqlens is not None:

@@ -55,6 +55,9 @@ def check_layer(layer: Layer, *, tolerance: float | None = None) -> None:
 
     with _evaluated(layer):
         whole = torch.cat([layer(x[n : n + 1])[0] for n in range(3)])
+        if (whole.shape, whole.dtype) != (x.shape, x.dtype):
+            got = f"got {tuple(whole.shape)} and {whole.dtype}"
+            raise _refusal(layer, f"outputs must have the shape and dtype of the input, {got}")
         compare("a batch", layer(x)[0], whole)
         compare("a batch from init_state", layer(x, layer.init_state(3))[0], whole)
         for start in (None, layer.init_state(3)):

@@ -62,6 +62,8 @@ def tensors(state: State, name: str = "state") -> Iterator[tuple[str, Tensor]]:
     if isinstance(state, Tensor):
         yield name, state
         return
+    if not isinstance(state, tuple):
+        raise TypeError(f"{name} must be a tensor or a NamedTuple, got {type(state).__name__}")
     for part_name, part in zip(getattr(state, "_fields", range(len(state))), state, strict=True):
         yield from tensors(part, f"{name}.{part_name}")
 

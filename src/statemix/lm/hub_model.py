@@ -463,7 +463,8 @@ class _Classifier(StatemixPreTrainedModel):
                 config=self.config,
                 num_items_in_batch=number,
             )
-            if number is not None and labels.is_floating_point():
+            is_mean = self.config.problem_type in ("regression", "multi_label_classification")
+            if number is not None and is_mean and self.loss_type == "ForSequenceClassification":
                 # Regression and several labels at once give a mean over this batch.
                 loss = loss * labels.numel() / number
         output = self._output(loss, logits, outputs)

@@ -294,6 +294,17 @@ def test_a_command_on_a_run_imports_only_what_the_user_names(own_run, command):
     assert (own_run / "imported").exists()
 
 
+@pytest.mark.parametrize("names", [[["json"]], [{"json": 1}], [None], "json", {"json": 1}])
+def test_imports_that_are_no_names_are_refused(own_run, tmp_path, names, capsys):
+    shutil.copytree(own_run / "run", tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    stored = json.loads(path.read_text())
+    stored["resolved"]["imports"] = names
+    path.write_text(json.dumps(stored))
+    assert main(["evaluate", str(tmp_path / "run")]) == 2
+    assert "imports must be a list of module names" in capsys.readouterr().err
+
+
 def test_every_command_on_a_run_has_imports():
     """A run is a positional RUN, or the option --from."""
     names = {command[0] for command in COMMANDS_ON_RUNS}

@@ -253,6 +253,16 @@ def test_texts_get_no_special_tokens_but_their_end():
     assert encode(tokenizer, ["b"]) == [[tokenizer.token_to_id("b"), 256]]
 
 
+@pytest.mark.parametrize("make", [bytes_tokenizer, lambda: train_bpe(["a b"], 300)])
+def test_a_text_that_spells_out_an_end_has_one_end(make):
+    tokenizer, text = make(), "one <|endoftext|> two"
+    digest = digest_of(tokenizer)
+    (ids,) = encode(tokenizer, [text])
+    assert ids.count(end_of(tokenizer)) == 1
+    assert tokenizer.decode(ids[:-1]) == text
+    assert digest_of(tokenizer) == digest
+
+
 @pytest.mark.parametrize("end", ["</s>", "<eos>", "<|end_of_text|>"])
 def test_ends_of_other_tokenizers_are_known(end):
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0, end: 1}, merges=[]))

@@ -75,6 +75,39 @@ def test_bytes_of_other_documents_are_refused(written):
         read_tokens(written, verify=True)
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"sha256": ["part.bin"]}, r"must have the sha256 of part\.bin and part\.idx alone"),
+        ({"sha256": None}, r"must have the sha256 of"),
+        ({"sha256": {"/dev/zero": "0"}}, r"must have the sha256 of"),
+        ({"document_bytes": ["5", 1]}, r"must have numbers of bytes"),
+        ({"document_bytes": [-5, 1]}, r"must have numbers of bytes"),
+    ],
+)
+def test_descriptions_of_strangers_are_checked(written, entry, message):
+    path = written.with_suffix(".json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | entry))
+    with pytest.raises(RequestError, match=rf"part\.json {message}"):
+        read_tokens(written, verify=True)
+
+
+def test_a_description_without_an_end_is_named(written):
+    written.with_suffix(".json").write_text("[" * 100_000)
+    with pytest.raises(RequestError, match=r"part\.json must be JSON"):
+        read_tokens(written)
+
+
+@pytest.mark.parametrize("documents", [[0, 7, 2], [0, -1, 2], [0, 2, 1, 2]])
+def test_documents_are_counted_in_order(written, documents):
+    path = written.with_suffix(".idx")
+    head = bytearray(path.read_bytes()[: -8 * 3])
+    head[26:34] = len(documents).to_bytes(8, "little")
+    path.write_bytes(head + np.array(documents, "<i8").tobytes())
+    with pytest.raises(RequestError, match=r"part\.idx must count the sequences"):
+        read_tokens(written)
+
+
 def test_checksums_are_compared_once_and_again_after_a_change(written, monkeypatch):
     hashed = []
     digest = shards.hashlib.file_digest

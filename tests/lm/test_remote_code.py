@@ -1,6 +1,7 @@
 """A stored model loads where Statemix is not installed, with the same logits and tokens."""
 
 import ast
+import io
 import json
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import pytest
 import torch
 from tests.lm.conftest import build_model
 
+from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.lm import portable_layers
 from statemix.lm.remote_code import export_remote_code, self_contained_source
+from statemix.lm.text_tokenizers import bytes_tokenizer
 
 IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 LOADER = """
@@ -146,3 +149,15 @@ def test_a_model_that_cannot_travel_is_refused(tmp_path):
     build_model("delta_net").save_pretrained(tmp_path)
     with pytest.raises(RequestError, match=r"layers must be among .* got \['delta_net'\]"):
         export_remote_code(tmp_path)
+
+
+def test_a_model_folder_of_a_stranger_runs_no_code(tmp_path, monkeypatch, capsys):
+    """Not even if its user says yes to the question of transformers."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    config = {"model_type": "evil", "auto_map": dict.fromkeys(["AutoConfig"], "evil.Evil")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    bytes_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    assert main(["lm", "generate", str(tmp_path), "a"]) == 2
+    assert "must hold a model of transformers" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()

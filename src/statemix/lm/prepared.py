@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from statemix.errors import RequestError
+from statemix.errors import OptionError, RequestError
 from statemix.files import write_file
 from statemix.lm.corpora import HELD_OUT_SHARE, Document, Reading, read_corpus
 from statemix.lm.shards import TokenFile, TokenWriter, check_new, read_tokens, with_suffix
@@ -246,8 +246,14 @@ def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     chosen = model_folder(folder)
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
         raise RequestError(f"folder must hold a finished language model, got {folder}")
-    with without_progress_bars():
-        model = AutoModelForCausalLM.from_pretrained(chosen)
+    try:
+        # By default, transformers asks in a terminal whether it may run the folder's code.
+        with without_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(chosen, trust_remote_code=False)
+    except OptionError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{chosen} must hold a model of transformers: {error}") from error
     return model.eval(), load_tokenizer(str(chosen / TOKENIZER))
 
 

@@ -274,7 +274,8 @@ def _read_index(path: Path) -> tuple[NDArray[np.int64], type[np.generic]]:
         raise RequestError(f"{path} must have {wanted} bytes by its header, got {len(content)}")
     lengths = np.frombuffer(content, "<i4", num_sequences, _HEADER.size).astype(np.int64)
     documents = np.frombuffer(content, "<i8", num_documents, wanted - 8 * num_documents)
-    if (lengths < 0).any() or (documents.size and documents[-1] != num_sequences):
+    ordered = (np.diff(documents, prepend=0) >= 0).all()
+    if (lengths < 0).any() or not ordered or (documents.size and documents[-1] != num_sequences):
         raise RequestError(f"{path} must count the sequences of its documents")
     # A document may be several sequences.
     places = np.concatenate([[0], lengths.cumsum()])[documents]
@@ -286,10 +287,17 @@ def _read_info(path: Path) -> dict[str, Any]:
         return {}
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} must be JSON: {error}") from error
     if not isinstance(info, dict) or info.get("format") != _FORMAT:
         raise RequestError(f"{path} must have the format {_FORMAT!r}")
+    digests, counts = info.get("sha256", {}), info.get("document_bytes")
+    # A stranger's file must not name others, such as devices without an end.
+    own = {path.with_suffix(suffix).name for suffix in (".bin", ".idx")}
+    if not isinstance(digests, dict) or not set(digests) <= own:
+        raise RequestError(f"{path} must have the sha256 of {' and '.join(sorted(own))} alone")
+    if isinstance(counts, list) and not all(type(one) is int and one >= 0 for one in counts):
+        raise RequestError(f"{path} must have numbers of bytes in document_bytes")
     return info
 
 

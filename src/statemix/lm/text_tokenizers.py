@@ -152,8 +152,12 @@ def _first_of(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of texts, each followed by the end of a document if there is one."""
+    """Return the token ids of texts, each followed by the end of a document if there is one.
+
+    A text that spells out a special token, such as the end of a document, has its characters.
+    """
     end = end_of(tokenizer)
+    tokenizer.encode_special_tokens = True
     tail = [] if end is None else [end]
     return [[*one.ids, *tail] for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
 

@@ -114,7 +114,7 @@ def check_imported(path: Path, names: Any) -> None:
         RequestError: if one is not imported.
     """
     for name in names if isinstance(names, list) else ():
-        if name not in sys.modules:
+        if isinstance(name, str) and name not in sys.modules:
             raise RequestError(
                 f"{path} names the module {name!r}, which is imported only if you name it, too: "
                 f"add --imports {name} if you trust its code (in Python, import it first)"

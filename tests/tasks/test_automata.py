@@ -488,6 +488,11 @@ def test_a_pattern_means_what_it_means_for_re(pattern):
     assert equals_re(pattern, "abc*", 5)
 
 
+def test_a_small_automaton_may_have_many_derivatives():
+    task = tasks.build("regex", pattern="(.{0,9}a.{0,9}b)*", alphabet="ab")
+    assert len(task.language.states) == 39
+
+
 def test_random_patterns_are_refused_or_mean_what_they_mean_for_re():
     parts = [
         *"ab|*?+().", "{0}", "{,2}", "{1,}", "[a]", "[^a]", r"\*", "()", "(a|b)",

@@ -305,6 +305,30 @@ SCHEDULERS = {
 }  # fmt: skip
 
 
+OTHER_SCHEDULERS = {
+    "steps": lambda one: lr_scheduler.MultiStepLR(one, [3, 5], 0.5),
+    "lambda": lambda one: lr_scheduler.LambdaLR(one, lambda step: 0.8**step),
+    "warm-up": lambda one: lr_scheduler.SequentialLR(
+        one, [lr_scheduler.LinearLR(one, 0.1, total_iters=3), lr_scheduler.ExponentialLR(one, 0.8)],
+        [3],
+    ),
+    "chained": lambda one: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(one, 0.1, 3), lr_scheduler.ExponentialLR(one, 0.9)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHER_SCHEDULERS)
+def test_a_change_within_a_schedule_is_named_by_a_warning(tmp_path, kind):
+    def call(scheduler):
+        return fit(folder=tmp_path, **arguments(scheduler=scheduler))
+
+    call(SCHEDULERS[kind])
+    call(SCHEDULERS[kind])
+    with pytest.warns(UserWarning, match="have changed: scheduler"):
+        call(OTHER_SCHEDULERS[kind])
+
+
 class Rates(Hook):
     def __init__(self, noted):
         self._noted = noted

@@ -43,6 +43,7 @@ from statemix.training.identity import (
     comparable,
     describe_model,
     describe_optimizer,
+    describe_schedule,
     fingerprint,
     structure,
 )
@@ -240,7 +241,7 @@ def fit(
             "loss": fingerprint(loss),
             "evaluate": fingerprint(evaluate),
             "hooks": [fingerprint(hook) for hook in hooks],
-            "scheduler": fingerprint(scheduler),
+            "scheduler": describe_schedule(scheduler),
             "modules of the model": structure(model),
         },
         "information": {"evaluate_every": evaluate_every, **(information or {})},

@@ -44,6 +44,15 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> di
     return {"name": type(optimizer).__qualname__, "groups": groups}
 
 
+def describe_schedule(schedule: Any) -> str:
+    """Return a fingerprint of a schedule of PyTorch, its functions and the schedules in it."""
+    if schedule is None:
+        return fingerprint(None)
+    functions = map(fingerprint, getattr(schedule, "lr_lambdas", ()))
+    inner = map(describe_schedule, getattr(schedule, "_schedulers", ()))
+    return _digest((fingerprint(schedule), schedule.state_dict(), *functions, *inner))
+
+
 def describe_model(model: nn.Module) -> dict[str, Any]:
     """Return shapes and unusual dtypes of a model's tensors, and the parameters that stay fixed."""
     tensors = model.state_dict()

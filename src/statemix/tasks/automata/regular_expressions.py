@@ -16,7 +16,7 @@ OPERATORS = frozenset("|&*+?(){}[].^$\\")
 
 _MOST_REPETITIONS, _MOST_NESTED = 1000, 50
 # Derivatives, and parts of terms that are put together: a search ends within seconds.
-_MOST_DERIVATIVES, _MOST_WORK = 4 * MOST_STATES, 1_000_000
+_MOST_DERIVATIVES, _MOST_WORK = 10_000, 1_000_000
 # Short words on which an automaton is compared with the pattern's second reading, at most.
 _MOST_COMPARED, _LONGEST_COMPARED = 500, 12
 

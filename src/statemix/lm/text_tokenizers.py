@@ -162,6 +162,13 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [[*one.ids, *tail] for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
+def decode(tokenizer: Tokenizer, documents: Sequence[list[int]]) -> list[str]:
+    """Return the texts of the token ids that :func:`encode` has returned."""
+    ids = documents if end_of(tokenizer) is None else [one[:-1] for one in documents]
+    texts: list[str] = tokenizer.decode_batch(ids, skip_special_tokens=False)
+    return texts
+
+
 def _byte_level(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,8 @@ def check_property(
     outcome = load_outcome(folder)
     config, task = outcome.config, outcome.config.build_task()
     try:
+        if property_file.exists() and not property_file.is_file():
+            raise RequestError(f"{property_file} is not a regular file")
         text = property_file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -173,10 +176,22 @@ def check_property(
         "reason": result.reason,
     }
     with runs.lock_folder(path.parent, patience_s=runs.WRITING_S):
+        if _stored_property(path) not in (None, text):
+            replaced = f"{path} held the verdict on another property, which is replaced"
+            warnings.warn(replaced, stacklevel=2)
         if result.verdict == "open" and _is_decided(path, row):
             return row, None
         files.write_file(path, (json.dumps(row, indent=1) + "\n").encode())
     return row, path
+
+
+def _stored_property(path: Path) -> str | None:
+    """Return the property that a file decides; None if it decides none."""
+    try:
+        found = json.loads(path.read_text())["property"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _is_decided(path: Path, row: dict[str, Any]) -> bool:

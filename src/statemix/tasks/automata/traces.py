@@ -150,6 +150,8 @@ def _content(file: object) -> bytes:
     if not isinstance(file, str):
         raise OptionError(f"file must be a string, got {file!r}")
     try:
+        if not Path(file).is_file() and Path(file).exists():
+            raise OptionError(f"file must be a regular file, got {file!r}")
         return Path(file).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

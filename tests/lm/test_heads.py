@@ -194,3 +194,10 @@ def test_prefix_tuning_is_refused(model):
     adapted = peft.get_peft_model(model, options)
     with pytest.raises(ValueError, match="use prompt tuning instead of prefix tuning"):
         adapted(input_ids=IDS, attention_mask=torch.ones_like(IDS))
+
+
+def test_a_head_of_another_name_has_the_same_loss(head):
+    model, labels = head
+    named = type("Named", (type(model),), {})(model.config)
+    named.load_state_dict(model.state_dict())
+    assert torch.equal(named(IDS, labels=labels).loss, model(IDS, labels=labels).loss)

@@ -398,8 +398,10 @@ class _Classifier(StatemixPreTrainedModel):
     _logits: Callable[[Tensor, Tensor | None, Tensor | None], Any]
     _output: Callable[[Tensor | None, Tensor, BaseModelOutputWithPast], Any]
 
-    def __init__(self, config: StatemixConfig, *, bias: bool) -> None:
+    def __init__(self, config: StatemixConfig, *, loss_type: str, bias: bool) -> None:
         super().__init__(config)
+        # Transformers would read it off the name of the class, which a subclass changes.
+        self.loss_type = loss_type
         self.num_labels = config.num_labels
         self.model = StatemixModel(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=bias)
@@ -479,7 +481,7 @@ class StatemixForSequenceClassification(_Classifier):
     """
 
     def __init__(self, config: StatemixConfig) -> None:
-        super().__init__(config, bias=False)
+        super().__init__(config, loss_type="ForSequenceClassification", bias=False)
 
     def _logits(
         self, hidden: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None
@@ -509,7 +511,7 @@ class StatemixForTokenClassification(_Classifier):
     """
 
     def __init__(self, config: StatemixConfig) -> None:
-        super().__init__(config, bias=True)
+        super().__init__(config, loss_type="ForTokenClassification", bias=True)
         dropout = getattr(config, "classifier_dropout", None)
         self.dropout = nn.Dropout(0.1 if dropout is None else dropout)
 

@@ -77,7 +77,8 @@ def compile_pattern(pattern: str, alphabet: str | None) -> tuple[NamedAutomaton,
     for length in range(1, longest + 1):
         for tokens in itertools.product(range(len(letters)), repeat=length):
             word = "".join(letters[token] for token in tokens)
-            assert automaton.answers(tokens)[-1] == (word in matched), (pattern, word)
+            if automaton.answers(tokens)[-1] != (word in matched):
+                raise RuntimeError(f"the automaton of {pattern!r} is wrong on {word!r}: report it")
     states = tuple(map(str, range(len(kept))))
     return NamedAutomaton(automaton, states, tuple(letters), ("no", "yes")), longest
 
@@ -175,7 +176,9 @@ class _Parser:
         if token in ("^", "$"):
             raise self._refused(f"no {token}, as it always matches whole words, or \\{token}")
         if token in OPERATORS:
-            raise self._refused(f"something to match before {token!r}, or \\{token} for the letter")
+            raise self._refused(
+                f"\\{token} for the letter {token}, or something to match before it"
+            )
         letter = token[-1]
         if len(token) == 2 and letter.isascii() and letter.isalnum():
             raise self._refused(f"no {token}: only operators have a backslash")
@@ -253,7 +256,7 @@ class _Terms:
         """The error of a pattern whose automaton is too large to be found."""
         return OptionError(
             f"pattern must have an automaton of at most {MOST_STATES} states, got "
-            f"{self._pattern!r}, for which the search took too long"
+            f"{self._pattern!r}, for which the search has too many steps"
         )
 
     def _number(self, kind: str, parts: Any, *, has_empty_word: bool) -> int:

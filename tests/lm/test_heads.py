@@ -201,3 +201,19 @@ def test_a_head_of_another_name_has_the_same_loss(head):
     named = type("Named", (type(model),), {})(model.config)
     named.load_state_dict(model.state_dict())
     assert torch.equal(named(IDS, labels=labels).loss, model(IDS, labels=labels).loss)
+
+
+@pytest.mark.parametrize("way", ["cu_seqlens", "cu_seq_lens_q", "seq_idx", "position_ids"])
+def test_packed_sequences_are_classified_each(way):
+    model = HEADS["classes"][0](StatemixConfig(40, 16, 1, intermediate_size=32, num_labels=3)).eval()
+    texts = [IDS[0, :2], IDS[1], IDS[2, :3]]
+    bounds = torch.tensor([0, 2, 8, 11])
+    given = {
+        "cu_seqlens": bounds,
+        "cu_seq_lens_q": bounds,
+        "seq_idx": torch.arange(3).repeat_interleave(bounds.diff())[None],
+        "position_ids": torch.cat([torch.arange(len(text)) for text in texts])[None],
+    }
+    alone = torch.cat([model(text[None]).logits for text in texts])
+    packed = model(torch.cat(texts)[None], **{way: given[way]}).logits
+    torch.testing.assert_close(packed, alone)

@@ -395,7 +395,7 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
 class _Classifier(StatemixPreTrainedModel):
     """Base of the classifiers: :class:`StatemixModel` and a linear map to the labels."""
 
-    _logits: Callable[[Tensor, Tensor | None, Tensor | None], Any]
+    _logits: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Any]
     _output: Callable[[Tensor | None, Tensor, BaseModelOutputWithPast], Any]
 
     def __init__(self, config: StatemixConfig, *, loss_type: str, bias: bool) -> None:
@@ -454,7 +454,11 @@ class _Classifier(StatemixPreTrainedModel):
             return_dict=True,
             **kwargs,
         )
-        logits = self._logits(outputs.last_hidden_state, input_ids, attention_mask)
+        hidden = outputs.last_hidden_state
+        given = past_key_values if cache is None else cache
+        packed = (kwargs.get(name) for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"))
+        bounds = _bounds(hidden, attention_mask, position_ids, given, *packed)
+        logits = self._logits(hidden, input_ids, attention_mask, bounds)
         loss = None
         if labels is not None:
             scores, number = logits.float(), num_items_in_batch
@@ -477,15 +481,21 @@ class StatemixForSequenceClassification(_Classifier):
     """:class:`StatemixModel` and a classifier of its last token.
 
     The last token is the last one that ``attention_mask`` has. Without a mask, it is the last one
-    that is not ``config.pad_token_id``.
+    that is not ``config.pad_token_id``. Packed sequences have a row of logits each.
     """
 
     def __init__(self, config: StatemixConfig) -> None:
         super().__init__(config, loss_type="ForSequenceClassification", bias=False)
 
     def _logits(
-        self, hidden: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None
+        self,
+        hidden: Tensor,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        bounds: Tensor | None,
     ) -> Any:
+        if bounds is not None:
+            return self.score(hidden.flatten(0, 1)[bounds[1:] - 1])
         batch_size, length = hidden.shape[:2]
         kept = hidden.new_ones(batch_size, length, dtype=torch.bool)
         if attention_mask is not None:
@@ -516,9 +526,13 @@ class StatemixForTokenClassification(_Classifier):
         self.dropout = nn.Dropout(0.1 if dropout is None else dropout)
 
     def _logits(
-        self, hidden: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None
+        self,
+        hidden: Tensor,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        bounds: Tensor | None,
     ) -> Any:
-        del input_ids, attention_mask
+        del input_ids, attention_mask, bounds
         return self.score(self.dropout(hidden))
 
     def _output(

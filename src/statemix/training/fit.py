@@ -154,9 +154,10 @@ def fit(
         settings: JSON data that identifies the run, beside the options of this function. The
             optimiser, ``num_steps``, ``seed``, ``clip_norm``, ``precision``, ``criterion``,
             ``mode``, ``stop_at``, and shapes and dtypes of the model identify it, too. A folder
-            that holds another run is refused. A warning says if something else has changed that
-            decides results: ``batch``, ``loss``, ``evaluate``, hooks, the schedule, the modules of
-            the model, threads, or software.
+            that holds another run is refused. A warning says if the code of ``batch``, ``loss``,
+            ``evaluate``, hooks or schedule has changed, the kinds of the model's modules, threads,
+            or software. Data that such code reads, attributes of modules and the options of a
+            ``DataLoader`` are not compared: state them in ``settings``.
         information: JSON data that is stored, and named by a warning if it changes.
         hooks: hooks of your own, such as a schedule of the learning rate.
         clip_norm: largest norm of the gradient.

@@ -284,19 +284,11 @@ def test_a_hybrid_of_own_parts_is_trained_killed_resumed_evaluated_and_reported(
         ["0", "done"],
         ["1", "done"],
     ]
-    evaluated, _ = finished(
-        command(
-            project,
-            "evaluate",
-            "whole/seed=0",
-            "--lengths",
-            "10",
-            "40",
-            "--sequences",
-            "20",
-            "--json",
-        )
-    )
+    asked = ("evaluate", "whole/seed=0", "--lengths", "10", "40", "--sequences", "20", "--json")
+    # The code of a run is imported only if the user names it.
+    refused = command(project, *asked)
+    assert "add --imports own if you trust its code" in refused.communicate(timeout=120)[1]
+    evaluated, _ = finished(command(project, *asked, "--imports", "own"))
     rows = [json.loads(line) for line in evaluated.splitlines()]
     assert [row["length"] for row in rows] == [10, 40]
     # Attributes outside the weights are restored, too.
@@ -349,7 +341,7 @@ def test_a_state_of_parts_is_carried_stepped_and_reordered(registered):
         ({"name": "averaging", "inner": "bd"}, r"inner.name: layer must be one of .* got 'bd'"),
         (
             {"name": "averaging", "inner": {"name": "lstm", "gate": "relu"}},
-            r"at.inner: options of layer 'lstm' must be among \[\], got 'gate'",
+            r"at.inner: options of layer 'lstm' must be among \['memory_size'\], got 'gate'",
         ),
         ({"name": "averaging", "inner": "lstm", "decay": "x"}, "at.decay must be a valid number"),
     ],

@@ -205,7 +205,9 @@ def test_a_head_of_another_name_has_the_same_loss(head):
 
 @pytest.mark.parametrize("way", ["cu_seqlens", "cu_seq_lens_q", "seq_idx", "position_ids"])
 def test_packed_sequences_are_classified_each(way):
-    model = HEADS["classes"][0](StatemixConfig(40, 16, 1, intermediate_size=32, num_labels=3)).eval()
+    model = HEADS["classes"][0](
+        StatemixConfig(40, 16, 1, intermediate_size=32, num_labels=3)
+    ).eval()
     texts = [IDS[0, :2], IDS[1], IDS[2, :3]]
     bounds = torch.tensor([0, 2, 8, 11])
     given = {

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from statemix.cli.main import main
 from statemix.errors import RequestError
-from statemix.lm.corpora import Reading, read_corpus
+from statemix.lm.corpora import CorpusReading, read_corpus
 from statemix.lm.prepared import read_prepared
 from statemix.lm.text_tokenizers import bytes_tokenizer
 
@@ -82,7 +82,7 @@ REFUSED = {
 
 def texts_of(source, **options):
     """Return the texts of a source and what is said of them."""
-    reading = Reading()
+    reading = CorpusReading()
     texts = [one.text for one in read_corpus([str(source)], reading=reading, **options)]
     assert reading.num_bytes == sum(len(text.encode()) for text in texts)
     return texts, reading

@@ -87,7 +87,7 @@ class Document:
 
 
 @dataclass
-class Reading:
+class CorpusReading:
     """What has been read of a corpus, and what has been left out.
 
     Attributes:
@@ -138,7 +138,7 @@ def read_corpus(
     *,
     field: str = "text",
     suffixes: Sequence[str] = (),
-    reading: Reading | None = None,
+    reading: CorpusReading | None = None,
 ) -> Iterator[Document]:
     """Yield the documents of all sources, without those whose text has come before.
 
@@ -162,7 +162,7 @@ def read_corpus(
     """
     if without := [suffix for suffix in suffixes if not suffix.startswith(".")]:
         raise RequestError(f"suffixes must begin with a dot, got {', '.join(without)}")
-    reading = Reading() if reading is None else reading
+    reading = CorpusReading() if reading is None else reading
     endings = tuple(suffix.lower() for suffix in suffixes) or _PLAIN
     seen: set[bytes] = set()
     for source in sources:
@@ -187,7 +187,7 @@ def read_corpus(
 
 
 def _documents(
-    source: str, field: str, endings: tuple[str, ...], reading: Reading
+    source: str, field: str, endings: tuple[str, ...], reading: CorpusReading
 ) -> Iterable[Document]:
     if source == "stdlib":
         return standard_library(reading)
@@ -209,7 +209,7 @@ def _documents(
     return _of_file(path, str(path), path.name, field, reading)
 
 
-def standard_library(reading: Reading) -> Iterator[Document]:
+def standard_library(reading: CorpusReading) -> Iterator[Document]:
     """Yield the modules of the running Python's standard library, without tests.
 
     The group is the top-level package or module.
@@ -258,7 +258,7 @@ def shakespeare() -> Iterator[Document]:
 
 
 def _of_folder(
-    folder: Path, field: str, endings: tuple[str, ...], reading: Reading
+    folder: Path, field: str, endings: tuple[str, ...], reading: CorpusReading
 ) -> Iterator[Document]:
     for path in _files_of(folder, reading):
         parts = path.relative_to(folder).parts
@@ -277,7 +277,7 @@ def _of_folder(
             reading.leave_out("files with another ending (--suffixes chooses the endings)", name)
 
 
-def _files_of(folder: Path, reading: Reading) -> list[Path]:
+def _files_of(folder: Path, reading: CorpusReading) -> list[Path]:
     """Return the files below a folder that can be read, in order; each folder is visited once."""
     visited: set[tuple[int, int]] = set()
     files, folders = [], [folder]
@@ -327,7 +327,9 @@ def _ending(path: Path) -> str:
     return Path("_" + name).suffix
 
 
-def _of_file(path: Path, name: str, group: str, field: str, reading: Reading) -> Iterator[Document]:
+def _of_file(
+    path: Path, name: str, group: str, field: str, reading: CorpusReading
+) -> Iterator[Document]:
     """Yield the documents of a file; each row is a group."""
     ending = _ending(path)
     if ending in _PACKED:

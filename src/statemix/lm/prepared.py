@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from statemix.errors import OptionError, RequestError
 from statemix.files import write_file
-from statemix.lm.corpora import HELD_OUT_SHARE, Document, Reading, read_corpus
+from statemix.lm.corpora import HELD_OUT_SHARE, CorpusReading, Document, read_corpus
 from statemix.lm.shards import TokenFile, TokenWriter, check_new, read_tokens, with_suffix
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
@@ -65,7 +65,7 @@ def prepare(
 
     Returns:
         "train" and "held_out" -> their tokens. Their ``info`` states how the text was split, and
-        under "reading" what was read and left out, as :class:`statemix.lm.corpora.Reading`.
+        under "reading" what was read and left out, as :class:`statemix.lm.corpora.CorpusReading`.
 
     Raises:
         RequestError: if a source cannot be read, there is no such tokenizer, a file exists, or
@@ -74,7 +74,7 @@ def prepare(
     if not 0 < held_out < 1:
         raise RequestError(f"held_out must be between 0 and 1, got {held_out}")
 
-    def documents(reading: Reading | None = None) -> Iterator[Document]:
+    def documents(reading: CorpusReading | None = None) -> Iterator[Document]:
         every = read_corpus(sources, field=field, suffixes=suffixes, reading=reading)
         return itertools.islice(every, most_documents)
 
@@ -91,7 +91,7 @@ def prepare(
         if has_tokenizer and digest_of(load_tokenizer(str(stored))) != digest_of(chosen):
             raise RequestError(f"{stored} must not exist yet")
         writers: dict[str, TokenWriter] = {}
-        reading = Reading()
+        reading = CorpusReading()
         try:
             for name in (TRAIN, HELD_OUT):
                 writers[name] = TokenWriter(folder / name, chosen.get_vocab_size())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from statemix.cli.parser import Argument
-from statemix.lm.corpora import HELD_OUT_SHARE, Reading
+from statemix.lm.corpora import HELD_OUT_SHARE, CorpusReading
 from statemix.lm.prepared import prepare
 from statemix.training.config import Count
 
@@ -67,7 +67,7 @@ class Prepare:
             most_documents=self.documents,
             held_out=self.held_out,
         )
-        reading = Reading(**made["train"].info["reading"])
+        reading = CorpusReading(**made["train"].info["reading"])
         for sentence in reading.sentences():
             print(sentence, file=sys.stderr)
         print(

@@ -69,7 +69,7 @@ def test_new_parameters_keep_the_memory():
 
 
 def test_a_specification_holds_the_memory():
-    spec = LayerSpec("h_lru", num_channels=2, order=2, memory=(1, 50))
+    spec = LayerSpec("h_lru", num_channels=2, order=2, memory=(1.0, 50.0))
     again = read_spec(LayerSpec, spec.to_plain())
     assert again == spec
     assert again.build(hidden_size=4).memory == (1.0, 50.0)

@@ -363,7 +363,7 @@ def test_an_overview_counts_every_cell_once(monkeypatch):
             "ours": 0.5,
             "mean": 0.5,
             "setting": "learning rate 0.001",
-            "share": None,
+            "share": 0.01,
             "longer": {},
         }
     }

@@ -57,7 +57,7 @@ def test_models_with_an_mlp_of_their_own_get_no_other():
 
 
 def test_a_change_is_the_only_difference():
-    assert len(ENTRIES) == 9 * 6 + 4 * 3 + 5 * 8 + 2 * 2
+    assert len(ENTRIES) == 9 * 6 + 4 * 3 + 5 * 9 + 2 * 2
     assert {change(entry) for entry in ENTRIES} == set(CHANGES)
     assert len({key(run) for entry in ENTRIES for run in runs(entry)}) == 3 * len(ENTRIES)
     of = {(entry.model, entry.data, change(entry)): entry for entry in ENTRIES}
@@ -69,6 +69,7 @@ def test_a_change_is_the_only_difference():
         "narrow MLP": {"model.channel_mixer"},
         "200 epochs": {"schedules.epochs"},
         "wide MLP and 200 epochs": {"schedules.epochs", "model.channel_mixer"},
+        "SwiGLU and 200 epochs": {"schedules.epochs", "model.channel_mixer"},
     }
     for (model, data, name), entry in of.items():
         for run, usual in zip(runs(entry), runs(of[model, data, ""]), strict=True):

@@ -145,6 +145,9 @@ ROWS = {
         False, lambda t: [b.residual for b in t.model().backbone.blocks], [False]
     ),
     "model.norm": Row("layer", lambda t: type(t.model().backbone.final_norm).__name__, "LayerNorm"),
+    "model.readout_sizes": Row(
+        (5,), lambda t: [part.out_features for part in t.model().readout_mlp[::2]], [5]
+    ),
     "model.channel_mixer": Row(
         MixerSpec("mlp"), lambda t: type(t.model().backbone.blocks[0].channel_mixer).__name__, "MLP"
     ),

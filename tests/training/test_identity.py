@@ -507,3 +507,15 @@ class Counted:
 def test_an_extension_of_batches_that_know_their_number_changes_nothing_else(tmp_path):
     fit(folder=tmp_path, **arguments(batch=Counted(4)))
     fit(folder=tmp_path, extend=True, **arguments(batch=Counted(6), num_steps=6))
+
+
+class Watching(Hook):
+    """A hook that only looks on."""
+
+    changes_results = False
+
+
+def test_hooks_that_only_look_on_are_not_compared(tmp_path, recwarn):
+    fit(folder=tmp_path, **arguments())
+    fit(folder=tmp_path, **arguments(hooks=[Watching()]))
+    assert not recwarn.list

@@ -131,7 +131,7 @@ def test_long_values_are_cut_in_messages():
         (
             {"layers": [{"name": "lstm", "gate": "x"}]},
             "layers.0",
-            r"layers.0: options of layer 'lstm' must be among \[\], got 'gate'",
+            r"layers.0: options of layer 'lstm' must be among \['memory_size'\], got 'gate'",
         ),
         (
             {"layers": ["lstm", {"name": "bd_lru", "num_blocks": 2}]},

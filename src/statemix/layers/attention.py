@@ -249,6 +249,8 @@ class _Buffers:
 # First of the tensors that `append` returned together -> their buffers.
 _BUFFERS = WeakTensorKeyDictionary()
 _LOCK = threading.Lock()
+# PyTorch tests copy-on-write on these devices; MPS writes without a copy.
+_COPIED_ON_WRITE = frozenset({"cpu", "cuda"})
 
 
 def append(
@@ -295,8 +297,7 @@ def without_room(part: Tensor) -> Tensor:
 
 def _may_share(tensors: tuple[Tensor, ...]) -> bool:
     return (
-        # PyTorch tests copy-on-write on these devices; MPS writes without a copy.
-        tensors[0].device.type in ("cpu", "cuda")
+        tensors[0].device.type in _COPIED_ON_WRITE
         and unobserved()
         and are_plain(*tensors)
         and not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))

@@ -15,6 +15,8 @@ from statemix.training.shards_on_disk import TensorFiles
 class CurveLog(Hook):
     """A hook that logs the numbers of the events of a run."""
 
+    changes_results = False
+
     def note(self, event: Event) -> None:
         """Log the numbers of an event; called after :meth:`on_start`."""
         raise NotImplementedError

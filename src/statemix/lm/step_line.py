@@ -62,6 +62,8 @@ class StepLine(Hook):
         bytes_per_token: mean bytes of text of a token; None if unknown.
     """
 
+    changes_results = False
+
     def __init__(
         self,
         batches: TimedBatches,

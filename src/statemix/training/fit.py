@@ -241,7 +241,7 @@ def fit(
             "batch": fingerprint(batch),
             "loss": fingerprint(loss),
             "evaluate": fingerprint(evaluate),
-            "hooks": [fingerprint(hook) for hook in hooks],
+            "hooks": [fingerprint(hook) for hook in hooks if hook.changes_results],
             "scheduler": describe_schedule(scheduler),
             "modules of the model": structure(model),
         },

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,12 @@ class Hook:
 
     Hooks are called in the order in which the loop holds them. What changes in a hook with the
     steps belongs into :meth:`state_dict` and :meth:`tensors`, or a resumed run ends differently.
+
+    Attributes:
+        changes_results: False for a hook that only looks on: ``fit`` does not compare it.
     """
+
+    changes_results: ClassVar[bool] = True
 
     def on_start(self, loop: "Loop") -> None:
         """Act before the first step of this process; a resumed loop is restored by then."""

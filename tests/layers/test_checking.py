@@ -152,3 +152,8 @@ def test_a_layer_is_checked_once_and_only_if_it_is_foreign(monkeypatch, make):
         for _ in range(2):
             check_once(layer, torch.zeros(1, 3, 8))
     assert [layer for layer, _ in checked] == [foreign]
+
+
+def test_what_is_no_layer_is_named():
+    with pytest.raises(TypeError, match="layer must be a Layer, got Linear"):
+        check_layer(torch.nn.Linear(8, 8))

@@ -31,12 +31,15 @@ def check_layer(layer: Layer, *, tolerance: float | None = None) -> None:
             the resolution of the dtype, 3e-4 in float32. A layer that iterates may need more.
 
     Raises:
+        TypeError: if ``layer`` is no :class:`Layer`.
         RequestError: a ValueError that names the first call that differs.
 
     Example:
         >>> from statemix.layers import BDLRU
         >>> check_layer(BDLRU(hidden_size=8, num_blocks=4, block_size=2))
     """
+    if not isinstance(layer, Layer):
+        raise TypeError(f"layer must be a Layer, got {type(layer).__name__}")
     weight = next((one for one in layer.parameters() if one.is_floating_point()), torch.empty(0))
     x = _random(3, 9, layer.hidden_size, like=weight)
     if tolerance is None:

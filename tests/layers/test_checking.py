@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from statemix.errors import RequestError
 from statemix.layers import LAYERS, Bidirectional, Layer, LayerSpec, check_layer
@@ -57,6 +58,8 @@ class Average(Layer):
             y = y[..., :4]
         if self.wrong == "wide":
             y = y.double()
+        if self.wrong == "nan" or (self.wrong == "infinity" and cu_seqlens is None):
+            y[0, 0, 0] = float(self.wrong)
         after = torch.stack(after)
         if self.wrong == "table":
             return y, {"h": after}
@@ -64,9 +67,48 @@ class Average(Layer):
 
     def step(self, x_t, state):
         if self.wrong == "step":
-            return x_t, state
+            return x_t, self.init_state(len(x_t))
         y, state = self(x_t.unsqueeze(1), state)
         return y.squeeze(1), state
+
+
+class Careless(Average):
+    """A running average with right outputs, whose calls share memory as ``wrong`` says."""
+
+    def __init__(self, hidden_size, *, wrong):
+        super().__init__(hidden_size, wrong=wrong)
+        self.start = nn.Parameter(torch.zeros(9, hidden_size))
+        self.kept = torch.zeros(9, hidden_size)
+
+    def init_state(self, batch_size, device=None, dtype=None):
+        h = super().init_state(batch_size, device, dtype)
+        return {
+            "given": (h, h.clone()),
+            "parts": (h, h.clone()),
+            "kept": self.kept[:batch_size],
+            "weights": self.start.detach()[:batch_size],
+            "expanded": h[:1].expand(batch_size, -1),
+        }.get(self.wrong, h)
+
+    def forward(self, x, state=None, cu_seqlens=None):
+        if self.wrong in ("given", "parts"):
+            h, other = (None, None) if state is None else state
+            y, h = super().forward(x, h, cu_seqlens)
+            return y, (h, h if self.wrong == "parts" else h.clone() if other is None else other)
+        y, h = super().forward(x, state, cu_seqlens)
+        if self.wrong == "input" and cu_seqlens is None:
+            return x.clone(), x[:, -1]
+        if self.wrong == "outputs" and cu_seqlens is None:
+            return y, y[:, -1]
+        return y, h
+
+    def step(self, x_t, state):
+        y_t, after = super().step(x_t, state)
+        if self.wrong == "written" and state is not None:
+            return y_t, state.copy_(after)
+        if self.wrong == "x":
+            x_t.zero_()
+        return y_t, after
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +146,8 @@ WRONG = {
     "step": "steps and each whole sequence alone differ by",
     "pieces": "steps and each whole sequence alone differ by",
     "empty": "the state after packed sequences from a state and each whole sequence alone differ",
+    "nan": "outputs of packed sequences must be finite, got nan",
+    "infinity": "outputs of each whole sequence alone must be finite, got inf",
 }
 
 
@@ -112,6 +156,29 @@ def test_a_layer_that_errs_is_refused_by_the_first_wrong_call(wrong):
     message = f"^layer 'average' breaks the contract of layers: {WRONG[wrong]}"
     with pytest.raises(RequestError, match=message):
         check_layer(Average(8, wrong=wrong))
+
+
+OWN = "must own its memory, but shares it with"
+CARELESS = {
+    "input": f"state after each whole sequence alone {OWN} x",
+    "outputs": f"state after each whole sequence alone {OWN} the outputs",
+    "given": rf"state\.1 after a batch from init_state {OWN} the given state\.1",
+    "parts": rf"state\.0 after each whole sequence alone {OWN} state\.1",
+    "kept": f"state from init_state {OWN} state from another init_state",
+    "weights": f"state from init_state {OWN} start",
+    "expanded": "state from init_state must own its memory, but several entries share it",
+    "written": "steps must not change the given state in place",
+    "x": "steps must not change x in place",
+}
+
+
+@pytest.mark.parametrize("wrong", CARELESS)
+def test_a_layer_whose_states_share_memory_is_refused(wrong):
+    layer = Careless(8, wrong=wrong)
+    message = f"^layer 'average' breaks the contract of layers: {CARELESS[wrong]}"
+    with pytest.raises(RequestError, match=message):
+        check_layer(layer)
+    assert not layer.start.any()
 
 
 def test_a_state_that_is_no_tree_of_tensors_is_refused():
@@ -152,6 +219,41 @@ def test_a_layer_is_checked_once_and_only_if_it_is_foreign(monkeypatch, make):
         for _ in range(2):
             check_once(layer, torch.zeros(1, 3, 8))
     assert [layer for layer, _ in checked] == [foreign]
+
+
+class Shared(torch.Tensor):
+    """A subclass, such as the tensors that several processes share."""
+
+
+def compiled(layer, x):
+    torch.compile(check_once, backend="eager", fullgraph=True)(layer, x)
+
+
+def hooked(layer, x):
+    handle = layer.register_forward_hook(lambda *_: None)
+    check_once(layer, x)
+    handle.remove()
+
+
+UNCHECKED = {
+    "compiled": compiled,
+    "hooked": hooked,
+    "subclass": lambda layer, x: check_once(layer, x.as_subclass(Shared)),
+    "transformed": lambda layer, x: torch.func.vmap(lambda x: check_once(layer, x) or x)(x),
+    "traced": lambda layer, x: make_fx(lambda x: check_once(layer, x) or x)(x),
+}
+
+
+@pytest.mark.parametrize("situation", UNCHECKED)
+def test_a_layer_is_not_checked_where_others_would_see_it_but_later(situation):
+    layer, x = Average(8, wrong="unaware"), torch.zeros(1, 3, 8)
+    UNCHECKED[situation](layer, x)
+    with pytest.raises(RequestError, match="breaks the contract"):
+        check_once(layer, x)
+
+
+def test_a_layer_without_numbers_is_not_checked():
+    check_once(Average(8, device="meta"), torch.zeros(1, 3, 8, device="meta"))
 
 
 def test_what_is_no_layer_is_named():

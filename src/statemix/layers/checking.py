@@ -1,7 +1,7 @@
 """Check that a layer keeps the contract of :class:`~statemix.layers.Layer`."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from weakref import WeakSet
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from statemix.errors import RequestError
 from statemix.layers.layer import Layer
 from statemix.layers.masks import pack
-from statemix.layers.state import tensors
+from statemix.layers.state import State, tensors
 from statemix.ops.decoding import has_hooks
 
 _OWN = "statemix."
@@ -22,8 +22,9 @@ def check_layer(layer: Layer, *, tolerance: float | None = None) -> None:
 
     The calls are whole sequences, a batch, steps, pieces of time and packed sequences, each from a
     given state and from None. Each must give what the layer gives for every sequence alone, and
-    leave a state from which the sequence continues alike. The layer runs on a few short random
-    sequences, in evaluation mode and without gradients.
+    leave a state from which the sequence continues alike. No call may change its arguments, and
+    writing into a state may change no other tensor. The layer runs on a few short random sequences,
+    in evaluation mode and without gradients.
 
     Args:
         layer: the layer, with its device and dtype.
@@ -56,22 +57,46 @@ def check_layer(layer: Layer, *, tolerance: float | None = None) -> None:
                 layer, f"{call} and each whole sequence alone differ by {difference:.2g}"
             )
 
+    def run(
+        call: str, function: Callable[..., tuple[Tensor, State]], *arguments: State
+    ) -> tuple[Tensor, State]:
+        given = {
+            name: part
+            for argument, tree in zip(
+                ("x", "the given state", "cu_seqlens"), arguments, strict=False
+            )
+            if tree is not None
+            for name, part in tensors(tree, argument)
+        }
+        before = {name: part.clone() for name, part in given.items()}
+        y, state = function(*arguments)
+        if changed := _changed(given, before):
+            raise _refusal(layer, f"{call} must not change {changed} in place")
+        _check_finite(layer, call, y)
+        _check_owned(layer, f"after {call}", state, {**given, "the outputs": y})
+        return y, state
+
     with _evaluated(layer):
-        whole = torch.cat([layer(x[n : n + 1])[0] for n in range(3)])
+        start = layer.init_state(3)
+        others = tensors(layer.init_state(3), "state from another init_state")
+        kept = (*layer.named_parameters(), *layer.named_buffers(), *others)
+        _check_owned(layer, "from init_state", start, dict(kept))
+        alone = "each whole sequence alone"
+        whole = torch.cat([run(alone, layer, x[n : n + 1])[0] for n in range(3)])
         if (whole.shape, whole.dtype) != (x.shape, x.dtype):
             got = f"got {tuple(whole.shape)} and {whole.dtype}"
             raise _refusal(layer, f"outputs must have the shape and dtype of the input, {got}")
-        compare("a batch", layer(x)[0], whole)
-        compare("a batch from init_state", layer(x, layer.init_state(3))[0], whole)
-        for start in (None, layer.init_state(3)):
-            state, outputs = start, []
+        for call, state in (("a batch", None), ("a batch from init_state", start)):
+            compare(call, run(call, layer, x, state)[0], whole)
+        for state in (None, start):
+            outputs = []
             for x_t in x.unbind(1):
-                y_t, state = layer.step(x_t, state)
+                y_t, state = run("steps", layer.step, x_t, state)
                 outputs.append(y_t)
             compare("steps", torch.stack(outputs, 1), whole)
-        first, state = layer(x[:, :4])
-        second, state = layer(x[:, 4:8], state)
-        third, _ = layer.step(x[:, 8], state)
+        first, state = run("pieces", layer, x[:, :4])
+        second, state = run("pieces", layer, x[:, 4:8], state)
+        third, _ = run("pieces", layer.step, x[:, 8], state)
         compare("pieces", torch.cat([first, second, third.unsqueeze(1)], 1), whole)
         state = None
         begun = torch.zeros(3, dtype=torch.int64)
@@ -82,12 +107,11 @@ def check_layer(layer: Layer, *, tolerance: float | None = None) -> None:
             spans = (begun.unsqueeze(1) <= places) & (places < ends.unsqueeze(1))
             packed, bounds = pack(x, spans.to(x.device))
             call = "packed sequences" if state is None else "packed sequences from a state"
-            y, state = layer(packed, state, bounds)
+            y, state = run(call, layer, packed, state, bounds)
             _check_rows(layer, state, 3)
             compare(call, y[0], whole[spans])
-            following = (torch.arange(3), ends)
-            continued, _ = layer.step(x[following], state)
-            compare(f"the state after {call}", continued, whole[following])
+            following, after = (torch.arange(3), ends), f"the state after {call}"
+            compare(after, run(after, layer.step, x[following], state)[0], whole[following])
             begun = ends
 
 
@@ -122,8 +146,8 @@ def refuse_mixing(layer: nn.Module, like: Tensor) -> None:
         like: an input of the layer, shape (..., hidden_size), for its width, dtype and device.
 
     Raises:
-        RequestError: if the outputs of a sequence change with the tokens of another, or the state
-            has no row for each sequence.
+        RequestError: if the outputs of a sequence change with the tokens of another or are not
+            finite, or the state has no row for each sequence.
     """
     x = _random(1, 9, like.shape[-1], like=like)
     other = x.clone()
@@ -132,6 +156,7 @@ def refuse_mixing(layer: nn.Module, like: Tensor) -> None:
     with _evaluated(layer):
         y, state = layer(x, None, bounds)
         changed, _ = layer(other, None, bounds)
+    _check_finite(layer, "packed sequences", torch.cat([y, changed]))
     kept = torch.tensor([0, 1, 2, 6, 7, 8], device=x.device)
     difference = _difference(changed[:, kept], y[:, kept])
     if not difference <= 8 * torch.finfo(y.dtype).eps:
@@ -141,6 +166,37 @@ def refuse_mixing(layer: nn.Module, like: Tensor) -> None:
             "each sequence of cu_seqlens must start from a state of its own",
         )
     _check_rows(layer, state, 3)
+
+
+def _check_finite(layer: nn.Module, call: str, y: Tensor) -> None:
+    wrong = y[~y.isfinite()]
+    if len(wrong):
+        raise _refusal(layer, f"outputs of {call} must be finite, got {wrong[0].item()}")
+
+
+def _check_owned(layer: nn.Module, source: str, state: State, others: Mapping[str, Tensor]) -> None:
+    """Check that writing into a state changes no other tensor; comparing addresses is not enough.
+
+    Memory that is copied on write is shared until then.
+    """
+    parts = dict(tensors(state))
+    for name, part in parts.items():
+        condition = f"{name} {source} must own its memory, but"
+        if any(size > 1 and not step for size, step in zip(part.shape, part.stride(), strict=True)):
+            raise _refusal(layer, f"{condition} several entries share it")
+        rest = {**others, **{key: other for key, other in parts.items() if key != name}}
+        before = {key: other.clone() for key, other in rest.items()}
+        kept = part.clone()
+        part.copy_(part == 0)
+        changed = _changed(rest, before)
+        part.copy_(kept)
+        if changed:
+            raise _refusal(layer, f"{condition} shares it with {changed}")
+
+
+def _changed(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that differs."""
+    return next((name for name in now if not torch.equal(now[name], before[name])), None)
 
 
 def _check_rows(layer: nn.Module, state: object, num_sequences: int) -> None:

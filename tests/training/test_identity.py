@@ -382,6 +382,27 @@ def test_a_call_with_the_same_optimiser_and_schedule_repeats(tmp_path):
     assert fit(folder=tmp_path, **given) == first
 
 
+@pytest.mark.parametrize("rate", [torch.tensor(0.1), np.float32(0.1)], ids=["tensor", "numpy"])
+def test_a_rate_of_pytorch_or_numpy_is_the_number_that_it_is(tmp_path, rate):
+    def given(rate, **more):
+        return {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=rate), **more}
+
+    begin(tmp_path / "parts", **given(rate))
+    own = arguments(**given(rate))
+    found = fit(folder=tmp_path / "parts", **own)
+    assert own["optimizer"].param_groups[0]["lr"] is rate
+    plain = fit(folder=tmp_path / "plain", **arguments(**given(rate.item())))
+    assert plain.last["scores"] == found.last["scores"]
+    assert fit(folder=tmp_path / "parts", **arguments(**given(rate.item()))) == found
+    with pytest.raises(RequestError, match=r"lr=0\.10000000149\d*, not 0\.2"):
+        fit(folder=tmp_path / "parts", **arguments(**given(2 * rate)))
+    scheduled = given(rate, scheduler=SCHEDULERS["lambda"])
+    begin(tmp_path / "scheduled", **scheduled)
+    found = fit(folder=tmp_path / "scheduled", **arguments(**scheduled))
+    whole = fit(folder=tmp_path / "whole", **arguments(**scheduled))
+    assert whole.last["scores"] == found.last["scores"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -17,6 +17,7 @@ from statemix.errors import RequestError
 from statemix.models import earlier_name
 from statemix.tensor_files import load_tensors, tensor_bytes
 from statemix.training.parallel import is_sharded
+from statemix.training.plain import plain_number
 from statemix.training.ranks import ALONE, Ranks
 from statemix.training.shards_on_disk import (
     TensorFiles,
@@ -287,7 +288,7 @@ def optimizer_state(
             else:
                 values[f"{name}/{quantity}"] = value
     groups = [
-        {option: value for option, value in group.items() if option != "params"}
+        {option: plain_number(value) for option, value in group.items() if option != "params"}
         for group in optimizer.param_groups
     ]
     try:

@@ -50,6 +50,7 @@ from statemix.training.identity import (
 from statemix.training.loop import Loop
 from statemix.training.outcome import save_outcome
 from statemix.training.parallel import Strategy, parameter_names, rebind_optimizer
+from statemix.training.plain import plain_number
 from statemix.training.ranks import join_ranks
 from statemix.training.run import check_arguments, resume, run_loop
 from statemix.training.settings import checked
@@ -336,11 +337,16 @@ def fit(
 
 @contextlib.contextmanager
 def _restored(optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> Iterator[None]:
-    """Leave the options of an optimiser and its schedule as they were, so that a call repeats."""
+    """Leave the options of an optimiser and its schedule as they were, so that a call repeats.
+
+    Within, rates that are tensors are numbers, which can be stored.
+    """
     options = [
         {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
     ]
     state = None if scheduler is None else copy.deepcopy(scheduler.state_dict())
+    for group, before in zip(optimizer.param_groups, options, strict=True):
+        group.update({name: plain_number(value) for name, value in before.items()})
     try:
         yield
     finally:

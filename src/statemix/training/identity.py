@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from statemix.training.parallel import parameter_names
+from statemix.training.plain import plain_number
 
 # Options of PyTorch's optimisers that choose an implementation of the same step.
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
@@ -34,9 +35,10 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> di
     for group in optimizer.param_groups:
         options = {**group, "lr": group["initial_lr"]} if "initial_lr" in group else group
         described = {
-            name: _number(value)
+            name: _number(number)
             for name, value in options.items()
-            if name not in ("params", "initial_lr", *_IMPLEMENTATION) and _is_plain(value)
+            if name not in ("params", "initial_lr", *_IMPLEMENTATION)
+            and _is_plain(number := plain_number(value))
         }
         members = [names.get(parameter, "") for parameter in group["params"]]
         described["parameters"] = None if set(members) == trained else members

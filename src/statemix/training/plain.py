@@ -28,6 +28,13 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+def plain_number(value: Any) -> Any:
+    """Return a scalar of PyTorch or NumPy as a number of Python, alone or in a tuple."""
+    if isinstance(value, tuple):
+        return tuple(map(plain_number, value))
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
 def finite(value: Any) -> Any:
     """Return plain data with None in place of NaN and infinities, for which JSON has no words.
 

@@ -260,6 +260,17 @@ def test_a_fingerprint_sees_code_and_what_it_refers_to(kind):
     assert fingerprint(one) == fingerprint(one) != fingerprint(other)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("pin_memory", True), ("prefetch_factor", 5), ("timeout", 60)]
+)
+def test_a_fingerprint_leaves_out_how_a_loader_moves_its_batches(option, value):
+    given = {"dataset": TensorDataset(DATA), "num_workers": 1}
+    changed = fingerprint(DataLoader(**given, **{option: value}))
+    assert fingerprint(DataLoader(**given)) == changed
+    # Workers draw other noise, and shuffle otherwise than no worker.
+    assert fingerprint(DataLoader(**{**given, "num_workers": 2})) != changed
+
+
 def test_a_fingerprint_sees_the_constants_of_its_module(monkeypatch):
     before = fingerprint(evaluate)
     monkeypatch.setattr(sys.modules[__name__], "SCALE", 2.0)

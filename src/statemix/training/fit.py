@@ -134,8 +134,8 @@ def fit(
         batch: function of a step, counted from 0, that returns its batch; a
             :class:`~statemix.training.batches.Batches`, whose steps may have several batches; or a
             ``DataLoader`` with a length, whose batches are moved to the device. It begins again
-            when it ends, and each epoch has an order of its own, which depends on ``seed`` alone.
-            Tensors of a function must be on the device of the model.
+            when it ends, and each epoch has an order of its own, which depends on ``seed`` and on
+            whether the loader has workers. Tensors of a function must be on the model's device.
         loss: function of the model and a batch that returns a loss, or losses by name, whose sum
             is minimised.
         folder: folder of the run, made if absent. A finished run is loaded.
@@ -157,7 +157,7 @@ def fit(
             ``mode``, ``stop_at``, and shapes and dtypes of the model identify it, too. A folder
             that holds another run is refused. A warning says if the code of ``batch``, ``loss``,
             ``evaluate``, hooks or schedule has changed, the kinds of the model's modules, threads,
-            or software. Data that such code reads, attributes of modules and the options of a
+            or software. Data that such code reads, attributes of modules and the sampler of a
             ``DataLoader`` are not compared: state them in ``settings``.
         information: JSON data that is stored, and named by a warning if it changes.
         hooks: hooks of your own, such as a schedule of the learning rate.

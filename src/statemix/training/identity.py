@@ -21,6 +21,9 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 _REFERRED = (*_PLAIN, tuple, types.FunctionType, Tensor, np.ndarray)
 # Larger tensors are known by their shape alone.
 _MOST_BYTES = 2**26
+# Attributes that change no result: how a ``DataLoader`` moves its batches, and the number of steps,
+# which identifies a run by itself and grows when the run is extended.
+_NEUTRAL = ("num_steps", "pin_memory", "pin_memory_device", "prefetch_factor", "timeout")
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
@@ -139,8 +142,7 @@ def _traits(value: Any, home: str | None, seen: set[int]) -> Any:
         return getattr(value, "__qualname__", kind)
     own = vars(type(value)).values() if type(value).__module__ == home else ()
     methods = [member for member in own if isinstance(member, types.FunctionType)]
-    # The number of steps identifies a run by itself, and grows when the run is extended.
-    public = {k: v for k, v in vars(value).items() if k[:1] != "_" and k != "num_steps"}
+    public = {k: v for k, v in vars(value).items() if k[:1] != "_" and k not in _NEUTRAL}
     attributes = ((k, v) for k, v in public.items() if isinstance(v, (*_REFERRED, Dataset)))
     return (kind, _traits((*methods, *attributes), home, seen))
 

@@ -457,6 +457,9 @@ LOADERS = {
     "in order": lambda: DataLoader(torch.arange(20.0).view(10, 2), 5),
     "noisy": lambda: DataLoader(Noisy(), 4, shuffle=True),
     "workers": lambda: DataLoader(Noisy(), 4, shuffle=True, num_workers=2),
+    "persistent": lambda: DataLoader(
+        Noisy(), 4, shuffle=True, num_workers=1, persistent_workers=True
+    ),
     "generator": lambda: DataLoader(
         Noisy(), 4, shuffle=True, generator=torch.Generator().manual_seed(3)
     ),

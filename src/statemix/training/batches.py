@@ -120,6 +120,8 @@ class LoaderBatches:
             for one in (self._loader, *samplers):
                 if getattr(one, "generator", None) is not None:
                     one.generator.manual_seed(drawn)
+            # Workers that outlive an epoch would go on with random numbers that no checkpoint has.
+            self._loader._iterator = None
             self._batches = iter(self._loader)
 
     @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """One run: its files, its schedules, its best weights, its failures."""
 
+import contextlib
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -609,3 +611,28 @@ def test_checkpoints_of_older_versions_have_no_processor_time(tiny, tmp_path, mo
     now = 50.0
     outcome = train(tiny(), tmp_path)
     assert outcome.cpu_s == outcome.time_s == 6.0
+
+
+@pytest.mark.parametrize("edited", ["own_module.py", "own_package/layers.py"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_edited_source_of_imported_modules_is_named(tiny, tmp_path, monkeypatch, edited, finished):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / edited
+    file.parent.mkdir(exist_ok=True)
+    (file.parent / "__init__.py").touch()
+    file.write_text("HALF = 0.5\n")
+    name = edited.split("/")[0].removesuffix(".py")
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    config = tiny({"imports": (name,)})
+
+    def stop(event):
+        if event.kind == "step" and not finished:
+            raise KeyboardInterrupt
+
+    with contextlib.nullcontext() if finished else pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", on_event=stop)
+    if finished:
+        train(config, tmp_path / "run")
+    file.write_text("HALF = 0.4\n")
+    with pytest.warns(UserWarning, match=f"have changed: source of {name}$"):
+        train(config, tmp_path / "run")

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import json
 import math
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,17 @@ def import_modules(names: Any) -> None:
             raise SettingError(
                 "imports", f"must name importable modules ({error})", name
             ) from error
+
+
+def source_digests(names: Iterable[str]) -> dict[str, str]:
+    """Return a digest of the source of each imported module, or of all files of a package."""
+    found = {}
+    for name in names:
+        path = Path(getattr(sys.modules[name], "__file__", None) or "")
+        files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+        digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in files if file.is_file()))
+        found[f"source of {name}"] = digest.hexdigest()[:16]
+    return found
 
 
 def read_tree(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """One run from its configuration to its outcome, resumable at any time."""
 
 import math
+import platform
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,7 +43,7 @@ from statemix.training.outcome import (
     resolved_config,
     save_outcome,
 )
-from statemix.training.plain import import_modules, to_plain
+from statemix.training.plain import import_modules, source_digests, to_plain
 from statemix.training.schedules import attributes_set
 from statemix.training.settings import checked
 from statemix.training.transition_hooks import PermutationPenalty, Representations
@@ -98,6 +99,7 @@ def train(
     checkpoint_every_s = checked(NotNegative | None, checkpoint_every_s, "checkpoint_every_s")
     if config.imports:
         import_modules(config.imports)
+    code = {"python": platform.python_version(), "code": source_digests(config.imports)}
     resolved = config.resolved()
     request = runs.StoredConfig(SCHEMA, config.asked(), resolved.to_plain())
     stored = runs.resolve_config(folder, request, extend=extend)
@@ -106,6 +108,7 @@ def train(
         raise SettingError("schedules.first_length", condition, config.schedules.first_length)
     # A folder that cannot be written is still read.
     if runs.is_finished(folder, stored):
+        runs.warn_of_changes(folder, code)
         return load_finished(folder, on_event)
     with runs.lock_folder(folder):
         # Another process may have begun or finished the run meanwhile.
@@ -122,7 +125,7 @@ def train(
             Interrupts() as interrupts,
         ):
             run = Run(config, task, folder, on_event, checkpoint_every_s, interrupts)
-            runs.begin_run(folder, stored, environment(config.runtime))
+            runs.begin_run(folder, stored, {**environment(config.runtime), **code})
             with runs.record_status(folder):
                 run.to_the_end()
         interrupts.check()

@@ -408,6 +408,24 @@ def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, c
     assert "resumed at step" in capsys.readouterr().err
 
 
+def test_a_further_grid_keeps_the_rows_of_the_first(tmp_path, tiny_arguments):
+    def rows_after(*axes):
+        assert main(["train", "--folder", str(tmp_path), *tiny_arguments, "--grid", *axes]) == 0
+        with (tmp_path / "grid.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    first, second = rows_after("seed=0,1")
+    assert rows_after("seed=1,2")[:2] == [{**first}, {**second}]
+    *kept, new = rows_after("batches.size=4")
+    assert [(row["seed"], row["batches.size"], row["folder"]) for row in kept] == [
+        (str(seed), "", f"seed={seed}") for seed in (0, 1, 2)
+    ]
+    assert (new["seed"], new["batches.size"], new["status"]) == ("", "4", "done")
+    assert list(new) == ["batches.size", "seed", "status", "validation", "test", "folder"]
+    shutil.rmtree(tmp_path / "seed=0")
+    assert [row["folder"] for row in rows_after("seed=2")] == ["seed=1", "batches.size=4", "seed=2"]
+
+
 def test_a_grid_fails_if_every_run_diverges(tmp_path, tiny_arguments, capsys):
     rates = ["--grid", "optimizer.learning_rate=3e38,1e38", "--schedules.learning-rate", "constant"]
     assert main(["train", "--folder", str(tmp_path), *tiny_arguments, *rates]) == 1

@@ -50,7 +50,9 @@ from statemix.training.progress import shown
 from statemix.training.settings import Settings
 
 GRID = "grid.csv"
-"""Table of a grid, beside the folders of its runs."""
+"""Table of all grids of a folder, beside the folders of their runs."""
+
+_RESULTS = ("status", "validation", "test", "folder")
 
 _DESCRIPTION = """\
 Train a model on a task. The folder receives the whole configuration, the environment, the \
@@ -341,12 +343,10 @@ def _print_grid(
 ) -> None:
     """Print each run's validation and test accuracy at its best validation, and store them."""
     table = Table(box=SIMPLE_HEAD)
-    titles = [*(axis.name for axis in axes), "status", "validation", "test"]
-    for title in titles:
+    titles = [*(axis.name for axis in axes), *_RESULTS]
+    for title in titles[:-1]:
         table.add_column(title, justify="right")
-    stored = io.StringIO()
-    rows = csv.writer(stored)
-    rows.writerow([*titles, "folder"])
+    stored = []
     for row in ended:
         scores: list[float | str] = ["", ""]
         if row.job.name in outcomes:
@@ -357,10 +357,32 @@ def _print_grid(
         table.add_row(
             *values, row.status, *(f"{score:.4f}" if score != "" else "" for score in scores)
         )
-        rows.writerow([*values, row.status, *scores, row.job.folder.name])
+        cells = (*values, row.status, *scores, row.job.folder.name)
+        stored.append(dict(zip(titles, cells, strict=True)))
     Console(markup=False, highlight=False).print(table)
-    write_file(folder / GRID, stored.getvalue().encode())
+    _store_grid(folder / GRID, stored)
     print(f"stored in {folder / GRID}")
+
+
+def _store_grid(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the table of a grid, after the rows of earlier grids whose runs still exist."""
+    kept: list[dict[str, Any]] = []
+    if path.exists():
+        replaced = {None, "", *(row["folder"] for row in rows)}
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            kept = [
+                row
+                for row in csv.DictReader(file)
+                if row.get("folder") not in replaced and (path.parent / row["folder"]).is_dir()
+            ]
+    columns = dict.fromkeys(column for row in (*rows, *kept) for column in row if column)
+    text = io.StringIO()
+    table = csv.DictWriter(
+        text, sorted(columns, key=_RESULTS.__contains__), restval="", extrasaction="ignore"
+    )
+    table.writeheader()
+    table.writerows([*kept, *rows])
+    write_file(path, text.getvalue().encode())
 
 
 def _print_outcome(outcome: Outcome) -> None:

@@ -241,7 +241,7 @@ def test_a_proof_is_compiled(tracker, tmp_path, capsys):
     np.testing.assert_array_equal(answers, examples.targets["product"])
 
 
-def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys):
+def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys, monkeypatch):
     """Traces have no automaton, so how right the machine is on test traces takes its place."""
     traces = tmp_path / "lamp.txt"
     words = np.random.default_rng(0).integers(2, size=(200, 8))
@@ -260,8 +260,11 @@ def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys):
     words = [*task, *S_2[S_2.index("--model.bos") :], *BLOCKS]
     assert main(["train", "--folder", str(folder), *words]) == 0
     capsys.readouterr()
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["compile", str(folder)]) == 0
-    said = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    assert " states" in printed.err
+    said = printed.out.splitlines()
     with np.load(folder / "machine.npz") as arrays:
         machine = StateMachine(**arrays)
     examples = load_outcome(folder).config.build_task().examples("test", 0, 20)

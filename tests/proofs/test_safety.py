@@ -99,12 +99,15 @@ def test_a_bad_start_is_broken_by_the_empty_word(of_group):
 
 def test_a_network_is_explored_to_the_machine_of_its_answers(of_group):
     task = Permutation(group="S_3")
-    machine = explore(proofs.harden(of_group("S_3")), "answer", 1000)
+    levels = []
+    machine = explore(proofs.harden(of_group("S_3")), "answer", 1000, levels.append)
     examples = task.examples("train", 0, 3, 500)
     answers, _ = machine.run(examples.tokens)
     np.testing.assert_array_equal(answers, examples.targets["product"])
     # The state before the first letter, and one after each element.
     assert machine.num_states == 7
+    assert levels == sorted(levels)
+    assert levels[-1] == 6
 
 
 def replayed(machine, watched, word):
@@ -197,6 +200,7 @@ def test_gates_that_nearly_tie_stay_open(of_group):
     found = prove_safety(model, parse_property(NEVER_TWO, BITS, BITS), "answer")
     assert found.verdict == "open"
     assert "rounding may swap two gates" in found.reason
+    assert explore(model, "answer", 1000) == found.reason
 
 
 def test_a_break_by_steps_alone_stays_open(of_group, monkeypatch):

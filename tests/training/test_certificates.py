@@ -17,7 +17,7 @@ from statemix.training import (
     certificates,
     train,
 )
-from statemix.training.certificates import certify_run, check_property
+from statemix.training.certificates import certify_run, check_property, explore_run
 from statemix.training.settings import Assignments
 
 TEMPERATURE = 0.125
@@ -86,3 +86,14 @@ def test_only_an_open_verdict_makes_way_for_a_decided_one_on_the_same_weights(tm
     path.write_text(json.dumps(decided | {"weights_sha256": "0" * 64}))
     assert check_property(tmp_path, rule, max_states=1) == (still_open, path)
     assert json.loads(path.read_text()) == still_open
+
+
+def test_searches_without_a_task_report_their_states(tmp_path):
+    train(CONFIG, tmp_path)
+    rule = tmp_path / "rule.txt"
+    rule.write_text("start: a\nbad: wrong\na 21 21 wrong\n")
+    explored, checked = [], []
+    explore_run(tmp_path, on_progress=explored.append)
+    check_property(tmp_path, rule, on_progress=checked.append)
+    assert explored == checked
+    assert explored

@@ -89,7 +89,7 @@ class Certify:
         from statemix.training import load_config
         from statemix.training.certificates import certificate_paths, certify_run
 
-        with _progress() as show:
+        with counted("pairs") as show:
             found, written = certify_run(
                 self.folder,
                 self.weights,
@@ -116,14 +116,16 @@ class Certify:
         """Check a property and print what was found; return the verdict."""
         from statemix.training.certificates import check_property
 
-        row, path = check_property(
-            self.folder,
-            file,
-            self.weights,
-            soft=self.soft,
-            max_states=self.max_pairs,
-            output=self.output,
-        )
+        with counted("states") as show:
+            row, path = check_property(
+                self.folder,
+                file,
+                self.weights,
+                soft=self.soft,
+                max_states=self.max_pairs,
+                output=self.output,
+                on_progress=show,
+            )
         verdict: str = row["verdict"]
         if self.json:
             print(json.dumps(row))
@@ -210,8 +212,8 @@ def _tokens(count: int) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    """Show the number of pairs visited: in place on a terminal, nothing elsewhere."""
+def counted(what: str) -> Iterator[Callable[[int], None]]:
+    """Show how many pairs or states are visited: in place on a terminal, nothing elsewhere."""
     console = Console(file=sys.stderr, highlight=False, markup=False)
-    with console.status("0 pairs") as status:
-        yield lambda pairs: status.update(f"{pairs:,} pairs")
+    with console.status(f"0 {what}") as status:
+        yield lambda number: status.update(f"{number:,} {what}")

@@ -59,13 +59,15 @@ class Compile:
         # Slow imports wait until the options have been checked.
         import numpy as np
 
+        from statemix.cli.certify import counted
         from statemix.files import write_file
         from statemix.training.certificates import explore_run
         from statemix.training.folder import lock_folder
 
         outcome = self._outcome()
         if outcome is not None and outcome.config.task.name == "traces":
-            found = explore_run(self.folder, self.weights)
+            with counted("states") as show:
+                found = explore_run(self.folder, self.weights, on_progress=show)
             machine: StateMachine | EntryMachine = found.machine
             names = {"letters": found.letters, "answers": found.answers}
             verdict = (

@@ -1,7 +1,7 @@
 """Safety properties: what a network must never do, whatever it reads."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -150,7 +150,12 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
 
 @torch.no_grad()
 def prove_safety(
-    model: TokenClassifier, watched: SafetyProperty, head: str, max_states: int = 100_000
+    model: TokenClassifier,
+    watched: SafetyProperty,
+    head: str,
+    max_states: int = 100_000,
+    *,
+    on_progress: Callable[[int], None] | None = None,
 ) -> SafetyResult:
     """Prove that a network keeps a property on words of every length, or find a shortest word.
 
@@ -164,6 +169,7 @@ def prove_safety(
         watched: the property, with the network's tokens and classes.
         head: head that answers.
         max_states: states of the network after which the search gives up.
+        on_progress: function called with the number of states visited, about once per level.
 
     Raises:
         ValueError: if the property has other letters or answers than the network.
@@ -174,11 +180,9 @@ def prove_safety(
             f"watched must have the {expected[0]} letters and {expected[1]} answers of the "
             f"network, got {watched.transitions.shape[1:]}"
         )
-    with watch_gaps(model) as gaps:
-        machine = explore(model, head, max_states)
-    if isinstance(machine, str) or gaps.doubt:
-        reason = machine if isinstance(machine, str) else gaps.doubt
-        return SafetyResult("open", 0, reason=reason)
+    machine = explore(model, head, max_states, on_progress)
+    if isinstance(machine, str):
+        return SafetyResult("open", 0, reason=machine)
     result = check_safety(machine, watched)
     if result.word:
         word = torch.tensor([result.word], device=model.device)
@@ -190,13 +194,19 @@ def prove_safety(
 
 
 @torch.no_grad()
-def explore(model: TokenClassifier, head: str, max_states: int) -> StateMachine | str:
+def explore(
+    model: TokenClassifier,
+    head: str,
+    max_states: int,
+    on_progress: Callable[[int], None] | None = None,
+) -> StateMachine | str:
     """Visit all states of a network, and number them from 0, the state before the first letter.
 
     Args:
         model: a network with finitely many states.
         head: head that answers.
         max_states: states after which the search gives up.
+        on_progress: as in :func:`prove_safety`.
 
     Returns:
         The network as a state machine; or the reason why there is none.
@@ -227,9 +237,13 @@ def explore(model: TokenClassifier, head: str, max_states: int) -> StateMachine 
                 table.setdefault(before + 1, np.zeros(num_tokens, np.int32))[token] = value
         return ""
 
-    result = ProductSearch(model.eval(), anything, head, max_states, observe=observe).run()
-    if result.verdict != "proven":
-        return result.reason.replace("pairs of states", "states")
+    search = ProductSearch(
+        model.eval(), anything, head, max_states, on_progress=on_progress, observe=observe
+    )
+    with watch_gaps(model) as gaps:
+        result = search.run()
+    if result.verdict != "proven" or gaps.doubt:
+        return result.reason.replace("pairs of states", "states") or gaps.doubt
     tables = (
         np.array([table[state] for state in range(len(table))]) for table in (transitions, answers)
     )

@@ -110,6 +110,7 @@ def check_property(
     soft: bool = False,
     max_states: int = 100_000,
     output: Path | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> tuple[dict[str, Any], Path | None]:
     """Prove or refute a safety property of a finished run's network, and write the verdict.
 
@@ -126,6 +127,7 @@ def check_property(
         soft: search the network as it was trained.
         max_states: states of the network after which the verdict is open.
         output: folder for the verdict; None means the run's folder.
+        on_progress: as in :func:`statemix.proofs.prove_safety`.
 
     Returns:
         The verdict, with the names of letters and answers; and the file that was written. It is
@@ -162,7 +164,9 @@ def check_property(
     with attributes_set(model, config.evaluation.attributes):
         network, searched = _chosen(model, folder, weights, soft=soft)
         assert isinstance(searched, TokenClassifier)
-        result = prove_safety(searched, watched, model.main_head, max_states)
+        result = prove_safety(
+            searched, watched, model.main_head, max_states, on_progress=on_progress
+        )
     row = {
         "property": text,
         "network": network,
@@ -222,7 +226,11 @@ class ExploredRun:
 
 
 def explore_run(
-    folder: Path, weights: Weights = "last", *, max_states: int = 100_000
+    folder: Path,
+    weights: Weights = "last",
+    *,
+    max_states: int = 100_000,
+    on_progress: Callable[[int], None] | None = None,
 ) -> ExploredRun:
     """Visit all states of a finished run's network with gates of 0 and 1.
 
@@ -230,10 +238,11 @@ def explore_run(
         folder: folder of the run.
         weights: weights of the network.
         max_states: states after which the search gives up.
+        on_progress: as in :func:`statemix.proofs.prove_safety`.
 
     Raises:
-        RequestError: if the folder holds no finished run, the network cannot be hardened, or not
-            all its states were visited.
+        RequestError: if the folder holds no finished run, the network cannot be hardened, not all
+            its states were visited, or rounding may change a gate or an answer.
     """
     config = load_outcome(folder).config
     task, model = config.build_task(), load_model(folder, weights)
@@ -242,7 +251,7 @@ def explore_run(
     with attributes_set(model, config.evaluation.attributes):
         network = harden(model)
         assert isinstance(network, TokenClassifier)
-        machine = explore(network, model.main_head, max_states)
+        machine = explore(network, model.main_head, max_states, on_progress)
     if isinstance(machine, str):
         raise RequestError(f"the network of {folder} has no state machine: {machine}")
     examples = task.examples("test", 0, config.evaluation.test_size)

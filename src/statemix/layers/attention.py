@@ -27,6 +27,9 @@ ROPE_BASE = 10_000.0
 class AttentionState(NamedTuple):
     """Cache of all tokens so far, float32 or wider; the number S of its entries grows.
 
+    No part may be the ``out=`` of an operation with a larger result: PyTorch fails with an internal
+    error, as the memory is copied when it is first written.
+
     Attributes:
         keys: shape (B, S, num_heads, head_dim).
         values: shape (B, S, num_heads, head_dim).

@@ -32,6 +32,7 @@ def test_loading_draws_nothing(kind, tmp_path, size, dtype):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     assert loaded.dtype == dtype
     for (name, wanted), found in zip(model.named_parameters(), loaded.parameters(), strict=True):
+        assert found.dtype == dtype, name
         assert torch.equal(wanted, found), name
     keys = [key for file in tmp_path.glob("*.safetensors") for key in safe_open(file, "pt").keys()]  # noqa: SIM118
     assert "lm_head.weight" not in keys

@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
-PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
+PROJECT := pyproject.toml laboratory/pyproject.toml setup.py constraints.txt $(KERNELS)
 
 .PHONY: demo lm docs test test-compilers test-without-kernels test-triton test-compiled
 .PHONY: test-ecosystem lint format mutants known-bugs fuzz clean
@@ -39,7 +39,7 @@ COPY := $(CURDIR)/build/without-kernels
 TESTS := tests/test_build.py tests/layers/test_layer.py tests/layers/test_gated_recurrence.py \
   tests/training/test_run.py tests/ops/cpu tests/ops/test_backends.py tests/ops/test_decoding.py \
   tests/cli/test_doctor.py \
-  tests/cli/test_demo.py::test_command_leaves_page_picture_and_summary_and_prints_the_table
+  laboratory/tests/cli/test_demo.py::test_command_leaves_page_picture_and_summary_and_prints_the_table
 
 test-without-kernels: $(VENV)/installed-dev
 	rm -rf $(COPY)
@@ -74,7 +74,7 @@ test-ecosystem: $(VENV)/bin/python $(PROJECT)
 
 # Write the measured tables and build the site in build/site.
 docs: $(VENV)/installed-dev
-	$(BIN)/python docs/generate.py
+	$(BIN)/python laboratory/tables/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The code of pages is narrower than that of files (see tests/test_documents.py).
@@ -86,6 +86,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/budget.py
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
@@ -123,9 +124,9 @@ $(VENV)/bin/python:
 	  exit 2; }
 
 $(VENV)/installed: $(VENV)/bin/python $(PROJECT)
-	$(PIP) install -c constraints.txt -e '.[studies]'
+	$(PIP) install -c constraints.txt -e '.[train]' -e laboratory
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install -c constraints.txt -e '.[dev]' -e 'laboratory[chess,automata]'
 	@touch $@

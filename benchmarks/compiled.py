@@ -1,6 +1,6 @@
 """How fast proven networks are before and after ``statemix compile``, as rows of results.
 
-    python benchmarks/compiled.py results/compiled.jsonl runs/random-8 runs/S_8
+    python benchmarks/compiled.py laboratory/results/compiled.jsonl runs/random-8 runs/S_8
 
 All forms of a network read the same test words, with one thread. Every form must give the right
 answers: index maps after the last token, the others after every token.
@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from statemix.bench import harness as rows
-from statemix.bench.harness import Provider, measure
 from statemix.proofs import EntryMachine, StateMachine
 from statemix.training.certificates import load_proven
 from statemix.training.outcome import load_outcome
+from statemix_lab.bench import harness as rows
+from statemix_lab.bench.harness import Provider, measure
 
 _WORDS, _LENGTH = 16, 4096
 

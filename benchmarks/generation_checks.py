@@ -1,6 +1,6 @@
 """Whether language models generate the same text however it is computed, as rows of results.
 
-    python benchmarks/generation_checks.py results/generation.jsonl
+    python benchmarks/generation_checks.py laboratory/results/generation.jsonl
 
 The script gives the same checks to small models with random weights: recurrent models of
 transformers, and models of Statemix. A check compares logits with the logits of a forward pass over
@@ -19,9 +19,9 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from statemix.bench import harness as rows
 from statemix.lm import StatemixConfig
 from statemix.lm.hub_model import CACHE
+from statemix_lab.bench import harness as rows
 
 VOCABULARY = 50
 OPTIONS = {

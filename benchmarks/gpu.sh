@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check and measure the Triton kernels on this machine's GPU:
 #
-#   benchmarks/gpu.sh [FOLDER]     rows and log go to FOLDER (default: results/bench)
+#   benchmarks/gpu.sh [FOLDER]     rows and log go to FOLDER (default: laboratory/results/bench)
 #
 # A part that fails or exceeds its time limit does not stop the others; the exit status is then 1.
 # PYTHON names the interpreter (default: python3). It needs Triton and pytest. Peers are measured if
@@ -10,8 +10,13 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
-folder=${1:-results/bench}
-export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+folder=${1:-laboratory/results/bench}
+# Nothing need be installed: the commands of the laboratory are found by these entry points.
+entries=build/gpu/statemix_lab-0.dist-info
+mkdir -p "$entries"
+sed -n '/entry-points.*commands/,/^$/s/.*commands"]/[statemix.commands]/p;/^bench = /p' laboratory/pyproject.toml |
+  tr -d '"' >"$entries/entry_points.txt"
+export PYTHONPATH="$PWD/src:$PWD/laboratory/src:$PWD/build/gpu${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 commit=${STATEMIX_COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}
 name=gpu-${commit:0:7}
 rows=$folder/$name.jsonl

@@ -1,6 +1,6 @@
 """Measure the option ``memory`` of BDLRU and HLRU on four small tasks, with three seeds each.
 
-    python benchmarks/memory.py results/memory.jsonl [--layers bd_lru h_lru] [--tasks recall ...]
+    python benchmarks/memory.py OUTPUT.jsonl [--layers bd_lru h_lru] [--tasks recall ...]
 
 The tasks are recall (the first of 200 tokens), copying (8 tokens among 64), s3 (products of
 permutations) and text (bytes of the standard library's sources). A row holds the score and
@@ -170,7 +170,7 @@ def main() -> None:
             **scores,
             "num_steps": STEPS[task],
             "time_s": round(time.perf_counter() - start, 1),
-            "command": "python benchmarks/memory.py results/memory.jsonl",
+            "command": "python benchmarks/memory.py laboratory/results/memory.jsonl",
             "commit": commit,
             "clean": clean,
             "torch": torch.__version__,

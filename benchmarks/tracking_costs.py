@@ -1,6 +1,6 @@
 """What the models of ``statemix reproduce fp-a5 --size laptop`` cost, as rows of results.
 
-    python benchmarks/tracking_costs.py results/fixed_point/costs.jsonl --runs reproduce/runs
+    python benchmarks/tracking_costs.py OUTPUT.jsonl --runs reproduce/runs
 
 A row has tokens per second and peak memory of a training step on words of the training length, with
 initial weights; and of answering words of that and of eight times that length, with the weights of
@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from statemix.bench import harness as rows
-from statemix.bench.harness import Measurement, Provider, measure
-from statemix.studies.store import key
-from statemix.studies.study import find_study
-from statemix.studies.study_entries import StudyEntry
 from statemix.training import RunConfig, load_model
 from statemix.training.devices import build_fabric
 from statemix.training.run import build_loop
 from statemix.training.schedules import attributes_set
+from statemix_lab.bench import harness as rows
+from statemix_lab.bench.harness import Measurement, Provider, measure
+from statemix_lab.studies.store import key
+from statemix_lab.studies.study import find_study
+from statemix_lab.studies.study_entries import StudyEntry
 
 _LONGEST = 8
 

@@ -4,12 +4,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "src" / "statemix"
+ROOT = Path(__file__).parents[1]
+PACKAGES = (ROOT / "src" / "statemix", ROOT / "laboratory" / "src" / "statemix_lab")
 # These layers travel alone, under the names of those that they replace.
 LEFT_OUT = ("__main__.py", "portable_layers.py")
-FILES = [path for path in PACKAGE.rglob("*.py") if path.name not in LEFT_OUT]
-# A command has the name of the room that it serves.
-COMMANDS = {"bench", "demo", "lm", "tasks"}
+FILES = [one for package in PACKAGES for one in package.rglob("*.py") if one.name not in LEFT_OUT]
+# A command has the name of the room that it serves; both packages have commands and tasks.
+COMMANDS = {"bench", "cli", "demo", "lm", "tasks"}
 # A class, or an alias of a type.
 TYPE = re.compile(r"^class ([A-Z]\w*)|^([A-Z]\w*[a-z]\w*)(?:: TypeAlias)? = ", re.MULTILINE)
 

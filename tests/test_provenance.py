@@ -70,8 +70,8 @@ def commit():
 def test_a_checkout_has_a_commit_and_results_do_not_make_it_dirty(checkout):
     folder, head = checkout
     assert commit() == (head, True)
-    (folder / "results").mkdir()
-    (folder / "results" / "ops.jsonl").write_text("{}")
+    (folder / "laboratory" / "results").mkdir(parents=True)
+    (folder / "laboratory" / "results" / "ops.jsonl").write_text("{}")
     assert commit() == (head, True)
     (folder / "src" / "provenance.py").write_text("changed")
     assert commit() == (head, False)

@@ -16,16 +16,20 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT, LABORATORY = (
+    tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    for folder in (".", "laboratory")
+)
 SITE = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
 
 CORE = ("errors", "automaton", "memory", "registry", "ops", "layers", "models", "proofs")
-TRAINING = ("tasks", "training")
-LABORATORY = ("studies", "bench")
+TRAINING = ("tasks", "training", "sweeps")
 
 
 def requirements(ring):
-    """Return what pyproject.toml states for a ring: "" is the core, others are extras."""
+    """Return what is stated for a ring: "" is the core, others are extras or the laboratory."""
+    if ring == "laboratory":
+        return LABORATORY["dependencies"]
     return PROJECT["optional-dependencies"][ring] if ring else PROJECT["dependencies"]
 
 
@@ -62,19 +66,23 @@ def shipped(name):
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory):
-    """A folder into which pip has installed statemix without kernels, as a user would."""
-    tree, target = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("installed")
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "src", tree / "src", ignore=ignored)
-    options = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--target", target]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, tree],
-        check=True,
-        env=os.environ | {"CXX": "none"},
-    )
-    return target
+    """Folders into which pip has installed statemix, without kernels, and its laboratory."""
+    targets = []
+    for project in (ROOT, ROOT / "laboratory"):
+        tree, target = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("installed")
+        for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+            if (project / name).exists():
+                shutil.copy(project / name, tree)
+        ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+        shutil.copytree(project / "src", tree / "src", ignore=ignored)
+        options = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
+        subprocess.run(
+            [sys.executable, "-m", "pip", "install", *options, "--target", target, tree],
+            check=True,
+            env=os.environ | {"CXX": "none"},
+        )
+        targets.append(target)
+    return targets
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +94,10 @@ def environment(installed, tmp_path_factory):
         if ring not in made:
             folder = tmp_path_factory.mktemp(f"environment-{ring or 'core'}")
             venv.create(folder, symlinks=True)
-            entries = set(installed.iterdir()).union(*map(shipped, needed(ring)))
+            library, laboratory = installed
+            entries = {*library.iterdir()}.union(*map(shipped, needed(ring)))
+            if ring == "laboratory":
+                entries |= {*laboratory.iterdir()}
             for entry in entries:
                 (folder / SITE / entry.name).symlink_to(entry)
             made[ring] = folder / "bin" / "python"
@@ -182,7 +193,7 @@ def test_the_training_ring_trains_evaluates_and_certifies(environment, tmp_path)
 @pytest.mark.slow
 def test_the_laboratory_reports_from_an_installation(environment, tmp_path):
     for command in (["reproduce", "table4", "--dry-run"], ["report", "cells", "--help"]):
-        done = run(environment("studies"), "-m", "statemix", *command, cwd=tmp_path)
+        done = run(environment("laboratory"), "-m", "statemix", *command, cwd=tmp_path)
         assert done.returncode == 0, (command, done.stderr)
 
 
@@ -190,19 +201,18 @@ def test_the_laboratory_reports_from_an_installation(environment, tmp_path):
 @pytest.mark.parametrize(
     ("ring", "command", "extra"),
     [
-        ("", "train", "train"),
-        ("", "reproduce", "studies"),
-        ("train", "reproduce", "studies"),
-        ("train", "report", "studies"),
+        ("", "train", "'statemix[train]'"),
+        ("train", "lm", "'statemix[lm]'"),
+        ("train", "reproduce", "./laboratory"),
     ],
 )
-def test_a_command_without_its_packages_names_the_extra_in_one_line(
+def test_a_command_without_its_packages_names_what_brings_them_in_one_line(
     environment, tmp_path, ring, command, extra
 ):
     done = run(environment(ring), "-m", "statemix", command, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert f"pip install 'statemix[{extra}]'" in done.stderr
+    assert f"pip install {extra}" in done.stderr
 
 
 # Kernels need Triton, which only some machines have, or are a library of their own.
@@ -221,7 +231,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - b
 
 
 @pytest.mark.parametrize(
-    ("ring", "outer", "modules"), [("", "train", CORE), ("train", "studies", TRAINING)]
+    ("ring", "outer", "modules"), [("", "train", CORE), ("train", "laboratory", TRAINING)]
 )
 def test_a_ring_imports_no_package_of_the_next(ring, outer, modules):
     code = [sys.executable, "-c", IMPORT_ALL, *modules]

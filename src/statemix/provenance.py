@@ -52,7 +52,7 @@ def describe() -> dict[str, Any]:
 def _commit(file: Path) -> tuple[str | None, bool | None]:
     """Return the commit of the checkout that tracks ``file``, and whether its tree is clean.
 
-    Changes in ``results`` are ignored, because a benchmark appends to it while it runs. For an
+    Changes in ``laboratory/results`` are ignored: a benchmark appends to it while it runs. For an
     installed package, even inside the checkout of another project, the commit is that of the
     environment or None, and whether the tree is clean is not known.
     """
@@ -67,7 +67,7 @@ def _commit(file: Path) -> tuple[str | None, bool | None]:
 
     if git("ls-files", "--error-unmatch", file.name) is None:
         return os.environ.get(COMMIT) or None, None
-    changes = git("status", "--porcelain", "--", ":/", ":(top,exclude)results")
+    changes = git("status", "--porcelain", "--", ":/", ":(top,exclude)laboratory/results")
     return git("rev-parse", "HEAD"), changes == ""
 
 

@@ -1,6 +1,7 @@
 """Registries: entries of one kind by name, and specifications of entries with their options."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
@@ -19,6 +20,9 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     """Entries of one kind by name, in the order of registration.
 
     Entries that are classes have options: the annotated parameters of their constructors.
+
+    Installed distributions add entries by entry points of the group "statemix.layers" (or another
+    kind). They are loaded when a name is not found, and when all entries are listed.
 
     Args:
         kind: noun for one entry in messages, such as "layer", "gate" or "backend".
@@ -50,6 +54,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         self.common = common
         self.revision = 0
         self._entries: dict[str, Entry] = {}
+        self._has_installed = False
         for entry in entries:
             self.register(entry)
         self.by_kind[kind] = self
@@ -78,7 +83,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         Raises:
             SettingError: if there is no entry of that name; the message lists the names.
         """
-        if not isinstance(name, str) or name not in self._entries:
+        if not isinstance(name, str) or (name not in self._entries and name not in self._all()):
             advice = suggestion(name, self)
             condition = f"must be one of {list(self)}"
             raise SettingError("", condition, name, subject=self.kind, advice=advice)
@@ -135,14 +140,34 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         entry: Any = self.find(name)
         return entry(**arguments)
 
+    def _all(self) -> dict[str, Entry]:
+        """Return the entries, with those of installed distributions."""
+        if not self._has_installed:
+            self._has_installed = True
+            # Slow to import.
+            from importlib.metadata import entry_points
+
+            for point in entry_points(group=f"statemix.{self.kind}s"):
+                try:
+                    entry = point.load()
+                except ImportError as error:
+                    warnings.warn(
+                        f"{self.kind} {point.name!r} is not usable: {error}", stacklevel=3
+                    )
+                    continue
+                # Its module may have registered it.
+                if self._entries.get(entry.name) is not entry:
+                    self.register(entry)
+        return self._entries
+
     def __getitem__(self, name: str) -> Entry:
-        return self._entries[name]
+        return self._entries[name] if name in self._entries else self._all()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self._all())
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._all())
 
     def __repr__(self) -> str:
         return f"Registry of {self.kind}s: {', '.join(self)}"

@@ -26,7 +26,7 @@ from statemix.proofs.horizon import Horizon
 from statemix.training import load_model, load_outcome
 from statemix.training.certificates import load_proven
 
-CERTIFICATES = Path(__file__).parents[2] / "results" / "certificates"
+CERTIFICATES = Path(__file__).parents[2] / "laboratory" / "results" / "certificates"
 # Pairs of transpositions, learned in a second or two.
 S_2 = shlex.split(
     """

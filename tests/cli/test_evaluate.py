@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
 
-from statemix.cli.main import COMMANDS, main
+from statemix.cli.commands import GROUP, commands
+from statemix.cli.main import main
 from statemix.cli.parser import options_of_class
 from statemix.errors import RequestError
 from statemix.tasks import TASKS
@@ -308,9 +310,9 @@ def test_imports_that_are_no_names_are_refused(own_run, tmp_path, names, capsys)
 def test_every_command_on_a_run_has_imports():
     """A run is a positional RUN, or the option --from."""
     names = {command[0] for command in COMMANDS_ON_RUNS}
-    for name, (kind, _) in COMMANDS.items():
-        module = importlib.import_module(f"statemix.cli.{name}")
-        options = options_of_class(getattr(module, kind)) if hasattr(module, kind) else []
+    for name, place in commands().items():
+        kind = EntryPoint(name, place, GROUP).load()
+        options = options_of_class(kind) if isinstance(kind, type) else []
         if any(option.argument.metavar == "RUN" for option in options):
             assert name in names
 

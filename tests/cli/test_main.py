@@ -6,15 +6,18 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from statemix.cli import help_text
 from statemix.cli import main as dispatcher
-from statemix.cli.bench import BENCHMARKS
+from statemix.cli.commands import GROUP, commands
 from statemix.cli.lm import PARTS as LANGUAGE_PARTS
-from statemix.cli.main import COMMANDS, main
+from statemix.cli.main import main
+from statemix.cli.train import Train
 from statemix.errors import RequestError, RunsFailedError
+from statemix_lab.cli.bench import BENCHMARKS
 
 FLAGS = {
     "train": """
@@ -94,7 +97,7 @@ def flags_of(help_text):
 
 
 def test_every_command_promises_its_flags():
-    assert {promise.split()[0] for promise in FLAGS} == COMMANDS.keys()
+    assert {promise.split()[0] for promise in FLAGS} == commands().keys()
     assert {f"bench {name}" for name in BENCHMARKS} <= FLAGS.keys()
 
 
@@ -107,7 +110,7 @@ def test_flags_are_a_promise(command, capsys):
 def test_help_lists_every_command(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n  {name} " in text for name in COMMANDS)
+    assert all(f"\n  {name} " in text for name in commands())
 
 
 def test_no_command_shows_the_help_as_an_error(capsys):
@@ -138,8 +141,8 @@ def test_help_and_completion_import_no_library_of_a_command():
 
 
 def test_stored_help_is_that_of_the_commands():
-    stored = json.loads(help_text.STORED.read_text())
-    assert stored == help_text.texts_of_commands(), "run: python -m statemix.cli.help_text"
+    for path, texts in help_text.texts_of_files().items():
+        assert json.loads(path.read_text()) == texts, "run: python -m statemix.cli.help_text"
 
 
 @pytest.mark.parametrize(("command", "parts"), [("lm", LANGUAGE_PARTS), ("bench", BENCHMARKS)])
@@ -166,7 +169,7 @@ def test_words_are_completed(line, expected, capsys, monkeypatch):
     assert capsys.readouterr().out.split() == expected
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", commands())
 def test_every_command_has_its_class_and_a_help(command, capsys):
     assert main([command, "--help"]) == 0
     assert f"usage: statemix {command}" in capsys.readouterr().out
@@ -177,8 +180,8 @@ def test_every_command_has_its_class_and_a_help(command, capsys):
     [
         (
             ["trian"],
-            "command must be one of demo, train, evaluate, inspect, certify, compile, reproduce, "
-            "report, tasks, doctor, bench, lm, got 'trian'; did you mean 'train'?",
+            "command must be one of train, evaluate, certify, compile, tasks, doctor, lm, bench, "
+            "demo, inspect, report, reproduce, got 'trian'; did you mean 'train'?",
         ),
         (["train", "--nonsense"], "--nonsense"),
         (["train", "--folder", "x", "--seed", "one"], "seed must be a valid integer"),
@@ -277,19 +280,25 @@ def test_a_size_beyond_memory_is_one_line_that_names_the_field(tmp_path, capfd):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_only_a_command_that_resumes_promises_to_continue(command, capsys, monkeypatch):
-    class Interrupted:
-        def run(self):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(dispatcher, "parse", lambda *_: Interrupted())
-    assert main([command]) == 130
-    advice = "; repeat the command to resume" if command in ("demo", "train", "reproduce") else ""
+@pytest.mark.parametrize(
+    ("attributes", "promises"),
+    [({}, False), ({"resumes": True}, True), ({"resumes": True, "dry_run": True}, False)],
+)
+def test_only_a_command_that_resumes_promises_to_continue(
+    attributes, promises, capsys, monkeypatch
+):
+    command = type("Interrupted", (_Failing,), attributes)(KeyboardInterrupt())
+    monkeypatch.setattr(dispatcher, "parse", lambda *_: command)
+    assert main(["tasks"]) == 130
+    advice = "; repeat the command to resume" if promises else ""
     assert capsys.readouterr().err == f"statemix: interrupted{advice}\n"
-    monkeypatch.setattr(Interrupted, "dry_run", True, raising=False)
-    assert main([command]) == 130
-    assert capsys.readouterr().err == "statemix: interrupted\n"
+
+
+def test_the_commands_that_resume():
+    kinds = [*LANGUAGE_PARTS.values(), *BENCHMARKS.values(), Train]
+    kinds += [EntryPoint(name, place, GROUP).load() for name, place in commands().items()]
+    resuming = {kind.__name__ for kind in kinds if getattr(kind, "resumes", False)}
+    assert resuming == {"Train", "TrainText", "Demo", "Reproduce"}
 
 
 @pytest.mark.parametrize(
@@ -312,7 +321,7 @@ def test_output_that_is_lost_is_one_line_and_exit_code_1(arguments, buffering):
 def test_a_character_that_the_output_lacks_is_replaced(encoding, shown):
     code = (
         "import sys; from statemix.cli import main; "
-        "main.COMMANDS['demo'] = ('Demo', '0.5 \\u2026 0.9'); "
+        "main._HELP = '0.5 \\u2026 0.9 {commands}'; "
         "sys.exit(main.main(['--help']))"
     )
     environment = os.environ | {"PYTHONIOENCODING": encoding}
@@ -449,8 +458,8 @@ def test_a_reader_that_has_read_enough_is_not_told_of_a_broken_pipe():
     ("name", "missing", "extra"),
     [
         ("train", "pydantic", "train"),
-        ("report", "jinja2", "studies"),
-        ("report", "rich", "studies"),
+        ("lm", "transformers", "lm"),
+        ("lm", "rich", "lm"),
     ],
 )
 def test_a_missing_package_names_the_extra_that_brings_it(
@@ -462,7 +471,7 @@ def test_a_missing_package_names_the_extra_that_brings_it(
 
     asked = [
         'torch>=2', 'pydantic>=2; extra == "train"', 'rich>=13; extra == "train"',
-        'statemix[train]; extra == "studies"', 'jinja2>=3; extra == "studies"',
+        'statemix[train]; extra == "lm"', 'transformers>=5; extra == "lm"',
     ]  # fmt: skip
     monkeypatch.setattr(metadata, "requires", lambda _: asked)
     monkeypatch.setattr(metadata, "version", find)
@@ -476,15 +485,20 @@ def test_a_package_that_a_part_of_a_command_lacks_is_named_with_its_extra(
     module, capsys, monkeypatch
 ):
     """`bench language` and `reproduce fig4` need transformers, which `bench ops` does not."""
-    extras = {"transformers": "lm", "tokenizers": "lm", "ray": "sweep", "chess": "chess"}
+    extras = {
+        "transformers": "statemix[lm]",
+        "tokenizers": "statemix[lm]",
+        "ray": "statemix[sweep]",
+        "chess": "statemix-lab[chess]",
+        "triton": "statemix[gpu]",
+    }
 
     def run(command):
         raise ModuleNotFoundError(f"No module named '{module}.x'", name=f"{module}.x")
 
     monkeypatch.setattr("statemix.cli.tasks.Tasks.run", run)
     assert main(["tasks"]) == 2
-    extra = extras.get(module, "gpu")
-    wanted = f"this command needs {module}: pip install 'statemix[{extra}]'"
+    wanted = f"this command needs {module}: pip install '{extras[module]}'"
     assert capsys.readouterr().err == f"statemix: {wanted}\n"
 
 

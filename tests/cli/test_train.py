@@ -19,8 +19,8 @@ from statemix.cli.options import split_values
 from statemix.cli.train import parse
 from statemix.layers import LAYERS, LSTM, LayerSpec
 from statemix.models import MixerSpec
-from statemix.studies.grid import Axis, grid
-from statemix.studies.recipes import exact
+from statemix.sweeps.grid import Axis, grid
+from statemix.sweeps.recipes import exact
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ParameterGroup, accuracy, load_config, load_outcome
 

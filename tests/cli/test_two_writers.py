@@ -14,7 +14,7 @@ from statemix.errors import RequestError
 from statemix.training import certificates
 from statemix.training.folder import FolderInUseError, lock_folder
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[2] / "laboratory" / "results"
 HOLD = """
 import sys
 from filelock import FileLock

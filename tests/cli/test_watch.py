@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from statemix.cli.watch import watched
-from statemix.studies.runner import Ended, Job
+from statemix.sweeps.runner import Ended, Job
 from statemix.training import Event, RunConfig
 
 

@@ -17,23 +17,9 @@ from typing import NamedTuple
 import lightning_fabric  # noqa: F401  warm
 from cases import COMPUTED, REFUSED, FindingError, line, require
 
-from statemix.cli import (  # noqa: F401  warm
-    bench,
-    certify,
-    demo,
-    doctor,
-    evaluate,
-    inspect,
-    report,
-    reproduce,
-    tasks,
-    train,
-)
+from statemix.cli import certify, doctor, evaluate, tasks, train  # noqa: F401  warm
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
-from statemix.studies import study as catalogue
-from statemix.studies.exactness.exact_studies import CertifiedStudy
-from statemix.studies.study_entries import StudyEntry, Trials
 from statemix.tasks import TASKS, TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -42,6 +28,10 @@ from statemix.training import (
     RuntimeConfig,
     ScheduleConfig,
 )
+from statemix_lab.cli import bench, demo, inspect, report, reproduce  # noqa: F401  warm
+from statemix_lab.studies import study as catalogue
+from statemix_lab.studies.exactness.exact_studies import CertifiedStudy
+from statemix_lab.studies.study_entries import StudyEntry, Trials
 
 NAME = "commands"
 SHARE = 3

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from statemix.bench import compared_layers
 from statemix.errors import OptionError
 from statemix.layers import LAYERS, LayerSpec, price
 from statemix.layers.state import tensors
+from statemix_lab.bench import compared_layers
 
 
 def compared(name, hidden_size):

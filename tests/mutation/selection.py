@@ -171,7 +171,7 @@ def _inside_functions(text: str) -> set[int]:
 
 
 def _conftests() -> list[str]:
-    return [_name(path) for path in (ROOT / "tests").rglob("conftest.py")]
+    return ["conftest.py", *map(_name, (ROOT / "tests").rglob("conftest.py"))]
 
 
 def _mirrors(nodeid: str, file: str) -> bool:

@@ -30,7 +30,7 @@ from statemix.proofs.check_certificate import Invalid, check, digest, step
 from statemix.tasks.permutation import Permutation
 
 CHECKER = Path(check_certificate.__file__)
-CERTIFICATES = Path(__file__).parents[2] / "results" / "certificates"
+CERTIFICATES = Path(__file__).parents[2] / "laboratory" / "results" / "certificates"
 
 
 def tables_of(model, automaton):

@@ -14,7 +14,7 @@ from statemix.models import TokenClassifier
 from statemix.proofs import StateMachine, harden, join_actions, prove, read_actions, read_tables
 from statemix.proofs.check_certificate import check
 from statemix.proofs.token_maps import maps_of, semigroup_order
-from statemix.studies.inspection.layer_text import sentences
+from statemix_lab.inspection.layer_text import sentences
 
 SHARP = 8.0
 # Letters merge states; the last one resets.

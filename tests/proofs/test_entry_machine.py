@@ -9,7 +9,7 @@ import pytest
 
 from statemix.proofs import EntryMachine, check_certificate
 
-CERTIFICATES = Path(__file__).parents[2] / "results" / "certificates"
+CERTIFICATES = Path(__file__).parents[2] / "laboratory" / "results" / "certificates"
 # The second letter loads value 2 into entry 0; entry 2 copies entry 0, and answers nothing.
 SWAP = EntryMachine(
     np.array([0, 1, 0], np.int32),

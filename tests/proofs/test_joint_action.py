@@ -5,9 +5,9 @@ import pytest
 
 from statemix.automaton import NEVER, Automaton
 from statemix.proofs import join_actions, read_actions, token_maps
-from statemix.studies.inspection.layer_text import together
 from statemix.tasks.groups import NAMES, group
 from statemix.tasks.permutation import Permutation
+from statemix_lab.inspection.layer_text import together
 
 
 def joined(model, automaton=None, name=None):

@@ -10,11 +10,11 @@ from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
 from statemix.proofs import harden, read_actions
 from statemix.proofs.token_maps import maps_of
-from statemix.studies.figure import png
-from statemix.studies.inspection.layer_pictures import draw_actions, drawable
-from statemix.studies.inspection.layer_text import sentences
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
+from statemix_lab.inspection.layer_pictures import draw_actions, drawable
+from statemix_lab.inspection.layer_text import sentences
+from statemix_lab.studies.figure import png
 
 
 def contrast(one, other):

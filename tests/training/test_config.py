@@ -354,7 +354,10 @@ def asked_in(tree):
 ROOT = Path(__file__).parents[2]
 STORED = [
     str(path.relative_to(ROOT))
-    for path in [*ROOT.glob("results/**/*.jsonl"), *ROOT.glob("tests/data/runs/*/config.json")]
+    for path in [
+        *ROOT.glob("laboratory/results/**/*.jsonl"),
+        *ROOT.glob("tests/data/runs/*/config.json"),
+    ]
     if '"asked"' in path.read_text() and path.name != "language.jsonl"
 ]
 

@@ -16,7 +16,7 @@ import torch
 from statemix.errors import SettingError
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec, SequenceAutoencoder
-from statemix.studies.runner import request
+from statemix.sweeps.runner import request
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ParameterGroup, RunConfig, train
 from statemix.training.settings import Assignments, Settings

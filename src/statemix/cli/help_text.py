@@ -1,6 +1,6 @@
-"""Help texts, stored in a file: showing one imports no library that its command needs.
+"""Help texts, stored in files: showing one imports no library that its command needs.
 
-``python -m statemix.cli.help_text`` writes the file from the options of the commands.
+``python -m statemix.cli.help_text`` writes the files from the options of the commands.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-STORED = Path(__file__).with_name("help.json")
+from statemix.cli.commands import commands, parse, stored_help
 
 
 class HelpText(TypedDict):
@@ -75,10 +75,39 @@ def stored(arguments: Sequence[str]) -> HelpText | None:
     name, *rest = arguments
     if rest[-1:] not in (["-h"], ["--help"]) or "--imports" in rest:
         return None
-    texts: dict[str, HelpText] = json.loads(STORED.read_text(encoding="utf-8"))
-    if texts[name]["parts"] and len(rest) > 1:
+    texts = _read(stored_help(name))
+    if name in texts and texts[name]["parts"] and len(rest) > 1:
         name = f"{name} {rest[0]}"
     return texts.get(name)
+
+
+def _read(file: Path | None) -> dict[str, HelpText]:
+    texts: dict[str, HelpText] = json.loads(file.read_text(encoding="utf-8")) if file else {}
+    return texts
+
+
+def _all_texts() -> dict[str, HelpText]:
+    """Return every help, by the words that name it. Commands without a stored help are asked."""
+    texts: dict[str, HelpText] = {}
+    for name in commands():
+        if name not in texts:
+            texts |= _read(stored_help(name)) or _texts_of(name)
+    return {name: text for name, text in texts.items() if name.split()[0] in commands()}
+
+
+def summaries() -> str:
+    """Return a line for each command, with the first sentence of its help."""
+    texts = {name: text for name, text in _all_texts().items() if " " not in name}
+    width = max(shutil.get_terminal_size().columns, 40)
+    return "\n".join(
+        textwrap.fill(
+            re.split(r"(?<=\.) ", text["description"][0])[0],
+            width,
+            initial_indent=f"  {name:<12}  ",
+            subsequent_indent=" " * 16,
+        )
+        for name, text in texts.items()
+    )
 
 
 def completions(line: str) -> list[str]:
@@ -87,7 +116,7 @@ def completions(line: str) -> list[str]:
     Bash completes with ``complete -C 'statemix --complete' statemix``.
     """
     *words, last = line.split(" ")[1:] or [""]
-    texts: dict[str, HelpText] = json.loads(STORED.read_text(encoding="utf-8"))
+    texts = _all_texts()
     choices = {name for name in texts if " " not in name}
     for depth in (1, 2):
         text = texts.get(" ".join(words[:depth])) if words[depth - 1 : depth] else None
@@ -99,23 +128,29 @@ def completions(line: str) -> list[str]:
     return sorted(choice for choice in choices if choice.startswith(last))
 
 
-def texts_of_commands() -> dict[str, HelpText]:
-    """Return the help of every command and subcommand, by the words that name it."""
-    from statemix.cli.main import COMMANDS, parse
+def texts_of_files() -> dict[Path, dict[str, HelpText]]:
+    """Return what each file of stored texts must hold: words that name a command -> its help."""
+    files: dict[Path, dict[str, HelpText]] = {}
+    for name in commands():
+        file = stored_help(name)
+        if file is not None:
+            files[file] = files.get(file, {}) | _texts_of(name)
+    return files
 
+
+def _texts_of(command: str) -> dict[str, HelpText]:
     texts: dict[str, HelpText] = {}
 
-    def ask(command: str, *part: str) -> HelpText:
+    def ask(*words: str) -> HelpText:
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                parse(command, [*part, "--help"])
+                parse(command, [*words, "--help"])
         except HelpShown as shown:
-            texts[" ".join([command, *part])] = shown.text
-        return texts[" ".join([command, *part])]
+            texts[" ".join([command, *words])] = shown.text
+        return texts[" ".join([command, *words])]
 
-    for command in COMMANDS:
-        for name, _ in ask(command)["parts"]:
-            ask(command, name)
+    for name, _ in ask()["parts"]:
+        ask(name)
     return texts
 
 
@@ -123,5 +158,5 @@ if __name__ == "__main__":
     # The commands raise the class of the imported module.
     from statemix.cli import help_text
 
-    text = json.dumps(help_text.texts_of_commands(), indent=1)
-    STORED.write_text(text + "\n", encoding="utf-8")
+    for file, texts in help_text.texts_of_files().items():
+        file.write_text(json.dumps(texts, indent=1) + "\n", encoding="utf-8")

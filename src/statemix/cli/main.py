@@ -1,55 +1,23 @@
 """``statemix``: run a command and turn its errors into one line and an exit code."""
 
 import contextlib
-import importlib
 import io
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
 from statemix.cli import help_text
+from statemix.cli.commands import LABORATORY, OWN, commands, find_command, parse
 from statemix.errors import OptionError, RequestError, RunsFailedError, suggestion
 from statemix.files import naming
 from statemix.interrupts import TERMINABLE, handled
 
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
-
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("Demo", "train small models to track permutations, chess or a cube, and test them"),
-    "train": ("Train", "train a model on a task, or a grid of such runs; interrupted runs resume"),
-    "evaluate": ("Evaluate", "score a trained model at any sequence lengths"),
-    "inspect": ("Inspect", "show the eigenvalues, gates and mixing of a trained model's layers"),
-    "certify": (
-        "Certify",
-        "prove that what a model has learned is right at every length, or refute it",
-    ),
-    "compile": ("Compile", "write a proven network as look-ups in tables, for C and NumPy"),
-    "reproduce": (
-        "Reproduce",
-        "run a study: a table or figure of a paper, or an experiment of ours",
-    ),
-    "report": ("Report", "write a page of stored results beside the paper's, or list the cells"),
-    "tasks": ("Tasks", "list the tasks, or show examples of one"),
-    "doctor": ("Doctor", "show versions, devices and backends, and why a backend is not used"),
-    "bench": ("Bench", "measure speed and memory against baselines"),
-    "lm": ("Lm", "language models: prepare text, train, generate, evaluate"),
-}
-"""Command -> its class in the module of the same name, and its summary."""
-
-EXTRAS: dict[str, str | None] = {
-    "doctor": None,
-    **dict.fromkeys(("demo", "inspect", "reproduce", "report", "bench"), "studies"),
-    "lm": "lm",
-}
-"""Command -> the extra that it needs, if any; the others need the extra "train"."""
-
-RESUMABLE = ("demo", "train", "reproduce")
-"""Commands that resume after an interruption; the others start over."""
 
 _AGAIN_S = 0.01
 """Time after which a finalizer has ended."""
@@ -74,13 +42,6 @@ tab completion in Bash: complete -C 'statemix --complete' statemix
 exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo, train, lm train
 or reproduce command to resume it)
 """
-
-
-class Command(Protocol):
-    """Interface of a command: a frozen dataclass whose fields are the options."""
-
-    def run(self) -> None:
-        """Run the command and print its result."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,8 +102,7 @@ def _insistent() -> Iterator[None]:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        lines = [f"  {name:<12}  {summary}" for name, (_, summary) in COMMANDS.items()]
-        print(_HELP.format(commands="\n".join(lines)), end="")
+        print(_HELP.format(commands=help_text.summaries()), end="")
         return DONE if arguments else WRONG_REQUEST
     if arguments[0] == "--version":
         # It takes longer than everything else here, and Ctrl-C during an import shows a traceback.
@@ -154,15 +114,20 @@ def _dispatch(arguments: list[str]) -> int:
     if name == "--complete":
         print("\n".join(help_text.completions(os.environ.get("COMP_LINE", ""))))
         return DONE
-    if name not in COMMANDS:
-        advice = suggestion(name, COMMANDS)
-        known = ", ".join(COMMANDS)
-        return _fail(f"command must be one of {known}, got {name!r}{advice}", WRONG_REQUEST)
+    if find_command(name) is None:
+        if name in LABORATORY:
+            needed = f"{name} comes with statemix-lab: in a clone, pip install ./laboratory"
+            return _fail(needed, WRONG_REQUEST)
+        known = [*commands()]
+        advice = suggestion(name, known)
+        return _fail(
+            f"command must be one of {', '.join(known)}, got {name!r}{advice}", WRONG_REQUEST
+        )
     text = help_text.stored(arguments)
     if text is not None:
         help_text.show(text)
         return DONE
-    extra = EXTRAS.get(name, "train")
+    extra = {"doctor": None, "lm": "lm"}.get(name, "train") if name in OWN else None
     missing = [] if extra is None else missing_packages(extra)
     if missing:
         needed = f"{name} needs {', '.join(missing)}"
@@ -192,14 +157,18 @@ def missing_packages(extra: str) -> list[str]:
 
 
 def extra_with(package: str) -> str | None:
-    """Return the extra that brings a package, by the metadata of statemix, or None."""
+    """Return what brings a package, such as "statemix[lm]", by the metadata of distributions.
+
+    None means that no extra of Statemix, nor of its laboratory, brings the package.
+    """
     from importlib.metadata import PackageNotFoundError, requires
 
-    with contextlib.suppress(PackageNotFoundError):
-        for stated in requires("statemix") or []:
-            found = re.match(r"([\w.-]+).*extra == \"(.*?)\"", stated)
-            if found and found[1].replace("-", "_") == package:
-                return found[2]
+    for distribution in ("statemix", "statemix-lab"):
+        with contextlib.suppress(PackageNotFoundError):
+            for stated in requires(distribution) or []:
+                found = re.match(r"([\w.-]+).*extra == \"(.*?)\"", stated)
+                if found and found[1].replace("-", "_") == package:
+                    return f"{distribution}[{found[2]}]"
     return None
 
 
@@ -223,8 +192,7 @@ def _attempt(name: str, arguments: list[str]) -> int:
         try:
             command.run()
         except KeyboardInterrupt:
-            resumes = name in RESUMABLE or getattr(command, "resumes", False)
-            resumes = resumes and not getattr(command, "dry_run", False)
+            resumes = getattr(command, "resumes", False) and not getattr(command, "dry_run", False)
             advice = "; repeat the command to resume" if resumes else ""
             return _fail(f"interrupted{advice}", INTERRUPTED)
     except (RequestError, OptionError, BackendUnavailableError, PermissionError) as error:
@@ -237,7 +205,7 @@ def _attempt(name: str, arguments: list[str]) -> int:
         extra = extra_with(package)
         if extra is None:
             raise
-        needed = f"this command needs {package}: pip install 'statemix[{extra}]'"
+        needed = f"this command needs {package}: pip install '{extra}'"
         return _fail(needed, WRONG_REQUEST)
     except (MemoryError, RuntimeError) as error:
         # Other errors are defects: they keep their traceback, and Python exits with 1.
@@ -245,29 +213,6 @@ def _attempt(name: str, arguments: list[str]) -> int:
             return _fail(f"out of memory: {error}", FAILED)
         raise
     return DONE
-
-
-def parse(name: str, arguments: Sequence[str]) -> Command:
-    """Parse a command line into the command with its options.
-
-    A module may define its own ``parse(arguments)``.
-
-    Args:
-        name: one of ``COMMANDS``.
-        arguments: words after the name.
-
-    Raises:
-        RequestError: if an option is unknown, missing or malformed.
-        SystemExit: after ``--help``, with the code 0.
-    """
-    module = importlib.import_module(f"statemix.cli.{name}")
-    if hasattr(module, "parse"):
-        own: Callable[[Sequence[str]], Command] = module.parse
-        return own(arguments)
-    from statemix.cli.parser import parse_class
-
-    command: type[Command] = getattr(module, COMMANDS[name][0])
-    return parse_class(command, arguments, f"statemix {name}")
 
 
 class _Output:

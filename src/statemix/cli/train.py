@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -31,9 +31,9 @@ from statemix.files import write_file
 from statemix.layers import LAYERS
 from statemix.models import CHANNEL_MIXERS
 from statemix.registry import REQUIRED, Registry
-from statemix.studies.grid import Axis, best_by_validation, grid
-from statemix.studies.recipes import RECIPES
-from statemix.studies.runner import Ended, run_all
+from statemix.sweeps.grid import Axis, best_by_validation, grid
+from statemix.sweeps.recipes import RECIPES
+from statemix.sweeps.runner import Ended, run_all
 from statemix.tasks import TASKS
 from statemix.training import (
     Outcome,
@@ -85,6 +85,8 @@ part of a task, a layer or another list entry: --task.group, --model.layers.1.bl
 @dataclass(frozen=True)
 class Train:
     """Train a model on a task."""
+
+    resumes: ClassVar[bool] = True
 
     folder: Path
     """Folder of the run. If it holds an unfinished run of the same request, that run is resumed."""

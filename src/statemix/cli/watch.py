@@ -21,7 +21,7 @@ from rich.text import Text
 from statemix.training.progress import LINE_EVERY_S
 
 if TYPE_CHECKING:
-    from statemix.studies.runner import Ended, Job
+    from statemix.sweeps.runner import Ended, Job
     from statemix.training import Event
 
 
@@ -113,7 +113,7 @@ class Watch:
             self.console.print(ended.details)
 
     def _done(self, ended: "Ended", *, reused: bool) -> str:
-        from statemix.studies.study_runs import StudyRun
+        from statemix.sweeps.study_runs import StudyRun
         from statemix.training import load_outcome
         from statemix.training.evaluation import accuracy
 

@@ -4,12 +4,9 @@ from statemix.registry import Registry
 from statemix.tasks.arrangement import Arrangement
 from statemix.tasks.automata.language_tasks import RandomAutomaton, Regex, TableAutomaton
 from statemix.tasks.automata.traces import Traces
-from statemix.tasks.babi.catbabi import CatBabi
-from statemix.tasks.chess_games import Chess
 from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
 from statemix.tasks.chomsky.string_tasks import CycleNavigation, Parity
 from statemix.tasks.copying import Copying
-from statemix.tasks.cube import Cube
 from statemix.tasks.drawn import DrawnTask
 from statemix.tasks.mad.fuzzy_recall import FuzzyRecall
 from statemix.tasks.mad.recall import NoisyRecall, Recall
@@ -32,14 +29,11 @@ TASKS: Registry[type[Task]] = Registry(
         ModularArithmetic,
         BracketArithmetic,
         Copying,
-        CatBabi,
         TableAutomaton,
         Regex,
         RandomAutomaton,
         Traces,
         Arrangement,
-        Chess,
-        Cube,
     ],
 )
 

@@ -1,0 +1,1 @@
+"""The laboratory of Statemix: studies of papers, benchmarks, inspection and demos."""

@@ -1,0 +1,318 @@
+"""Time the operators against the published scan, a loop over time and a copy of equal size."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from statemix import ops
+from statemix.errors import RequestError
+from statemix.ops.gates import check_gate
+from statemix_lab.bench.harness import (
+    Measurement,
+    Provider,
+    copy_provider,
+    relative_error,
+    timed_row,
+)
+from statemix_lab.bench.timed_devices import DeviceName, check_fits
+
+RecurrenceName = Literal["bd_lru", "h_lru"]
+Direction = Literal["forward", "forward_backward"]
+TimedOperator = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+OURS, PAPER, COMPILED, LOOP = "statemix", "paper", "paper-compiled", "torch-loop"
+ProviderName = Literal["copy", "statemix", "torch-loop", "paper"]
+# Backend of our kernels.
+_KERNELS: dict[DeviceName, str] = {"cpu": "cpu", "cuda": "triton"}
+# Backend of the published scan.
+_SCAN = "associative"
+
+# Largest relative error of a correct result. bfloat16 has 8 bits; float32 and float64 leave room
+# for the order of summation over the longest case.
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12}
+
+# Autotuning reports to stderr, into the progress display.
+_SILENT_AUTOTUNING = {
+    "autotune_num_choices_displayed": 0,
+    "max_autotune_report_choices_stats": False,
+}
+# Steps checked against the float64 reference, summed over sequences.
+_CHECKED_STEPS = 2048
+
+
+@dataclass(frozen=True)
+class OperatorCase:
+    """One operation at one size. For H-LRU, blocks are channels and the block size is the order."""
+
+    recurrence: RecurrenceName
+    direction: Direction
+    batch_size: int
+    length: int
+    num_blocks: int
+    block_size: int
+    gate: str = "softmax"
+
+    @property
+    def num_gates(self) -> int:
+        """Number of gates G of one token."""
+        return self.num_values * (self.block_size + 1)
+
+    @property
+    def num_values(self) -> int:
+        """Number of values N of one token."""
+        return self.num_blocks * (self.block_size if self.recurrence == "bd_lru" else 1)
+
+    @property
+    def state_size(self) -> int:
+        """Number of entries that a sequence carries after its last token, H m."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def moved_entries(self) -> int:
+        """Number of entries that any implementation has to read or write.
+
+        Forward reads gates and values and writes states: G + 2N. Backward reads all of these and
+        the gradient of the states, and writes two gradients: 2G + 4N.
+        """
+        passes = 1 if self.direction == "forward" else 3
+        return passes * self.batch_size * self.length * (self.num_gates + 2 * self.num_values)
+
+    def moved_bytes(self, dtype: torch.dtype) -> int:
+        """Return the number of bytes of these entries."""
+        return self.moved_entries * dtype.itemsize
+
+
+class CaseShape(NamedTuple):
+    """Batch size, length and number of blocks; the block size is None for all block sizes."""
+
+    batch_size: int
+    length: int
+    num_blocks: int
+    block_size: int | None
+
+
+def parse_shape(text: str) -> CaseShape:
+    """Read "BxTxH", for all block sizes, or "BxTxHxm".
+
+    Raises:
+        RequestError: if it is neither.
+
+    Example:
+        >>> parse_shape("128x16x64x5")
+        CaseShape(batch_size=128, length=16, num_blocks=64, block_size=5)
+    """
+    parts = text.split("x")
+    if len(parts) not in (3, 4) or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise RequestError(f"shapes must be BxTxH or BxTxHxm with positive sizes, got {text!r}")
+    batch_size, length, num_blocks, *block_size = map(int, parts)
+    return CaseShape(batch_size, length, num_blocks, block_size[0] if block_size else None)
+
+
+def cases(
+    recurrences: Sequence[RecurrenceName],
+    shapes: Sequence[CaseShape],
+    block_sizes: Sequence[int],
+    orders: Sequence[int],
+    gate: str = "softmax",
+) -> list[OperatorCase]:
+    """Return all cases, those of one table next to each other.
+
+    Shapes without a block size get the block sizes (BD-LRU) or orders (H-LRU).
+
+    Raises:
+        RequestError: if a block size or an order is not positive, or a recurrence does not have the
+            family.
+    """
+    for recurrence in recurrences:
+        check_gate(gate, blocks=recurrence == "bd_lru")
+    for name, sizes in (("block_sizes", block_sizes), ("orders", orders)):
+        if any(size < 1 for size in sizes):
+            raise RequestError(f"{name} must be at least 1, got {tuple(sizes)}")
+    return [
+        OperatorCase(
+            recurrence, direction, shape.batch_size, shape.length, shape.num_blocks, size, gate
+        )
+        for recurrence in recurrences
+        for shape in shapes
+        for direction in get_args(Direction)
+        for size in (
+            (block_sizes if recurrence == "bd_lru" else orders)
+            if shape.block_size is None
+            else (shape.block_size,)
+        )
+    ]
+
+
+def check_case(case: OperatorCase, dtype: torch.dtype, total: int) -> None:
+    """Raise a RequestError if a case does not fit into memory, or its loop takes hours."""
+    if case.length >= 2**20:
+        raise RequestError(f"shapes must have lengths below 2^20, got {case.length}")
+    entries = case.batch_size * case.length * (case.num_gates + 2 * case.num_values)
+    shape = f"{case.batch_size}x{case.length}x{case.num_blocks}x{case.block_size}"
+    check_fits("shapes", shape, entries * dtype.itemsize, total)
+
+
+def check_chunks(chunks: Sequence[int], device: DeviceName) -> None:
+    """Raise a RequestError if the kernels of a device do not cut time into such chunks."""
+    if any(chunk < 0 for chunk in chunks):
+        raise RequestError(f"chunks must be at least 0, got {tuple(chunks)}")
+    if chunks and device != "cuda":
+        raise RequestError(f"chunks must be used with --device cuda, got {device}")
+
+
+def chunked(chunk: int) -> str:
+    """Return the name of our kernels with chunks of this length."""
+    return f"{OURS}-chunk-{chunk}"
+
+
+def providers(
+    case: OperatorCase,
+    dtype: torch.dtype,
+    *,
+    compiled: bool,
+    device: DeviceName = "cpu",
+    chunks: Sequence[int] = (),
+) -> list[Provider]:
+    """Return the providers of ``case``, the copy first.
+
+    All operators compute the same states and gradients from the same random gates and values. Our
+    kernels and the loop receive tensors with blocks innermost in memory, as our layers write them;
+    the published scan receives contiguous tensors, as its layers write them.
+
+    With ``compiled``, the published scan also runs under ``torch.compile``. Our kernels also run
+    with the lengths in ``chunks``, which :func:`check_chunks` has accepted.
+    """
+
+    @cache
+    def problem() -> tuple[Tensor, Tensor, Tensor]:
+        return _problem(case, dtype, device)
+
+    @cache
+    def expected() -> tuple[Tensor, ...]:
+        checked = max(1, min(case.batch_size, _CHECKED_STEPS // case.length))
+        arguments = [tensor[:checked].double() for tensor in problem()]
+        return tuple(_call(case.direction, _operator(case, "reference"), *arguments)())
+
+    def error(results: Sequence[Tensor]) -> float:
+        # Only the first sequences are checked.
+        pairs = zip(results, expected(), strict=True)
+        return max(relative_error(one[: len(right)], right) for one, right in pairs)
+
+    def provider(name: str, backend: str, note: str) -> Provider:
+        def prepare() -> Callable[[], Sequence[Tensor]]:
+            gates, values, d_states = problem()
+            operator = _operator(case, backend)
+            if backend == _SCAN:
+                gates, values, d_states = (x.contiguous() for x in (gates, values, d_states))
+            if name == COMPILED:
+                # Otherwise this case would count as a recompilation of earlier ones.
+                torch.compiler.reset()
+                operator = autotuned(operator)
+            return _call(case.direction, operator, gates, values, d_states)
+
+        return Provider(name, prepare, error, note=f"backend {backend}, {note}")
+
+    innermost, kernels = "blocks innermost in memory", _KERNELS[device]
+    listed = [
+        copy_provider(case.moved_bytes(dtype), device),
+        provider(OURS, kernels, innermost),
+        provider(LOOP, "loop", innermost),
+        provider(PAPER, _SCAN, "contiguous"),
+    ]
+    for chunk in chunks:
+        note = f"chunks of {chunk or case.length} steps"
+        listed.append(provider(chunked(chunk), ops.in_chunks(chunk), note))
+    if compiled:
+        listed.append(provider(COMPILED, _SCAN, "contiguous, compiled with max-autotune"))
+    return listed
+
+
+def autotuned(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function or module compiled as in the paper: with max-autotune, for one shape."""
+    return torch.compile(
+        function,
+        fullgraph=True,
+        dynamic=False,
+        options={**torch._inductor.list_mode_options("max-autotune"), **_SILENT_AUTOTUNING},
+    )
+
+
+def row(
+    case: OperatorCase, measurement: Measurement, dtype: torch.dtype, moved_bytes: int | None = None
+) -> dict[str, Any]:
+    """Return the stored row of a measurement, without its provenance.
+
+    Without ``moved_bytes``, the provider has to move the bytes of our operator.
+    """
+    copied = case.moved_bytes(dtype)
+    moved = copied if moved_bytes is None else moved_bytes
+    before, _, chunk = measurement.provider.rpartition("-chunk-")
+    return {
+        **timed_row("ops", case, measurement, dtype, moved, copied),
+        # Forced; None is the choice of the rule.
+        "chunk": int(chunk) if before == OURS else None,
+    }
+
+
+def _problem(
+    case: OperatorCase, dtype: torch.dtype, device: DeviceName
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gates, values and the gradient of the states, with blocks innermost in memory."""
+    generator = torch.Generator(device).manual_seed(0)
+    outer, size, blocks = (case.batch_size, case.length), case.block_size, case.num_blocks
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype, device=device)
+
+    # Rows that nothing normalises must be short, or states grow without bound.
+    scale = 0.5 / (size + 1) if case.gate == "none" else 1.0
+    if case.recurrence == "h_lru":
+        gates = normal(*outer, size + 1, blocks).mul_(scale).movedim(-1, 2)
+        return gates, normal(*outer, blocks), normal(*outer, blocks)
+    gates = normal(*outer, size, size + 1, blocks).mul_(scale).movedim(-1, 2)
+    values, d_states = (normal(*outer, size, blocks).movedim(-1, 2) for _ in range(2))
+    return gates, values, d_states
+
+
+def _operator(case: OperatorCase, backend: str) -> TimedOperator:
+    operator = ops.bd_lru if case.recurrence == "bd_lru" else ops.h_lru
+
+    def scan(gates: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return operator(gates, values, case.gate, backend=backend)
+
+    return scan
+
+
+def _call(
+    direction: Direction, operator: TimedOperator, gates: Tensor, values: Tensor, d_states: Tensor
+) -> Callable[[], Sequence[Tensor]]:
+    leaves = (gates.detach().requires_grad_(), values.detach().requires_grad_())
+    return timed_call(direction, lambda: operator(*leaves), leaves, d_states)
+
+
+def timed_call(
+    direction: Direction,
+    run: Callable[[], Sequence[Tensor]],
+    leaves: Sequence[Tensor],
+    d_outputs: Tensor,
+) -> Callable[[], Sequence[Tensor]]:
+    """Return a function that computes what ``run`` returns, and of it the gradients of leaves.
+
+    ``d_outputs`` is the gradient of the first output. With direction "forward", the function
+    computes no gradients.
+    """
+
+    def forward() -> Sequence[Tensor]:
+        with torch.no_grad():
+            return run()
+
+    def forward_backward() -> Sequence[Tensor]:
+        outputs = run()
+        gradients = torch.autograd.grad(outputs[0], leaves, d_outputs)
+        return *(part.detach() for part in outputs), *gradients
+
+    return forward if direction == "forward" else forward_backward

@@ -1,0 +1,257 @@
+"""Operators of other sequence layers, measured beside ours at equal tokens and equal state.
+
+The rule of comparison: a peer runs over as many sequences of as many tokens, and its state has as
+many entries as ours, H m, or as few less as whole heads allow. Projections, short convolutions and
+norms of queries and keys belong to layers and are no part of it. An LSTM is the exception: its
+recurrence multiplies by weights, so it runs whole.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isqrt
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from statemix.errors import RequestError
+from statemix.layers import fla
+from statemix.layers.chunks import delta_rule, ssd
+from statemix.ops import BackendUnavailableError
+from statemix_lab.bench import operator_timing
+from statemix_lab.bench.harness import Measurement, Provider, unavailable_if_it_fails
+from statemix_lab.bench.operator_timing import OperatorCase, timed_call
+from statemix_lab.bench.timed_devices import DeviceName
+
+PeerName = Literal["lstm", "mamba2", "delta_net", "gated_delta_net", "gated_delta_product"]
+NAMES: tuple[PeerName, ...] = get_args(PeerName)
+
+LSTM, MAMBA2 = "lstm", "mamba2"
+# Peer -> updates of the memory per token, and whether it decays.
+_DELTA_RULES = {
+    "delta_net": (1, False),
+    "gated_delta_net": (1, True),
+    "gated_delta_product": (4, True),
+}
+
+# Heads are 16 x 16, the smallest matrices that tensor cores multiply.
+_HEAD_DIM = 16
+# Tokens that are checked: the last ones of the first sequence.
+_CHECKED_TOKENS = 32
+
+# Inputs of the recurrence -> outputs of all tokens.
+PeerOperator = Callable[[Sequence[Tensor]], Tensor]
+
+
+class _Problem(NamedTuple):
+    """Inputs of a peer with the axes (B, T, ...), and the module if the peer is an LSTM."""
+
+    inputs: Sequence[Tensor]
+    d_outputs: Tensor
+    lstm: nn.LSTM | None = None
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """Inputs and weights."""
+        return [*self.inputs, *(self.lstm.parameters() if self.lstm is not None else ())]
+
+
+def sizes(name: str, case: OperatorCase) -> dict[str, int]:
+    """Return the sizes of a peer by name, and the entries of its state.
+
+    An LSTM has ``hidden_size``; its state is h and c. The others have ``num_heads`` matrices of
+    ``head_dim`` x ``head_dim``, and delta rules ``num_householder`` updates per token.
+    """
+    if name == LSTM:
+        hidden_size = max(1, case.state_size // 2)
+        return {"hidden_size": hidden_size, "state_size": 2 * hidden_size}
+    head_dim = min(_HEAD_DIM, isqrt(case.state_size))
+    num_heads = case.state_size // head_dim**2
+    found = {"num_heads": num_heads, "head_dim": head_dim}
+    if name in _DELTA_RULES:
+        found["num_householder"] = _DELTA_RULES[name][0]
+    return {**found, "state_size": num_heads * head_dim**2}
+
+
+def moved_bytes(name: str, case: OperatorCase, dtype: torch.dtype) -> int:
+    """Return the bytes that any implementation of the peer has to read or write.
+
+    Forward reads the inputs and weights and writes the outputs. Backward reads inputs, weights and
+    the gradient of the outputs, and writes the gradients of inputs and weights. Whatever else an
+    implementation keeps or computes again is its own choice.
+    """
+    problem = _problem(name, case, dtype, "meta")
+    read = sum(part.nbytes for part in problem.leaves)
+    written = problem.d_outputs.nbytes
+    return read + written if case.direction == "forward" else 3 * read + 2 * written
+
+
+def check(names: Sequence[str], dtype: torch.dtype, device: DeviceName) -> None:
+    """Raise a RequestError if a peer does not know the dtype on this device."""
+    for name in names:
+        if device == "cuda" and name != LSTM and dtype != torch.bfloat16:
+            raise RequestError(
+                f"peers on a GPU must be measured with dtype=bfloat16, got {name} with "
+                f"{str(dtype).removeprefix('torch.')}: its kernels multiply numbers of 16 bits"
+            )
+
+
+def providers(
+    names: Sequence[str], case: OperatorCase, dtype: torch.dtype, device: DeviceName = "cpu"
+) -> list[Provider]:
+    """Return the providers of peers.
+
+    A call computes the outputs and the final state, and of "forward_backward" also the gradients of
+    all inputs and weights. On a CPU the chunked operators of our own layers run, which compute in
+    float32 at least; on a GPU the kernels of flash-linear-attention; an LSTM is PyTorch's. The last
+    tokens of the first sequence are checked against single steps in float64 (an LSTM against
+    itself in float64), and the error is that of the norm.
+    """
+    return [_provider(name, case, dtype, device) for name in names]
+
+
+def row(case: OperatorCase, measurement: Measurement, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the stored row of a peer's measurement, without its provenance."""
+    name = measurement.provider
+    moved = moved_bytes(name, case, dtype)
+    return {**operator_timing.row(case, measurement, dtype, moved), "peer": sizes(name, case)}
+
+
+def _provider(name: str, case: OperatorCase, dtype: torch.dtype, device: DeviceName) -> Provider:
+    def prepare() -> Callable[[], Sequence[Tensor]]:
+        foreign = device == "cuda" and name != LSTM
+        if foreign and not fla.installed():
+            raise BackendUnavailableError(
+                f"{name} on a GPU needs flash-linear-attention, which {fla.missing()}"
+            )
+        problem = _problem(name, case, dtype, device)
+        run = _operator(name, case, problem, dtype, device)
+        leaves = [part.requires_grad_() for part in problem.leaves]
+
+        call = timed_call(case.direction, lambda: [run(problem.inputs)], leaves, problem.d_outputs)
+        return partial(unavailable_if_it_fails, name, call) if foreign else call
+
+    def error(results: Sequence[Tensor]) -> float:
+        expected = _last_steps(name, case, _problem(name, case, dtype, device))
+        # Gradients of weights come after those of inputs and are not compared.
+        pairs = zip(results, expected, strict=False)
+        return max(_relative_error(one[0, -len(right) :], right) for one, right in pairs)
+
+    return Provider(name, prepare, error, note=_note(name, case))
+
+
+def _note(name: str, case: OperatorCase) -> str:
+    size = sizes(name, case)
+    state = f"entries of state: {size['state_size']:,}, ours {case.state_size:,}"
+    if name == LSTM:
+        return f"torch.nn.LSTM of width {size['hidden_size']:,} with its weights; {state}"
+    updates = f"; updates a token: {size['num_householder']}" if name in _DELTA_RULES else ""
+    width = size["head_dim"]
+    return f"heads: {size['num_heads']:,} of {width} x {width}{updates}; {state}"
+
+
+def _problem(name: str, case: OperatorCase, dtype: torch.dtype, device: str) -> _Problem:
+    """Return the same random numbers on every call; strengths and decays at least float32."""
+    size, outer = sizes(name, case), (case.batch_size, case.length)
+    generator = None if device == "meta" else torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(*outer, *shape, generator=generator, dtype=dtype, device=device)
+
+    if name == LSTM:
+        width = size["hidden_size"]
+        lstm = nn.LSTM(width, width, batch_first=True, device=device, dtype=dtype)
+        for weight in lstm.parameters():
+            nn.init.uniform_(weight, -(width**-0.5), width**-0.5, generator=generator)
+        return _Problem([normal(width)], normal(width), lstm)
+    heads, width = size["num_heads"], size["head_dim"]
+    exact = _computed(dtype)
+    decays = functional.logsigmoid(3 + normal(heads, dtype=exact))
+    if name == MAMBA2:
+        maps = [normal(width) * width**-0.5 for _ in range(2)]
+        return _Problem([normal(heads, width), decays, *maps], normal(heads, width))
+    updates, gated = _DELTA_RULES[name]
+    queries = functional.normalize(normal(heads, width), dim=-1)
+    keys = functional.normalize(normal(updates, heads, width), dim=-1)
+    # Up to 2, so that eigenvalues reach -1.
+    strengths = 2 * normal(updates, heads, dtype=exact).sigmoid()
+    inputs = [queries, keys, normal(updates, heads, width), strengths, *[decays] * gated]
+    return _Problem(inputs, normal(heads, width))
+
+
+def _computed(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _operator(
+    name: str, case: OperatorCase, problem: _Problem, dtype: torch.dtype, device: DeviceName
+) -> PeerOperator:
+    """Return the implementation that is measured: inputs -> outputs of all tokens."""
+    lstm = problem.lstm
+    if lstm is not None:
+        return lambda inputs: cast(Tensor, lstm(inputs[0])[0])
+    memory = _empty_memory(name, case, problem.inputs[0], _computed(dtype))
+    if device == "cuda":
+        return lambda inputs: _recurrence(name, inputs, memory, dtype)[0]
+    return lambda inputs: _recurrence(name, inputs, memory)[0].to(dtype)
+
+
+def _empty_memory(name: str, case: OperatorCase, like: Tensor, dtype: torch.dtype) -> Tensor:
+    size = sizes(name, case)
+    shape = like.shape[0], size["num_heads"], size["head_dim"], size["head_dim"]
+    return like.new_zeros(shape, dtype=dtype)
+
+
+def _recurrence(
+    name: str, inputs: Sequence[Tensor], memory: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the last memory.
+
+    With a dtype of outputs, the kernels of flash-linear-attention run. Otherwise the operators of
+    our layers run, in the dtype of the memory.
+    """
+    if dtype is None:
+        inputs = [part.to(memory.dtype) for part in inputs]
+    if name == MAMBA2:
+        x, decays, B, C = inputs
+        if dtype is None:
+            return ssd(x, decays, B, C, memory)
+        return fla.ssd(x, decays, B, C, memory, dtype)
+    q, k, v, beta, *rest = inputs
+    g = rest[0] if rest else None
+    if dtype is None:
+        return delta_rule(q, k, v, beta, g, memory)
+    return fla.delta_rule(q, k, v, beta, g, memory, dtype)
+
+
+def _last_steps(name: str, case: OperatorCase, problem: _Problem) -> list[Tensor]:
+    """Return the last outputs of the first sequence and the gradients of its last inputs, exactly.
+
+    No later token changes an output, so neither depends on gradients of earlier tokens.
+    """
+    start = max(case.length - _CHECKED_TOKENS, 0)
+    exact = [part[:1].detach().double() for part in problem.inputs]
+    before = [part[:, :start] for part in exact]
+    last = [part[:, start:].requires_grad_() for part in exact]
+    if problem.lstm is not None:
+        outputs = copy.deepcopy(problem.lstm).double()(torch.cat([before[0], last[0]], 1))[0]
+        outputs = outputs[:, start:]
+    else:
+        memory = _empty_memory(name, case, exact[0], torch.float64)
+        with torch.no_grad():
+            _, memory = _recurrence(name, before, memory)
+        steps = []
+        for t in range(case.length - start):
+            # A single token goes through no chunk.
+            o, memory = _recurrence(name, [part[:, t : t + 1] for part in last], memory)
+            steps.append(o)
+        outputs = torch.cat(steps, 1)
+    gradients = torch.autograd.grad(outputs, last, problem.d_outputs[:1, start:].double())
+    return [part[0].detach() for part in (outputs, *gradients)]
+
+
+def _relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the norm of the error over the norm."""
+    return float((actual.double() - expected).norm() / expected.norm())

@@ -1,0 +1,1 @@
+"""Commands of the laboratory, which ``statemix`` finds by entry points."""

@@ -1,0 +1,263 @@
+"""The demos of chess and the cube: train a network, prove it, and show what it follows."""
+
+import io
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from statemix import files
+from statemix.errors import RunsFailedError
+from statemix.models import TokenClassifier
+from statemix.place_rules import PlaceRules
+from statemix.proofs import prove_by_structure
+from statemix.proofs.structure import structure_tables
+from statemix.tasks.addressing import Split
+from statemix.training.folder import remove_runs, save_weights
+from statemix.training.progress import shown
+from statemix_lab.studies.place_tracker import FollowedWords, alike, follow, train_tracker
+from statemix_lab.tasks import chess_moves, cube
+from statemix_lab.tasks.chess_games import Chess
+
+# Training words that are drawn at once; their labels take memory.
+_AT_ONCE = 100
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a demo follows.
+
+    Attributes:
+        names: one word, words, tokens, and contents of all places, such as "game", "games",
+            "plies" and "positions".
+        letters: name of each token.
+        answers: name of each content of the first place.
+        rules: the places.
+        heads: heads of the first places.
+        features: features of the tokens, shape (tokens, features).
+        num_words: training words.
+        length: tokens of a training word.
+        num_steps: optimiser steps.
+        draw: function of a split, the first and the last index, and a length that returns words,
+            shape (N, T).
+        read: function of a user's moves that returns a word, shape (T,).
+        text: function of the contents of all heads that returns lines.
+        shown: tokens after which contents are shown; the last number is the length of test words.
+        num_tests: test words of the proven network.
+    """
+
+    names: tuple[str, str, str, str]
+    letters: Sequence[str]
+    answers: Sequence[str]
+    rules: PlaceRules
+    heads: dict[str, int]
+    features: NDArray[np.float32]
+    num_words: int
+    length: int
+    num_steps: int
+    draw: Callable[[Split, int, int, int], NDArray[np.int64]]
+    read: Callable[[str], NDArray[np.int64]]
+    text: Callable[[NDArray[np.int64]], str]
+    shown: tuple[int, ...]
+    num_tests: int
+
+
+SHORT_WORDS, SHORT_TOKENS = 100, 200
+"""Test words of the network as it was trained, and their tokens."""
+
+
+def chess_subject(seed: int) -> Subject:
+    """Return the positions of random games."""
+    task = Chess(seed=seed)
+    return Subject(
+        ("game", "games", "plies", "positions"),
+        [task.word(token) for token in range(task.vocab_size)],
+        chess_moves.PIECES,
+        chess_moves.chess_rules(),
+        chess_moves.HEADS,
+        chess_moves.move_features(),
+        num_words=1600,
+        length=128,
+        num_steps=300,
+        draw=lambda split, start, stop, length: task.examples(split, start, stop, length).tokens,
+        read=lambda moves: task.game(moves.split()).tokens[0],
+        text=chess_moves.board_text,
+        shown=(10, 100, 1_000, 100_000),
+        num_tests=1,
+    )
+
+
+def cube_subject(seed: int) -> Subject:
+    """Return the colours of a cube after random turns."""
+    task, size = cube.Cube(seed=seed), len(cube.TURNS)
+    return Subject(
+        ("scramble", "scrambles", "turns", "cubes"),
+        cube.TURNS,
+        cube.COLOURS,
+        cube.cube_rules(),
+        task.heads,
+        np.eye(size, dtype=np.float32),
+        num_words=200,
+        length=64,
+        num_steps=150,
+        draw=task.words,
+        read=cube.read_turns,
+        text=cube.cube_text,
+        shown=(2, 20, 100_000),
+        num_tests=10,
+    )
+
+
+SUBJECTS = {"chess": chess_subject, "cube": cube_subject}
+"""Name -> subject for a seed."""
+
+
+def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh: bool) -> None:
+    """Train, prove, and print what the network follows.
+
+    Args:
+        name: a name in ``SUBJECTS``.
+        folder: folder of everything that is written; it must exist.
+        seed: seed of words and weights.
+        moves: a word of the user, whose last contents are shown, too.
+        fresh: remove the existing run first.
+
+    Raises:
+        RequestError: if python-chess is missing, or the folder holds another run.
+        OptionError: if ``moves`` cannot be read or are illegal.
+        RunsFailedError: if the network is not proven.
+        KeyboardInterrupt: after Ctrl-C; the same call resumes.
+    """
+    console = Console(highlight=False, markup=False)
+    console.soft_wrap = not console.is_terminal
+    subject = SUBJECTS[name](seed)
+    word, words, tokens, _ = subject.names
+    own = None if moves is None else subject.read(moves)
+    if fresh:
+        remove_runs([folder / "run"])
+    began = time.monotonic()
+    console.print(
+        f"{subject.num_words:,} random {words} of {subject.length} {tokens}, {subject.num_steps} "
+        "steps. After Ctrl-C, repeat the command to resume."
+    )
+    with shown() as show:
+        model, trained = train_tracker(
+            subject.rules,
+            subject.heads,
+            subject.features,
+            training_words(subject, folder / f"{words}-{seed}.npy"),
+            folder / "run",
+            num_steps=subject.num_steps,
+            seed=seed,
+            on_event=lambda event: show(name, event),
+        )
+    found = prove_by_structure(model, subject.rules)
+    numbers: dict[str, Any] = {
+        "seed": seed,
+        "num_threads": torch.get_num_threads(),
+        "training_s": round(trained.time_s, 1),
+        "alike": alike(model, subject.rules),
+        "certificate": found.to_plain(),
+    }
+    if found.verdict == "proven":
+        count = subject.rules.num_tokens
+        console.print(f"proven: right after every sequence of the {count:,} tokens, of any length")
+    else:
+        console.print(f"{found.verdict}: {found.result.reason}")
+    first = subject.num_tests
+    short = subject.draw("test", first, first + SHORT_WORDS, SHORT_TOKENS)
+    soft = follow(model, subject.rules, short)
+    numbers["as_trained"] = _counts(subject, soft)
+    text = counts_text(subject, numbers["as_trained"])
+    console.print(f"as trained, on test {words} of {SHORT_TOKENS} {tokens}: {text}")
+    network = found.model
+    assert isinstance(network, TokenClassifier)
+    most = subject.shown[-1]
+    console.print(f"following long test {words}: {first} of {most:,} {tokens}")
+    long = follow(network, subject.rules, subject.draw("test", 0, first, most))
+    numbers["hardened"] = _counts(subject, long)
+    for count in subject.shown:
+        show_contents(console, f"after {count:,} {tokens} of a test {word}", subject, long, count)
+    text = counts_text(subject, numbers["hardened"])
+    console.print(f"with gates of 0 and 1, on long test {words}: {text}")
+    if own is not None:
+        followed = follow(network, subject.rules, own[None])
+        show_contents(console, f"after your {word}", subject, followed, len(own))
+    path, summary = folder / "certified.safetensors", folder / "summary.json"
+    numbers["sha256"] = save_weights(folder, path.name, network.state_dict())
+    files.write_file(summary, (json.dumps(numbers, indent=1) + "\n").encode())
+    written = [path, summary]
+    if found.verdict == "proven":
+        tables = structure_tables(network, subject.rules)
+        written.append(folder / "certificate.json")
+        certificate = {
+            **found.to_plain(),
+            "sha256": numbers["sha256"],
+            "letters": list(subject.letters),
+            "answers": list(subject.answers),
+            "places": list(subject.heads),
+            "tables": tables,
+        }
+        files.write_file(written[-1], json.dumps(certificate, separators=(",", ":")).encode())
+    names = ", ".join(map(str, written))
+    console.print(f"finished in {time.monotonic() - began:.0f} s; wrote {names}")
+    if found.verdict != "proven":
+        raise RunsFailedError(f"the network is not proven: {found.result.reason}")
+
+
+def training_words(subject: Subject, file: Path) -> NDArray[np.int64]:
+    """Return training words, shape (N, T), from a file if it exists; otherwise, draw and store."""
+    if file.exists():
+        stored: NDArray[np.int64] = np.load(file).astype(np.int64)
+        return stored
+    count = subject.num_words
+    parts = [
+        subject.draw("train", start, min(start + _AT_ONCE, count), subject.length)
+        for start in range(0, count, _AT_ONCE)
+    ]
+    words = np.concatenate(parts)
+    content = io.BytesIO()
+    np.save(content, words.astype(np.int16))
+    files.write_file(file, content.getvalue())
+    return words
+
+
+def _counts(subject: Subject, followed: FollowedWords) -> dict[str, int]:
+    exact, (_, words, tokens, _) = followed.exact, subject.names
+    return {
+        words: len(exact),
+        tokens: exact.size,
+        f"exact_{tokens}": int(exact.sum()),
+        f"exact_{words}": int(exact.all(1).sum()),
+    }
+
+
+def counts_text(subject: Subject, counts: dict[str, int]) -> str:
+    """Return how many contents and words are exact, as text."""
+    _, words, tokens, contents = subject.names
+    return (
+        f"{counts[f'exact_{tokens}']:,} of {counts[tokens]:,} {contents} exact, "
+        f"{counts[f'exact_{words}']:,} of {counts[words]:,} {words}"
+    )
+
+
+def show_contents(
+    console: Console, title: str, subject: Subject, followed: FollowedWords, count: int
+) -> None:
+    """Print the right contents and the answer side by side, after some tokens of the first word."""
+    texts = [
+        subject.text(contents[0, count - 1].astype(np.int64)).splitlines()
+        for contents in (followed.right, followed.answers)
+    ]
+    wrong = int((followed.right != followed.answers)[0, count - 1].sum())
+    verdict = "all right" if not wrong else f"{wrong} of {followed.right.shape[-1]} wrong"
+    console.print(f"\n{title}: {verdict}\n{'right':<36}network")
+    for right, answer in zip(*texts, strict=True):
+        console.print(f"{right:<36}{answer}")

@@ -1,0 +1,300 @@
+"""Automata that AALpy learns from the words of a task, for comparison with networks."""
+
+import contextlib
+import json
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from statemix import files
+from statemix.automaton import IGNORED, NEVER
+from statemix.errors import RequestError
+from statemix.proofs import SafetyProperty, SafetyResult, StateMachine, parse_property
+from statemix.proofs.safety import check_safety
+from statemix.sweeps.study_runs import StudyRun
+from statemix.tasks import TaskSpec
+from statemix.tasks.addressing import Split
+from statemix.tasks.automata.automaton_words import AutomatonTask
+from statemix.training import Event
+from statemix.training.folder import WRITING_S, lock_folder
+from statemix_lab.studies.store import PlainHeads
+
+Algorithm = Literal["RPNI", "Alergia", "L*"]
+
+_RESULT = "learned.json"
+# Random words that L* compares with each of its automata, and all words that it asks for at most.
+_WALKS, _WORDS = 1000, 20_000
+
+
+@dataclass(frozen=True)
+class LearnedAutomaton(StudyRun):
+    """An automaton that AALpy learns, and what is known about it.
+
+    RPNI and Alergia read the words of training and validation. RPNI merges states that no label
+    tells apart; of several labels of a word, the most frequent one counts. Alergia merges states
+    whose labels are about equally frequent, by the bound of Hoeffding with AALpy's eps of 0.05, and
+    here answers with the most frequent label.
+
+    L* asks for the label of every letter of words of its choice. Of its labels, too, a share
+    ``flipped`` of the task is wrong, and a word always has the same one. With wrong labels, L* does
+    not end: its last automaton within 20,000 words counts.
+
+    Where the words of the learner do not lead, its automaton stays in the state, and answers with
+    the most frequent label of all.
+
+    Sources: Oncina and Garcia (1992), "Inferring regular languages in polynomial updated time";
+    Carrasco and Oncina (1994), "Learning stochastic regular grammars by means of a state merging
+    method"; Angluin (1987), "Learning regular sets from queries and counterexamples".
+
+    Attributes:
+        algorithm: the algorithm.
+        task: a task of class :class:`AutomatonTask` with a training set.
+        watched: text of a safety property.
+        num_validation: words of validation.
+        length: letters of a test word.
+        size: number of test words.
+        seed: seed of the words and of the wrong labels.
+    """
+
+    algorithm: Algorithm
+    task: TaskSpec
+    watched: str
+    num_validation: int
+    length: int
+    size: int
+    seed: int = 0
+    num_threads: int | None = 1
+
+    def asked(self) -> dict[str, Any]:
+        return {
+            "learned": {
+                "algorithm": self.algorithm,
+                "task": self.task.asked(),
+                "property": self.watched,
+                "num_validation": self.num_validation,
+                "tests": [self.size, self.length],
+                "seed": self.seed,
+            }
+        }
+
+    def train(
+        self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float | None
+    ) -> None:
+        del on_event, checkpoint_every_s
+        if (folder / _RESULT).exists():
+            return
+        task = cast(AutomatonTask, self.task.build(seed=self.seed))
+        began = time.process_time()
+        if self.algorithm == "L*":
+            machine = _by_queries(task)
+        else:
+            words = _labelled(task, self.num_validation)
+            machine = (_by_rpni if self.algorithm == "RPNI" else _by_alergia)(words, task)
+        cpu_s = time.process_time() - began
+        names = task.language.letters, task.language.classes
+        found = {
+            "num_states": machine.num_states,
+            "cpu_s": cpu_s,
+            "certificate": _plain(check_safety(machine, specification(task))),
+            "property": _plain(check_safety(machine, parse_property(self.watched, *names))),
+            "test": {
+                str(length): _scores(task, machine, self.size, length)
+                for length in (task.length, self.length)
+            },
+        }
+        with lock_folder(folder, patience_s=WRITING_S):
+            files.write_file(folder / _RESULT, json.dumps(found, allow_nan=False).encode())
+
+    def seconds(self) -> float | None:
+        return None
+
+    def described(self) -> dict[str, Any]:
+        return {"layers": [], "task": {"name": self.task.name, **self.task.options}}
+
+    def results(self, folder: Path) -> dict[str, Any]:
+        found = json.loads((folder / _RESULT).read_text())
+        heads = next(iter(found["test"].values()))
+        best = dict.fromkeys(("best_test", "test_at_best_validation", "best_validation"), heads)
+        return {**found, **best, "time_s": found["cpu_s"]}
+
+    def ending(self, folder: Path) -> str:
+        found = json.loads((folder / _RESULT).read_text())
+        return f"{found['certificate']['verdict']}, {found['num_states']} states"
+
+
+def specification(task: AutomatonTask) -> SafetyProperty:
+    """Return the property that all answers are those of the task's automaton."""
+    automaton = task.automaton()
+    # Behind the states: one for words that cannot occur, and one for wrong answers.
+    beyond, wrong = automaton.num_states, automaton.num_states + 1
+    after = np.where(automaton.transitions == NEVER, beyond, automaton.transitions)
+    shape = (automaton.num_states + 2, automaton.num_tokens, task.num_classes)
+    transitions = np.empty(shape, dtype=np.int64)
+    answers = np.arange(task.num_classes)
+    outputs = automaton.outputs[:, :, None]
+    right = (outputs == answers) | (outputs == IGNORED)
+    transitions[:beyond] = np.where(right, after[:, :, None], wrong)
+    transitions[beyond], transitions[wrong] = beyond, wrong
+    states = (*map(str, range(automaton.num_states)), "beyond", "wrong")
+    return SafetyProperty(automaton.start, transitions, np.arange(wrong + 1) == wrong, states)
+
+
+def _plain(result: SafetyResult) -> dict[str, Any]:
+    return {"verdict": result.verdict, "pairs": result.pairs, "word": list(result.word)}
+
+
+def _scores(task: AutomatonTask, machine: StateMachine, size: int, length: int) -> PlainHeads:
+    tokens, targets, _ = task.examples("test", 0, size, length)
+    answers, _ = machine.run(tokens)
+    right = answers == targets[task.head]
+    return {
+        task.head: {
+            "num_sequences": size,
+            "token_accuracy": float(right.mean()),
+            "mad_accuracy": float(right.mean(1).mean()),
+            "sequence_accuracy": float(right.all(1).mean()),
+            "loss": None,
+        }
+    }
+
+
+def _aalpy(module: str) -> Any:
+    try:
+        return import_module(f"aalpy.{module}")
+    except ImportError as error:
+        raise RequestError(
+            "RPNI and L* need AALpy: pip install 'statemix-lab[automata]'"
+        ) from error
+
+
+# Letters of a word with their labels.
+_Word = list[tuple[int, int]]
+
+
+def _labelled(task: AutomatonTask, num_validation: int) -> list[_Word]:
+    """Return the words of training and validation; every letter must have a label."""
+    assert task.train_size is not None
+    found = []
+    for split, count in (("train", task.train_size), ("validation", num_validation)):
+        tokens, targets, lengths = task.examples(cast(Split, split), 0, count)
+        assert lengths is None
+        pairs = np.stack([tokens, targets[task.head]], -1)
+        found += [list(map(tuple, word)) for word in pairs.tolist()]
+    return found
+
+
+def _by_rpni(words: list[_Word], task: AutomatonTask) -> StateMachine:
+    votes: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    for word in words:
+        letters = tuple(letter for letter, _ in word)
+        for place, (_, label) in enumerate(word, 1):
+            votes[letters[:place]][label] += 1
+    data = [(letters, labels.most_common(1)[0][0]) for letters, labels in votes.items()]
+    learned = _aalpy("learning_algs").run_RPNI(data, "mealy", print_info=False)
+    arrows = {
+        state: {
+            letter: (state.transitions[letter], state.output_fun[letter])
+            for letter in state.transitions
+        }
+        for state in learned.states
+    }
+    return _machine(learned.initial_state, arrows, task, _most_frequent(words))
+
+
+def _by_alergia(words: list[_Word], task: AutomatonTask) -> StateMachine:
+    learned = _aalpy("learning_algs").run_Alergia(words, "smm")
+    arrows = {
+        state: {
+            letter: max(ways, key=lambda way: way[2])[:2]
+            for letter, ways in state.transitions.items()
+            if ways
+        }
+        for state in learned.states
+    }
+    return _machine(learned.initial_state, arrows, task, _most_frequent(words))
+
+
+def _most_frequent(words: list[_Word]) -> int:
+    return Counter(label for word in words for _, label in word).most_common(1)[0][0]
+
+
+def _by_queries(task: AutomatonTask) -> StateMachine:
+    letters = list(range(task.vocab_size))
+    automaton = task.automaton()
+    oracles: Any = _aalpy("oracles")
+
+    class Teacher(_aalpy("base").SUL):  # type: ignore[misc]
+        """Answers of the automaton, some of which are wrong."""
+
+        asked = 0
+
+        def pre(self) -> None:
+            self.asked += 1
+            if self.asked > _WORDS:
+                raise _TooManyWordsError
+            self.word: list[int] = []
+            self.state = automaton.start
+
+        def post(self) -> None:
+            pass
+
+        def step(self, letter: int) -> int:
+            self.word.append(letter)
+            answer = int(automaton.outputs[self.state, letter])
+            self.state = int(automaton.transitions[self.state, letter])
+            # A word of its length, as a seed that ends with zeros is that without them.
+            chance = np.random.default_rng([task.seed, len(self.word), *self.word])
+            if chance.random() < task.flipped:
+                answer += 1 + int(chance.integers(task.num_classes - 1))
+            return answer % task.num_classes
+
+    class Examiner(oracles.RandomWordEqOracle):  # type: ignore[misc]
+        """Compares an automaton with random words, and keeps it."""
+
+        def find_cex(self, hypothesis: Any) -> Any:
+            self.examined = hypothesis
+            return super().find_cex(hypothesis)
+
+    # AALpy draws its random words from Python's own generator.
+    before = random.getstate()
+    random.seed(task.seed)
+    try:
+        teacher = Teacher()
+        examiner = Examiner(
+            letters, teacher, num_walks=_WALKS, min_walk_len=1, max_walk_len=task.length
+        )
+        with contextlib.suppress(_TooManyWordsError):
+            _aalpy("learning_algs").run_Lstar(letters, teacher, examiner, "mealy", print_level=0)
+    finally:
+        random.setstate(before)
+    learned = examiner.examined
+    arrows = {
+        state: {letter: (state.transitions[letter], state.output_fun[letter]) for letter in letters}
+        for state in learned.states
+    }
+    return _machine(learned.initial_state, arrows, task, 0)
+
+
+class _TooManyWordsError(Exception):
+    """L* has asked for more words than it may."""
+
+
+def _machine(
+    start: Any, arrows: dict[Any, dict[int, tuple[Any, int]]], task: AutomatonTask, guess: int
+) -> StateMachine:
+    """Return tables: state -> letter -> next state and answer, and what is answered elsewhere."""
+    numbers = {state: number for number, state in enumerate(dict.fromkeys([start, *arrows]))}
+    transitions = np.empty((len(numbers), task.vocab_size), dtype=np.int32)
+    answers = np.empty_like(transitions)
+    for state, number in numbers.items():
+        for letter in range(task.vocab_size):
+            after, answer = arrows[state].get(letter, (state, guess))
+            transitions[number, letter], answers[number, letter] = numbers[after], answer
+    return StateMachine(transitions, answers)

@@ -1,0 +1,122 @@
+"""Monitors of protocols, learned from labelled traces: networks beside RPNI and L*."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import get_args
+
+from statemix.layers import LayerSpec
+from statemix.sweeps.recipes import by_labels, exact
+from statemix.sweeps.study_runs import Runnable
+from statemix.tasks import TaskSpec
+from statemix.tasks.automata.known_languages import MONITORS
+from statemix.training import (
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+)
+from statemix_lab.studies.exactness.exact_suites import with_layer
+from statemix_lab.studies.exactness.learned_automata import Algorithm, LearnedAutomaton
+from statemix_lab.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
+
+PROPERTIES = {
+    # A handle that was closed is not read or written before it is opened again.
+    "file-handle": """\
+start: closed
+bad: wrong
+closed read ok wrong
+closed write ok wrong
+closed open-read * opened
+closed open-write * opened
+opened close * closed""",
+    # No data before the handshake of a connection is complete, or after its end.
+    "tcp-handshake": """\
+start: silent
+bad: wrong
+silent data ok wrong
+half data ok wrong
+closing data ok wrong
+silent syn * half
+half ack * open
+half rst * silent
+open rst * silent
+open fin * closing
+closing ack * silent
+closing rst * silent""",
+    # After three wrong passwords, nobody logs in or uses the account without an unlock.
+    "login": """\
+start: none
+bad: wrong
+locked right ok wrong
+locked use ok wrong
+none wrong * one
+one wrong * two
+two wrong * locked
+none right * in
+one right * in
+two right * in
+in logout * none
+one unlock * none
+two unlock * none
+locked unlock * none""",
+}
+"""Safety property of each protocol."""
+
+_SHARES = (0.0, 0.02, 0.1)
+_SEEDS = (0, 1, 2)
+# Traces of training, and as many of validation.
+_TRACES, _CALLS = 1000, 16
+_TESTS, _LENGTH = 256, 1024
+# Entries of a block, for all protocols alike: no learner knows how many states there are.
+_ENTRIES = 16
+_LSTM_EPOCHS = 60
+
+
+def monitor_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return an entry for each protocol, share of wrong labels and learner."""
+    del protocol, size
+    return tuple(
+        StudyEntry(
+            column,
+            learner,
+            Trials(lambda runs=runs: [Trial("", runs)]),  # type: ignore[misc]
+            labels={"wrong": share},
+        )
+        for column in PROPERTIES
+        for share in _SHARES
+        for learner, runs in _runs(column, share)
+    )
+
+
+def _runs(column: str, share: float) -> Iterator[tuple[str, tuple[Runnable, ...]]]:
+    task = TaskSpec("automaton", preset=column, length=_CALLS, train_size=_TRACES, flipped=share)
+    lstm = RunConfig(
+        task=task,
+        model=ModelConfig(layers=(LayerSpec("lstm"),)),
+        schedules=ScheduleConfig(epochs=_LSTM_EPOCHS),
+    )
+    for learner, config in {"BD-LRU, recipe exact": _blind(task, share), "LSTM": lstm}.items():
+        evaluation = EvaluationConfig(
+            every=20, lengths=(_LENGTH,), validation_size=_TRACES, test_size=_TESTS
+        )
+        runtime = RuntimeConfig(device="cpu", num_threads=1)
+        measured = config.replace(evaluation=evaluation, runtime=runtime)
+        yield learner, tuple(measured.replace(seed=seed) for seed in _SEEDS)
+    for algorithm in get_args(Algorithm):
+        run = LearnedAutomaton(algorithm, task, PROPERTIES[column], _TRACES, _LENGTH, _TESTS)
+        yield algorithm, tuple(replace(run, seed=seed) for seed in _SEEDS)
+
+
+def _blind(task: TaskSpec, share: float) -> RunConfig:
+    """Return the recipe without what it takes from the automaton."""
+    config = with_layer(exact(task), block_size=_ENTRIES)
+    right = exact(TaskSpec(task.name, **{**task.options, "flipped": 0.0})).search
+    search = right.replace(size=_TRACES, length=_CALLS)
+    return config.replace(search=by_labels(search, share, 2, num_labels=_TRACES * _CALLS))
+
+
+def property_of(task: TaskSpec) -> str:
+    """Return the safety property of the protocol that is a task's automaton."""
+    rules = task.options["rules"]
+    return next(PROPERTIES[name] for name in PROPERTIES if MONITORS[name]["rules"] == rules)

@@ -1,0 +1,379 @@
+"""The entries of the studies of Movahedi et al.: groups, iterations, copying and questions."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+from statemix.layers import LayerSpec
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    BatchConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+)
+from statemix.training.settings import Assignments
+from statemix_lab.studies.study_entries import Number, SizeName, StudyEntry, Trials
+
+PAPER = "Movahedi et al."
+_TABLES = json.loads(
+    resources.files("statemix_lab.studies.fixed_points")
+    .joinpath("fixed_point_tables.json")
+    .read_text(encoding="utf-8")
+)
+
+STATE_TRACKING: dict[str, dict[str, float]] = _TABLES["accuracy_at_512_tokens_after_128"]
+"""Model -> group -> accuracy at 512 tokens, after training with at most 128.
+
+The accuracy must be that of single answers. A model that is right up to 128 tokens and guesses from
+there has .25 of them at 512, where the share of words without a mistake would be 0, and the paper
+has .24 for a model that does not generalise.
+"""
+
+ITERATION_BUDGETS = {
+    int(budget): {int(length): Number(*number) for length, number in numbers.items()}
+    for budget, numbers in _TABLES[
+        "a5_by_iteration_budget_and_length, [accuracy, iterations at the test]"
+    ].items()
+}
+"""Most iterations in training -> tokens of a test word -> the numbers.
+
+The accuracy must be the share of words without a mistake: it falls to 0 where that of single
+answers would stay above the share of answers that are right up to the training length.
+"""
+
+CATBABI: dict[int, dict[str, float]] = {
+    int(num_layers): numbers
+    for num_layers, numbers in _TABLES["catbabi_by_number_of_layers"].items()
+}
+"""Number of layers -> model -> accuracy on the questions of catbAbI."""
+
+LANGUAGE: dict[str, float] = _TABLES["language_perplexity_160M_2B_tokens_FineWeb"]
+"""Model -> test perplexity."""
+
+# The paper's code trains until three quarters of a batch have converged.
+_TRAINED = 0.75
+_EVALUATIONS = 5
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The training of every model of a suite.
+
+    ``d_state`` is the number of columns of the state of FP-Mamba, ``learning_rate`` the first of a
+    cosine to 0, ``gradient`` the number of applications that a layer which iterates differentiates
+    (1 in the paper's code), ``first_length`` the length of sequences at first, and ``num_scored``
+    the number of sequences of a test, and of a validation. Tests have as many iterations as the
+    paper's code allows.
+    """
+
+    hidden_size: int
+    d_state: int
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+    seeds: tuple[int, ...]
+    warmup_steps: int = 0
+    weight_decay: float = 0.01
+    test_iterations: int = 1000
+    num_scored: int = 512
+    gradient: int = 1
+    first_length: int | None = None
+
+    def runs(
+        self,
+        task: TaskSpec,
+        layer: LayerSpec,
+        lengths: Sequence[int],
+        *,
+        bos: bool = False,
+        num_layers: int = 1,
+        hidden_size: int | None = None,
+        num_steps: int | None = None,
+    ) -> Trials:
+        """Return one setting, with a run for each seed; None means the width or steps of the scale.
+
+        A layer that iterates stops in training when three quarters of a batch have converged, and
+        in tests when all have. A layer of a single iteration is tested as such. ``lengths`` are
+        further test lengths in tokens.
+        """
+        steps = num_steps or self.num_steps
+        options: Mapping[str, object] = layer.options
+        iterates = options.get("max_iterations", 1) != 1
+        config = RunConfig(
+            task=task,
+            model=ModelConfig(
+                layers=(layer,),
+                num_layers=num_layers,
+                hidden_size=hidden_size or self.hidden_size,
+                bos=bos,
+            ),
+            batches=BatchConfig(size=self.batch_size),
+            optimizer=OptimizerConfig(
+                learning_rate=self.learning_rate, weight_decay=self.weight_decay, clip_norm=1.0
+            ),
+            schedules=ScheduleConfig(
+                num_steps=steps,
+                warmup_steps=self.warmup_steps,
+                learning_rate="cosine",
+                min_learning_rate=0.0,
+                first_length=self.first_length,
+            ),
+            evaluation=EvaluationConfig(
+                every=-(-steps // _EVALUATIONS),
+                test_size=self.num_scored,
+                validation_size=self.num_scored,
+                lengths=tuple(lengths),
+                attributes=Assignments(max_iterations=self.test_iterations, quantile=1.0)
+                if iterates
+                else Assignments(),
+            ),
+            # One thread: two runs side by side are faster than one with two threads.
+            runtime=RuntimeConfig(num_threads=1),
+        )
+        return Trials.seeded(config, self.seeds)
+
+
+def words(group: str, length: int, size: SizeName) -> TaskSpec:
+    """Return the task of words over a group, of all lengths from 2 to that of training.
+
+    On a laptop words are over two generators: in its 1,500 steps no fixed-point RNN learns words of
+    all elements (laboratory/results/fixed_point/pilots.jsonl).
+    """
+    options = {"group": group, "length": length, "min_length": 2}
+    return TaskSpec("permutation", **options, **({"generators": True} if size == "laptop" else {}))
+
+
+def fp_mamba(version: int, scale: Scale, **options: object) -> LayerSpec:
+    """FP-Mamba 1 or 2 as the paper trains it: within 10% of its fixed point."""
+    usual: dict[str, object] = {"d_state": scale.d_state, "tolerance": 0.1, "quantile": _TRAINED}
+    if scale.gradient != 1:
+        usual["gradient"] = scale.gradient
+    return LayerSpec(f"fp_mamba{version}", **{**usual, **options})
+
+
+Scales = Mapping[SizeName, Scale]
+"""Size -> the training of a suite."""
+
+
+def _entry(
+    size: SizeName,
+    column: str,
+    model: str,
+    layer: LayerSpec,
+    trials: Trials,
+    paper: str,
+    **more: Any,
+) -> StudyEntry:
+    """Return an entry; ``paper`` is the setting of the paper, which a laptop does not have."""
+    published_for = paper if size == "laptop" else ""
+    layers, more = (layer,), {"published_for": published_for, **more}
+    return StudyEntry(column, model, trials, size=size, layers=layers, **more)
+
+
+_GROUPS = ("A_5", "S_5")
+_TRACKING_SCALES: Scales = {
+    "laptop": Scale(64, 4, 64, 1500, 2e-3, seeds=(0, 1, 2), test_iterations=256),
+    "workstation": Scale(128, 16, 128, 20_000, 1e-3, seeds=(0, 1, 2)),
+    "paper": Scale(512, 16, 512, 20_000, 1e-4, seeds=(0, 1, 2)),
+}
+# Longest words of training; the paper tests at four times the longer of its two.
+_WORDS: dict[SizeName, int] = {"laptop": 16, "workstation": 128, "paper": 128}
+_PUBLISHED_AT = 512
+_WORDS_OF_PAPER = "words of all elements"
+# Model -> width with which its layer has as many parameters as others of the usual width; in the
+# paper all have one width.
+_WIDTHS = {
+    "FP-Mamba1 Kronecker": 60,
+    "FP-Mamba1 Householder_4": 42,
+    "FP-Mamba2 Householder": 44,
+    "LSTM": 98,
+}
+# Model -> steps that take a laptop as long as 1,500 of FP-Mamba1 with one reflection, to two digits
+# (laboratory/results/fixed_point/step-times.jsonl).
+_STEPS = {
+    "FP-Mamba1 Kronecker": 640,
+    "BD-LRU m=5 softmax": 7700,
+    "LSTM": 9500,
+    "DeltaProduct_4": 1000,
+    "BD-LRU m=5 signed": 7800,
+    "BD-LRU m=5 householder": 7300,
+    "FP-Mamba1 Householder_4": 990,
+    "GatedDeltaProduct_4": 890,
+    "FP-Mamba2 Kronecker": 1100,
+    "FP-Mamba2 Householder": 1600,
+}
+
+
+def _tracking_layers(scale: Scale, length: int) -> dict[str, LayerSpec]:
+    """Return the models, those of the paper by its names."""
+    iterated = {"d_conv": 0, "max_iterations": length}
+    width = scale.hidden_size
+    # As many parameters as FP-Mamba1 with one reflection, which has about 19 times the square of
+    # the width.
+    blocks = {"num_blocks": round(width * 0.47), "block_size": 5}
+    heads = {"num_heads": width // 16, "head_dim": 32, "conv_size": 0}
+    return {
+        "FP-Mamba1 Kronecker": fp_mamba(1, scale, mixer="kronecker", **iterated),
+        "BD-LRU m=5 softmax": LayerSpec("bd_lru", **blocks),
+        "LSTM": LayerSpec("lstm"),
+        "FP-Mamba1 Householder_1": fp_mamba(1, scale, **iterated),
+        "DeltaProduct_4": LayerSpec("delta_product", **heads),
+        "BD-LRU m=5 signed": LayerSpec("bd_lru", **blocks, gate="signed"),
+        "BD-LRU m=5 householder": LayerSpec("bd_lru", **blocks, gate="householder"),
+        "FP-Mamba1 Householder_4": fp_mamba(1, scale, rank=4, **iterated),
+        "GatedDeltaProduct_4": LayerSpec("delta_product", **heads, use_forget_gate=True),
+        "FP-Mamba2 Kronecker": fp_mamba(2, scale, mixer="kronecker", **iterated),
+        "FP-Mamba2 Householder": fp_mamba(2, scale, rank=4, **iterated),
+    }
+
+
+def tracking_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return the entries of fp-a5: fixed points beside BD-LRU and others on A_5 and S_5."""
+    scale, length, numbers = _TRACKING_SCALES[size], _WORDS[size], STATE_TRACKING
+    found = []
+    for group in _GROUPS:
+        task = words(group, length, size)
+        lengths = [factor * length for factor in (2, 4, 8)]
+        for model, layer in _tracking_layers(scale, length).items():
+            known = numbers.get(model)
+            published = {_PUBLISHED_AT: Number(known[group])} if known else {}
+            width, steps = None, None
+            if size == "laptop":
+                width, steps = _WIDTHS.get(model), _STEPS.get(model)
+            runs = scale.runs(task, layer, lengths, bos=True, hidden_size=width, num_steps=steps)
+            column = task.build().title
+            found.append(
+                _entry(size, column, model, layer, runs, _WORDS_OF_PAPER, published=published)
+            )
+    return tuple(found)
+
+
+_BUDGET_GROUP, _BUDGET_LENGTH = "A_5", 16
+# Paper: mean of four runs.
+_BUDGET_SCALES: Scales = {
+    **_TRACKING_SCALES,
+    # With a gradient of one application, and words of 16 from the start, a layer is right on one
+    # element in five after 1,500 steps (laboratory/results/fixed_point/pilots.jsonl).
+    "workstation": replace(
+        _TRACKING_SCALES["workstation"],
+        num_steps=3000,
+        learning_rate=6e-3,
+        gradient=4,
+        first_length=4,
+    ),
+    "paper": replace(_TRACKING_SCALES["paper"], seeds=(0, 1, 2, 3)),
+}
+# The largest and the smallest say most.
+_BUDGETS = (16, 2, 8, 6, 12, 10, 14)
+
+
+def budget_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return the entries of fp-budget: what the iterations allowed in training are worth."""
+    numbers, scale = ITERATION_BUDGETS, _BUDGET_SCALES[size]
+    task = words(_BUDGET_GROUP, _BUDGET_LENGTH, size)
+    if size == "laptop":
+        # There are too few shorter words of two generators for a test.
+        numbers = {
+            budget: {length: number for length, number in found.items() if length >= 15}
+            for budget, found in numbers.items()
+        }
+    found = []
+    for budget in _BUDGETS:
+        layer = fp_mamba(1, scale, d_conv=0, max_iterations=budget)
+        runs = scale.runs(task, layer, list(numbers[budget]), bos=True)
+        model = f"FP-Mamba1 householder 1, at most {budget} iterations"
+        more: Any = {"metric": "sequence_accuracy", "published": numbers[budget]}
+        found.append(_entry(size, task.build().title, model, layer, runs, _WORDS_OF_PAPER, **more))
+    return tuple(found)
+
+
+_COPY_SCALES: Scales = {
+    "laptop": Scale(64, 16, 64, 1000, 3e-3, seeds=(0, 1, 2), warmup_steps=100, test_iterations=256),
+    "workstation": Scale(256, 32, 64, 10_000, 1e-3, seeds=(0, 1, 2), warmup_steps=300),
+    "paper": Scale(1024, 32, 8, 100_000, 1e-4, seeds=(0, 1, 2), warmup_steps=300, weight_decay=0.1),
+}
+_DEPTHS: dict[SizeName, int] = {"laptop": 1, "workstation": 2, "paper": 12}
+# Letters of the strings in training, fewest and most. No fixed-point RNN learned those of the paper
+# on a laptop, nor up to 12 (laboratory/results/fixed_point/pilots.jsonl).
+_LETTERS: dict[SizeName, tuple[int, int]] = {
+    "laptop": (3, 6),
+    "workstation": (5, 20),
+    "paper": (5, 20),
+}
+
+
+def _tokens(letters: int) -> int:
+    return 2 * letters + 2
+
+
+def copying_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return the entries of fp-copy: few iterations suffice where no state is tracked."""
+    scale = _COPY_SCALES[size]
+    fewest, most = _LETTERS[size]
+    task = TaskSpec("copying", min_length=_tokens(fewest), length=_tokens(most))
+    lengths = [_tokens(letters) for letters in (fewest, 2 * most, 4 * most)]
+    fixed = {"mixer_inputs": "sum"}
+    layers = {
+        "FP-Mamba1 householder 1": fp_mamba(1, scale, **fixed, max_iterations=_tokens(most)),
+        "FP-Mamba1, one iteration": fp_mamba(1, scale, **fixed, max_iterations=1),
+        "LSTM": LayerSpec("lstm"),
+    }
+    column = f"{fewest} to {most} letters"
+    return tuple(
+        _entry(
+            size,
+            column,
+            model,
+            layer,
+            scale.runs(task, layer, lengths, num_layers=_DEPTHS[size]),
+            "strings of 5 to 20 letters",
+        )
+        for model, layer in layers.items()
+    )
+
+
+ARCHIVE = "tasks_1-20_v1-2.tar.gz"
+_STORY_FOLDER = f"{ARCHIVE}/en-valid-10k"
+_STORY_LENGTH = 200
+_STORY_SCALES: Scales = {
+    "laptop": Scale(
+        32, 4, 16, 500, 2e-3, (0, 1, 2), weight_decay=0.0, test_iterations=256, num_scored=64
+    ),
+    "workstation": Scale(256, 16, 64, 15_000, 1e-3, seeds=(0, 1, 2), weight_decay=0.0),
+    "paper": Scale(512, 16, 256, 15_000, 1e-3, seeds=(0, 1, 2), weight_decay=0.0),
+}
+_MOST_IN_TRAINING: dict[SizeName, int] = {"laptop": 16, "workstation": 100, "paper": 100}
+
+
+def _story_layer(model: str, scale: Scale, most: int) -> LayerSpec:
+    """Return the layer of a model by its name in the paper; ``most`` limits its iterations."""
+    if model == "Mamba":
+        # A single iteration is Mamba with maps of length 1.
+        return fp_mamba(1, scale, max_iterations=1)
+    _, mixer = model.split(" ")
+    if mixer == "K":
+        return fp_mamba(1, scale, mixer="kronecker", max_iterations=most)
+    return fp_mamba(1, scale, rank=int(mixer[1:]), max_iterations=most)
+
+
+def story_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return the entries of catbabi: questions about stories."""
+    scale = _STORY_SCALES[size]
+    task = TaskSpec("catbabi", folder=_STORY_FOLDER, length=_STORY_LENGTH)
+    found = []
+    for num_layers, numbers in CATBABI.items():
+        column = f"{num_layers} layer" if num_layers == 1 else f"{num_layers} layers"
+        for model, number in numbers.items():
+            layer = _story_layer(model, scale, _MOST_IN_TRAINING[size])
+            runs = scale.runs(task, layer, (), num_layers=num_layers)
+            published = {_STORY_LENGTH: Number(number)}
+            # Other studies train on easier words instead.
+            paper = "width 512, 15,000 steps"
+            found.append(_entry(size, column, model, layer, runs, paper, published=published))
+    return tuple(found)

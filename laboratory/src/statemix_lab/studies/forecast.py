@@ -1,0 +1,139 @@
+"""How long runs will take on this machine, from a few steps of each network."""
+
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+from statemix.sweeps.study_runs import Runnable, StudyRun
+from statemix.training import OptimizerConfig, RunConfig
+from statemix.training.devices import build_fabric, threads
+from statemix.training.evaluation import SplitEvaluator
+from statemix.training.run import build_loop
+from statemix.training.schedules import attributes_set
+
+# Calls that are timed, after one that is not; the fastest counts, as other programs only slow down.
+_CALLS = 3
+# Seconds after which no further call is timed, and that make the first one count: a table has
+# dozens of networks.
+_ENOUGH_S = 0.5
+# Tokens of a step: enough that its overhead does not count.
+_TOKENS = 2048
+
+
+class _Price(NamedTuple):
+    """Seconds per token of an optimiser step, and of an evaluation."""
+
+    step: float
+    evaluation: float
+
+
+class Forecast:
+    """Predicts the time of runs from the time that each network takes per token.
+
+    Each network is measured once, on the first data that it meets. The prediction ignores early
+    stopping, further test lengths, and whatever else uses the machine. A search is expected to take
+    as long as an attempt that never leaves its plateau.
+
+    Args:
+        limit_s: seconds of measuring after which no further network is measured; None means all
+            are.
+
+    Example:
+        >>> from statemix.training import ScheduleConfig
+        >>> config = RunConfig(schedules=ScheduleConfig(num_steps=10))
+        >>> Forecast().seconds(config) > 0
+        True
+    """
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self._known: dict[str, _Price] = {}
+        self._left_s = math.inf if limit_s is None else limit_s
+
+    def seconds(self, config: Runnable) -> float | None:
+        """Return the seconds that a run will take; None if its network is not measured.
+
+        Raises:
+            RequestError: if the run cannot be built.
+        """
+        if isinstance(config, StudyRun):
+            began = time.perf_counter()
+            found = config.seconds() if self._left_s > 0 else None
+            self._left_s -= time.perf_counter() - began
+            return found
+        config = config.resolved()
+        task, evaluation = config.build_task(), config.evaluation
+        per_epoch = 1 if task.train_size is None else -(-task.train_size // config.batches.size)
+        steps = config.schedules.num_steps or (config.schedules.epochs or 0) * per_epoch
+        if config.search.attempts is not None:
+            steps += config.search.max_steps
+        evaluations = -(-steps // ((evaluation.every or 1) * per_epoch))
+        price = self._price(config)
+        if price is None:
+            return None
+        trained = steps * min(config.batches.size, task.train_size or config.batches.size)
+        scored = evaluations * (evaluation.test_size + evaluation.validation_size)
+        length, schedules = float(task.length), config.schedules
+        if schedules.first_length is not None:
+            cut = min(schedules.first_length, task.length)
+            length += schedules.first_share * (cut - length)
+        return trained * length * price.step + scored * task.length * price.evaluation
+
+    def _price(self, config: RunConfig) -> _Price | None:
+        plain = config.to_plain()
+        parts = [plain[name] for name in ("model", "batches", "runtime")]
+        network = json.dumps([*parts, plain["evaluation"]["attributes"]])
+        if network not in self._known and self._left_s > 0:
+            began = time.perf_counter()
+            with threads(config.runtime.num_threads), warnings.catch_warnings():
+                # Layers that iterate say so, and untrained ones rarely converge.
+                warnings.filterwarnings("ignore", message=".* has not converged")
+                self._known[network] = _measure(config)
+            self._left_s -= time.perf_counter() - began
+        return self._known.get(network)
+
+
+def _measure(config: RunConfig) -> _Price:
+    task = config.build_task()
+    fabric = build_fabric(config.runtime.device, config.runtime.precision)
+    model = config.build_model(task)
+    batches = config.batches
+    count = min(batches.size, max(_TOKENS // task.length, batches.accumulate))
+    schedules = config.schedules.replace(learning_rate="constant", first_length=None)
+    # A run may have fewer steps than are timed.
+    if schedules.epochs is None:
+        schedules = schedules.replace(num_steps=max(schedules.num_steps or 0, 1 + _CALLS))
+    else:
+        schedules = schedules.replace(epochs=max(schedules.epochs, 1 + _CALLS))
+    # Weights that hardly move, so that no learning rate diverges here.
+    still = config.replace(
+        batches=batches.replace(size=count),
+        optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
+        schedules=schedules,
+    )
+    loop = build_loop(still, task, model, fabric)
+    evaluator = SplitEvaluator(task, "test", count, batch_size=count, autocast=fabric.autocast)
+    tokens = task.length * count
+    step = _fastest(lambda: loop.train_step(loop.step))
+    with attributes_set(model, config.evaluation.attributes):
+        evaluation = _fastest(lambda: evaluator(model))
+    return _Price(step / tokens, evaluation / tokens)
+
+
+def _fastest(call: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of a few calls."""
+    first = _timed(call)
+    if first >= _ENOUGH_S:
+        return first
+    times: list[float] = []
+    while len(times) < _CALLS and sum(times) < _ENOUGH_S:
+        times.append(_timed(call))
+    return min(times)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

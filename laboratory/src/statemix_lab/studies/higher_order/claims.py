@@ -1,0 +1,194 @@
+"""What our runs say about each claim of the paper."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import polars as pl
+
+from statemix_lab.studies.higher_order.comparisons import HOLDS, Claim, Comparison
+from statemix_lab.studies.higher_order.contenders import Contender, layer_price
+from statemix_lab.studies.higher_order.paper_claims import CLAIMS
+from statemix_lab.studies.higher_order.protocols import cell
+from statemix_lab.studies.result_text import accuracy_text
+from statemix_lab.studies.store import StoredRow
+from statemix_lab.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, begun
+from statemix_lab.studies.tidy import FULL, scores, tidy
+
+ClaimVerdict = Literal["holds", "does not hold", "open"]
+
+
+class Finding(NamedTuple):
+    """A condition with what decides it.
+
+    Attributes:
+        condition: the condition.
+        values: accuracies of its models, or their numbers of parameters; None where not measured,
+            and 0 where no run of a model has a result, as all diverged.
+        control: accuracy of its control; None where not measured, or without one.
+        as_published: whether the runs have the data of the paper and are trained in full.
+    """
+
+    condition: Comparison
+    values: tuple[float | None, ...]
+    control: float | None = None
+    as_published: bool = False
+
+    @property
+    def true(self) -> bool | None:
+        """Whether the condition is met; None while a value is missing or the control has failed."""
+        known = [value for value in self.values if value is not None]
+        if len(known) < len(self.values):
+            return None
+        if self.condition.control is not None and (self.control or 0.0) < self.condition.least:
+            return None
+        return HOLDS[self.condition.relation](known[0], known[-1])
+
+
+class Decision(NamedTuple):
+    """What our runs say about a claim under one protocol: a finding for each of its conditions."""
+
+    claim: Claim
+    protocol: ProtocolName
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> ClaimVerdict:
+        """Whether the claim holds: one condition that is not met decides against it."""
+        truths = [finding.true for finding in self.findings]
+        if False in truths:
+            return "does not hold"
+        return "open" if None in truths else "holds"
+
+    @property
+    def as_published(self) -> bool:
+        """Whether all comparisons that decide the verdict were made as in the paper."""
+        decided = [finding for finding in self.findings if finding.true is not None]
+        if self.verdict == "does not hold":
+            decided = [finding for finding in decided if not finding.true]
+        return bool(decided) and all(finding.as_published for finding in decided)
+
+
+def decision_rows(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
+    """Return decisions as plain data."""
+    return [
+        {
+            "claim": decision.claim.name,
+            "statement": decision.claim.statement,
+            "protocol": decision.protocol,
+            "verdict": decision.verdict,
+            "as_published": decision.as_published,
+            "findings": [
+                {
+                    "column": finding.condition.column.name,
+                    "model": finding.condition.model.name,
+                    "relation": finding.condition.relation,
+                    "other": finding.condition.other.name if finding.condition.other else None,
+                    "values": list(finding.values),
+                    "true": finding.true,
+                }
+                for finding in decision.findings
+            ],
+        }
+        for decision in decisions
+    ]
+
+
+def claim_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
+    """Return the entries that decide the claims, each once."""
+    found = {
+        (condition.column.name, model.name, model.fixed): (model, condition.column)
+        for claim in CLAIMS
+        for condition in claim.conditions
+        for model in condition.needed
+    }
+    return [
+        entry
+        for model, column in found.values()
+        for entry in cell(model, column, protocol, size, fixed=str(model.fixed))
+    ]
+
+
+def decide(rows: Mapping[str, StoredRow], protocol: ProtocolName) -> list[Decision]:
+    """Decide every claim from the rows of results stores, by key.
+
+    A comparison reads one size: the largest at which it is decided.
+    """
+    entries = [one for size in SIZES for one in begun(claim_entries(protocol, size), rows)]
+    known = _accuracies(entries, rows) if entries else {}
+
+    def found(size: SizeName, one: Comparison, model: Contender) -> tuple[float | None, float]:
+        place = (size, one.column.name, model.name, str(model.fixed))
+        return known.get(place, (None, 0.0))
+
+    def at(size: SizeName, one: Comparison) -> Finding:
+        if one.other is not None and one.relation == "is smaller than":
+            models = (one.model, one.other)
+            # Such models have one layer at every state size.
+            sizes = [layer_price(model.layer(0)).num_parameters for model in models]
+            return Finding(one, tuple(sizes), as_published=one.column.is_papers)
+        scores = [found(size, one, model) for model in one.models]
+        control = None if one.control is None else found(size, one, one.control)[0]
+        in_full = all(share >= FULL for _, share in scores)
+        values = tuple(accuracy for accuracy, _ in scores)
+        return Finding(one, values, control, as_published=one.column.is_papers and in_full)
+
+    def finding(one: Comparison) -> Finding:
+        *larger, smallest = (at(size, one) for size in reversed(SIZES))
+        return next((this for this in larger if this.true is not None), smallest)
+
+    return [Decision(claim, protocol, tuple(map(finding, claim.conditions))) for claim in CLAIMS]
+
+
+def _accuracies(
+    entries: Iterable[StudyEntry], rows: Mapping[str, StoredRow]
+) -> dict[tuple[str, str, str, str], tuple[float, float]]:
+    """Return (size, column, model, whether its state size is fixed) -> accuracy, and the share.
+
+    The share is that of the paper's optimiser steps, 0 if these are not known.
+    """
+    known = (
+        scores(tidy(entries, rows))
+        .with_columns(
+            accuracy=pl.when("measured")
+            .then("ours")
+            # All runs diverged.
+            .when(pl.col("complete") & (pl.col("done").list.len() == 0))
+            .then(0.0)
+        )
+        .drop_nulls("accuracy")
+    )
+    return {
+        (one["size"], one["column"], one["model"], one["fixed"]): (
+            one["accuracy"],
+            one["share"] or 0.0,
+        )
+        for one in known.to_dicts()
+    }
+
+
+def decision_text(decision: Decision) -> tuple[str, list[str]]:
+    """Write a claim with its verdict, and what is known of its conditions."""
+    details = [_finding_text(one) for one in decision.findings if one.true is not None]
+    missing = sum(one.true is None for one in decision.findings)
+    if missing:
+        details.append(
+            f"undecided: {missing} of {len(decision.findings)} comparisons "
+            "(not yet measured, or no model has learned the task)"
+        )
+    setting = "" if decision.as_published else ", not tested at the paper's setting"
+    head = f"{decision.verdict}{setting}: {decision.claim.statement} "
+    head += f"(protocol {decision.protocol})"
+    return head, details
+
+
+def _finding_text(finding: Finding) -> str:
+    """Write a decided condition, such as "yes: BD-LRU m=3 (.999) learns on S3-250"."""
+    condition = finding.condition
+    answer = "yes" if finding.true else "no"
+    known = [value for value in finding.values if value is not None]
+    smaller = condition.relation == "is smaller than"
+    values = [f"{one:,.0f} parameters" if smaller else accuracy_text(one) for one in known]
+    words = f"{answer}: {condition.model.name} ({values[0]}) {condition.relation}"
+    if condition.other is not None:
+        words += f" {condition.other.name} ({values[1]})"
+    return words if smaller else f"{words} on {condition.column.data[0].name}"

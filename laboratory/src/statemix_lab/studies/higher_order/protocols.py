@@ -1,0 +1,341 @@
+"""How the runs of a table are configured: protocols and sizes by name."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+
+from statemix.layers import LayerSpec
+from statemix.models import MixerSpec, ModelKind
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    config_from_plain,
+)
+from statemix.training.plain import put
+from statemix_lab.studies.higher_order.contenders import Contender, single
+from statemix_lab.studies.store import StoredRow
+from statemix_lab.studies.study_entries import (
+    Metric,
+    Number,
+    ProtocolName,
+    ScreenedTrials,
+    SizeName,
+    StudyEntry,
+    Trial,
+    Trials,
+)
+
+MLP_DECODER = MixerSpec("mlp", intermediate_size=32)
+"""What protocol "mlp" adds behind the layer: the paper's "MLP decoder", as we read it.
+
+The paper does not state the width of its MLP. Ours is narrow because a wide MLP keeps BD-LRU from
+learning S_4 from few examples, unlike in the paper (docs/studies/wrapper.md).
+"""
+
+# About as many evaluations in a run that is not as long as the paper's.
+_EVALUATIONS = 25
+
+_EPOCHS = 200
+"""Epochs of the paper, those of MAD."""
+
+_BATCH = 128
+# A screening run of protocol "mad" has a quarter of the epochs, and 1,000 steps or all: after 100
+# steps on S_3 from 250 examples, every layer is at chance.
+_SCREEN = 4
+_LEAST_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How much of the paper's grid is run.
+
+    Attributes:
+        learning_rates: learning rates of protocols "paper" and "mlp".
+        state_sizes: state sizes N to try. The paper says "hidden size up to 6144", which we read as
+            the number of entries of the state.
+        all_variants: try every state size, kernel and number of heads of the baselines.
+        seeds: seeds of every setting.
+        num_settings: settings of protocol "tuned", the same for every model.
+        every_epoch: evaluate after every epoch, as the paper does, or about 25 times.
+        screened_sizes: state sizes N of protocol "mad".
+        kept: settings of protocol "mad" that are trained in full.
+    """
+
+    learning_rates: tuple[float, ...]
+    state_sizes: tuple[int, ...]
+    all_variants: bool
+    seeds: tuple[int, ...]
+    num_settings: int
+    every_epoch: bool
+    screened_sizes: tuple[int, ...]
+    kept: int
+
+
+GRIDS: dict[SizeName, Grid] = {
+    "laptop": Grid(
+        learning_rates=(1e-3,),
+        state_sizes=(192,),
+        all_variants=False,
+        seeds=(0, 1, 2),
+        num_settings=7,
+        every_epoch=False,
+        screened_sizes=(48, 96, 192, 384),
+        kept=1,
+    ),
+    "workstation": Grid(
+        learning_rates=(1e-3, 5e-4),
+        state_sizes=(192, 768),
+        all_variants=False,
+        seeds=(0, 1, 2),
+        num_settings=13,
+        every_epoch=False,
+        screened_sizes=(48, 96, 192, 384, 768),
+        kept=2,
+    ),
+    "paper": Grid(
+        learning_rates=(1e-3, 5e-4, 1e-4),
+        state_sizes=(192, 384, 768, 1536, 3072, 6144),
+        all_variants=True,
+        seeds=(0, 1, 2, 3, 4),
+        num_settings=25,
+        every_epoch=True,
+        screened_sizes=(48, 96, 192, 384, 768, 1536, 3072, 6144),
+        kept=2,
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A data set of a table by its name in the plan, and the length of training on it.
+
+    Durations are epochs, or optimiser steps on fresh examples, by size. ``lengths`` are further
+    test lengths, ``backbone`` says how the model reads its outputs, and ``metric`` is the score
+    that the paper reports. Protocol "mad" trains on ``fixed`` for ``epochs``, by size, if given.
+    """
+
+    name: str
+    task: TaskSpec
+    durations: Mapping[SizeName, int]
+    lengths: tuple[int, ...] = ()
+    backbone: ModelKind = "causal"
+    metric: Metric = "token_accuracy"
+    fixed: TaskSpec | None = None
+    epochs: Mapping[SizeName, int] = field(default_factory=dict)
+
+    def task_of(self, protocol: ProtocolName) -> TaskSpec:
+        """Return the task; protocol "mad" has a fixed training set, if another one has none."""
+        return self.fixed if protocol == "mad" and self.fixed else self.task
+
+    def updates(self, protocol: ProtocolName) -> int | None:
+        """Return the optimiser steps of the paper, which trains like MAD; None if not known."""
+        examples = self.task_of(protocol).options.get("train_size")
+        return _EPOCHS * -(-examples // _BATCH) if isinstance(examples, int) else None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table by its key there: the mean over its data sets.
+
+    ``is_papers`` says whether the paper has these data; ours are shorter.
+    """
+
+    name: str
+    data: tuple[Data, ...]
+    is_papers: bool = True
+
+    @property
+    def first(self) -> "Column":
+        """The column with its first data set alone."""
+        return replace(self, data=self.data[:1])
+
+
+def cell(
+    contender: Contender,
+    column: Column,
+    protocol: ProtocolName,
+    size: SizeName,
+    published: float | None = None,
+    *,
+    change: Callable[[Trials], Trials] = lambda trials: trials,
+    **labels: str | float,
+) -> list[StudyEntry]:
+    """Return the entries of one model and column, one for each data set.
+
+    ``published`` is the number of the paper; None if it only draws it. ``change`` changes the
+    settings to try.
+    """
+    layers = tried(contender, protocol, size)
+    return [
+        StudyEntry(
+            column.name,
+            contender.name,
+            change(_trials(protocol, size, contender, data)),
+            data=data.name,
+            protocol=protocol,
+            size=size,
+            metric=data.metric,
+            lengths=data.lengths,
+            published={} if published is None else {0: Number(published)},
+            layers=layers,
+            updates=data.updates(protocol),
+            labels=labels,
+        )
+        for data in column.data
+    ]
+
+
+def tried(contender: Contender, protocol: ProtocolName, size: SizeName) -> list[LayerSpec]:
+    """Return the layers of a model that a protocol tries at a size."""
+    grid = GRIDS[size]
+    if protocol == "mad":
+        return contender.grown(grid.screened_sizes)
+    return contender.choices(grid.state_sizes, all_variants=grid.all_variants)
+
+
+def at_state_size(contender: Contender, state_size: int) -> Contender:
+    """Return a model at one state size, without the variants of larger searches."""
+    usual = GRIDS["laptop"].state_sizes[0]
+    words = "" if state_size == usual else f", state of {state_size}"
+    return single(contender.name + words, contender.layer(state_size))
+
+
+# Tables, figures and claims share runs, whose keys take time.
+@cache
+def _trials(protocol: ProtocolName, size: SizeName, contender: Contender, data: Data) -> Trials:
+    if protocol == "mad":
+        return _screened(size, contender, data)
+    return Trials(partial(trials, protocol, size, contender, data))
+
+
+def _screened(size: SizeName, contender: Contender, data: Data) -> ScreenedTrials:
+    """Return the settings of protocol "mad": every state size and rate, first in screening runs.
+
+    The model is MAD's, in all parts: embedding, the layer and an MLP, each with a norm and a
+    residual connection, norm and linear readout. The model of compression is MAD's autoencoder,
+    whose encoder then has the MLP too.
+    """
+    grid = GRIDS[size]
+    layers = tried(contender, "mad", size)
+    epochs = data.epochs.get(size, data.durations[size])
+    updates = data.updates("mad")
+    least = 1 if updates is None else _EPOCHS * _LEAST_STEPS // updates
+    short = min(epochs, max(1, epochs // _SCREEN, least))
+
+    def settings() -> Iterator[tuple[Trial, Trial]]:
+        for layer, rate in itertools.product(layers, grid.learning_rates):
+            words = ", ".join([f"learning rate {rate:g}", *_options(layer, layers)])
+            config = _config(layer, data, size)
+            screen = _as_mad(config, data, rate, short).replace(seed=grid.seeds[0])
+            full = _seeded([words], _as_mad(config, data, rate, epochs), grid)
+            yield Trial(f"{words}, {short} epochs", (screen,)), full
+
+    def accuracy(row: StoredRow) -> float:
+        scores = [head[data.metric] for head in row["best_test"].values()]
+        return sum(scores) / len(scores)
+
+    return ScreenedTrials(settings, accuracy, grid.kept)
+
+
+def _as_mad(config: RunConfig, data: Data, rate: float, epochs: int) -> RunConfig:
+    """Give a run the model, the data and the length of protocol "mad"."""
+    return config.replace(
+        task=data.task_of("mad"),
+        model=config.model.replace(channel_mixer=MixerSpec("mlp")),
+        optimizer=config.optimizer.replace(learning_rate=rate),
+        schedules=config.schedules.replace(epochs=epochs, num_steps=None),
+        evaluation=config.evaluation.replace(every=max(1, epochs // _EVALUATIONS)),
+    )
+
+
+# The same choices for every model; what the paper fixes or leaves open.
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "optimizer.learning_rate": (3e-3, 1e-3, 5e-4, 1e-4),
+    "optimizer.weight_decay": (0.0, 0.1, 1.0),
+    "model.residual": (True, False),
+    "model.bos": (False, True),
+    "schedules.learning_rate": ("cosine", "constant"),
+}
+
+
+def trials(
+    protocol: ProtocolName, size: SizeName, contender: Contender, data: Data
+) -> Iterator[Trial]:
+    """Yield the settings to try for one model on one data set.
+
+    Protocol "mad" first tries every state size and learning rate in short runs with one seed (see
+    ``_screened``). Protocol "paper" tries the learning rates and state sizes of the paper. The
+    score of both is the best test accuracy of all runs. Protocol "mlp" adds an MLP behind the
+    layer, unless the model has its own, as that of compression. Protocol "tuned" tries settings
+    drawn at random, the same for every model, and that of "paper" with its first learning rate, and
+    selects one by validation accuracy.
+    """
+    scale = GRIDS[size]
+    layers = tried(contender, protocol, size)
+    if protocol == "mad":
+        yield from _screened(size, contender, data)
+    elif protocol != "tuned":
+        for layer, rate in itertools.product(layers, scale.learning_rates):
+            config = _config(layer, data, size)
+            if protocol == "mlp" and data.backbone == "causal":
+                config = config.replace(model=config.model.replace(channel_mixer=MLP_DECODER))
+            optimizer = config.optimizer.replace(learning_rate=rate)
+            words = [f"learning rate {rate:g}", *_options(layer, layers)]
+            yield _seeded(words, config.replace(optimizer=optimizer), scale)
+    else:
+        for setting in _settings(scale.num_settings):
+            for layer in layers:
+                tree = _config(layer, data, size).to_plain()
+                for name, value in setting.items():
+                    put(tree, name, value)
+                words = [f"{name.split('.')[-1]} {value}" for name, value in setting.items()]
+                words += _options(layer, layers)
+                yield _seeded(words, config_from_plain(tree), scale)
+
+
+def _settings(count: int) -> Iterator[dict[str, object]]:
+    """Yield settings drawn at random, and last, as other runs share it, that of "paper"."""
+    usual = (1e-3, 0.0, True, False, "cosine")
+    every = list(itertools.product(*_CHOICES.values()))
+    drawn = [values for values in random.Random(0).sample(every, count - 1) if values != usual]
+    for values in (*drawn, usual):
+        yield dict(zip(_CHOICES, values, strict=True))
+
+
+def _options(layer: LayerSpec, layers: Sequence[LayerSpec]) -> list[str]:
+    """Return the options of a layer in words, unless it is the only one to try."""
+    if len(layers) == 1:
+        return []
+    return [" ".join(f"{name}={value}" for name, value in layer.options.items())]
+
+
+def _seeded(words: Sequence[str], config: RunConfig, size: Grid) -> Trial:
+    return Trial(", ".join(words), tuple(config.replace(seed=seed) for seed in size.seeds))
+
+
+def _config(layer: LayerSpec, data: Data, size: SizeName) -> RunConfig:
+    """Configure a run as the paper says, and as MAD does where the paper is silent."""
+    duration = data.durations[size]
+    fresh = "train_size" not in data.task.options
+    every = 1 if GRIDS[size].every_epoch and not fresh else max(1, duration // _EVALUATIONS)
+    return RunConfig(
+        task=data.task,
+        model=ModelConfig(layers=(layer,), hidden_size=128, backbone=data.backbone),
+        optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.0),
+        schedules=ScheduleConfig(
+            epochs=None if fresh else duration,
+            num_steps=duration if fresh else None,
+            learning_rate="cosine",
+            min_learning_rate=1e-5,
+        ),
+        evaluation=EvaluationConfig(every=every, lengths=data.lengths, stop_at=0.999),
+        # One thread: two runs side by side are faster than one with two threads.
+        runtime=RuntimeConfig(num_threads=1),
+    )

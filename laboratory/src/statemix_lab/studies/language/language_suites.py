@@ -1,0 +1,355 @@
+"""The models and entries of the language studies: Figure 4, and the duel."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+from statemix.layers import LAYERS, LayerSpec
+from statemix_lab.studies.language.language_runs import LanguageRun, StudyCorpus
+from statemix_lab.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
+
+RECURRENT, ATTENTION = "linear_attention", "full_attention"
+
+RATES = (1e-3, 3e-3, 1e-2)
+"""Learning rates that every contender of the duel chooses from."""
+
+SEEDS = (0, 1, 2)
+
+
+class LanguageContender(NamedTuple):
+    """A model of a comparison: name, and arguments of ``StatemixConfig``."""
+
+    name: str
+    model: Mapping[str, Any]
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """Its sequence layers, the first kind first."""
+        tables = [dict(self.model["mixers"][kind]) for kind in self.model["layer_types"]]
+        return tuple(dict.fromkeys(LayerSpec(one.pop("name"), **one) for one in tables))
+
+
+class _Setting(NamedTuple):
+    """Text and training that the models of a size share.
+
+    ``budget`` is the parameters of the mixers of a model, all layers together.
+    """
+
+    corpus: StudyCorpus
+    hidden_size: int
+    num_layers: int
+    tied: bool
+    budget: int
+    training: Mapping[str, Any]
+    widths: tuple[int, ...]
+    rates: tuple[float, ...]
+    precision: Any = "32-true"
+    num_threads: int | None = 1
+
+
+def _training(length: int, batch_size: int, steps: int, evaluations: int) -> dict[str, Any]:
+    every = steps // evaluations
+    return {"length": length, "batch_size": batch_size, "steps": steps, "evaluate_every": every}
+
+
+_FINEWEB = StudyCorpus(
+    ("hub:HuggingFaceFW/fineweb:sample-10BT",), "EleutherAI/gpt-neox-20b", most_documents=4_000_000
+)
+_SETTINGS: Mapping[SizeName, _Setting] = {
+    # Two million tokens, nearly an epoch. The mixers have as many parameters as four blocks of 16.
+    "laptop": _Setting(
+        StudyCorpus(),
+        hidden_size=160,
+        num_layers=3,
+        tied=True,
+        budget=586_944,
+        training=_training(128, 16, 1_000, 8),
+        widths=(96, 160, 224),
+        rates=(1e-3, 3e-3, 1e-2, 3e-2),
+    ),
+    # plainLM's defaults, with mixers that make 140M parameters.
+    "paper": _Setting(
+        _FINEWEB,
+        hidden_size=768,
+        num_layers=12,
+        tied=False,
+        budget=6_300_000,
+        training=_training(2048, 256, 4_800, 24) | {"accumulate": 8},
+        widths=(512, 768, 1024),
+        rates=(1e-3, 3e-3, 1e-2),
+        precision="bf16-mixed",
+        num_threads=None,
+    ),
+}
+_RATE = 3e-3
+
+
+def _inner(hidden_size: int) -> int:
+    """Return the inner width of the gated MLP, 8/3 of the width in multiples of 64."""
+    return -(-8 * hidden_size // 3 // 64) * 64
+
+
+def _model(
+    mixer: Mapping[str, Any],
+    *,
+    hidden_size: int,
+    num_layers: int,
+    inner: int | None = None,
+    tied: bool = True,
+    kinds: Sequence[str] | None = None,
+    attention: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    kinds = kinds or [RECURRENT] * num_layers
+    mixers = {RECURRENT: dict(mixer), ATTENTION: dict(attention or {})}
+    return {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "intermediate_size": inner or _inner(hidden_size),
+        "mixers": {kind: mixers[kind] for kind in dict.fromkeys(kinds)},
+        "layer_types": list(kinds),
+        "tie_word_embeddings": tied,
+    }
+
+
+@cache
+def _parameters(name: str, hidden_size: int, options: tuple[tuple[str, int], ...]) -> int:
+    layer = LAYERS.build(name, hidden_size=hidden_size, device="meta", **dict(options))
+    return sum(parameter.numel() for parameter in layer.parameters())
+
+
+def unit_count(name: str, unit: str, sizes: Mapping[str, int], hidden_size: int, most: int) -> int:
+    """Return how many blocks or channels bring the parameters of a layer closest to a number.
+
+    Args:
+        name: name of the layer, whose parameters are linear in the units.
+        unit: option that counts them.
+        sizes: other options.
+        hidden_size: width.
+        most: the number of parameters.
+    """
+    one, two = (_parameters(name, hidden_size, ((unit, count), *sizes.items())) for count in (1, 2))
+    return max(1, 1 + round((most - one) / (two - one)))
+
+
+def _lru(
+    setting: _Setting, name: str, m: int, width: int | None = None, **options: int
+) -> dict[str, Any]:
+    """Return a model of BD-LRU or H-LRU: the number of blocks or channels is adapted.
+
+    Mixers of other widths have their share of the budget: it grows as the parameters of the MLP.
+    """
+    width = width or setting.hidden_size
+    unit, option = {"bd_lru": ("num_blocks", "block_size"), "h_lru": ("num_channels", "order")}[
+        name
+    ]
+    most = setting.budget / setting.num_layers * (width / setting.hidden_size) ** 2
+    sizes = {option: m, **options}
+    count = unit_count(name, unit, sizes, width, round(most))
+    return _model(
+        {"name": name, unit: count, **sizes},
+        hidden_size=width,
+        num_layers=setting.num_layers,
+        tied=setting.tied,
+    )
+
+
+def _run(
+    setting: _Setting, model: Mapping[str, Any], rate: float = _RATE, **more: Any
+) -> LanguageRun:
+    training = {**setting.training, "learning_rate": rate, **more}
+    return LanguageRun(
+        setting.corpus,
+        model,
+        training,
+        precision=setting.precision,
+        num_threads=setting.num_threads,
+    )
+
+
+def _seeded(run: LanguageRun) -> Trials:
+    return Trials(lambda: [Trial("", tuple(replace(run, seed=seed) for seed in SEEDS))])
+
+
+BLOCKS, LARGER = "block size", "block size, 210M"
+WIDTH, RATE, FIXED_POINTS = "width", "learning rate", "fixed points"
+"""The parts of Figure 4 of Dubinin et al., and the table of Movahedi et al."""
+
+# Parameters of all mixers of the preset 210M.
+_LARGER_BUDGET = 76_200_000
+
+_NAMES = {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}
+BLOCK_SIZES = (("bd_lru", (1, 2, 4, 8, 16)), ("h_lru", (4, 16)))
+
+
+@cache
+def figure_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return the entries of Figure 4 at a size."""
+    del protocol
+    setting = _SETTINGS[size]
+
+    def entry(column: str, name: str, m: int, run: LanguageRun, at: float) -> StudyEntry:
+        layers = LanguageContender("", run.model).layers
+        return StudyEntry(
+            column,
+            f"{_NAMES[name]} m={m}",
+            _seeded(run),
+            size=size,
+            layers=layers,
+            labels={"at": at},
+        )
+
+    columns = {BLOCKS: setting}
+    if size == "paper":
+        columns[LARGER] = setting._replace(budget=_LARGER_BUDGET)
+    found = [
+        entry(column, name, m, _run(one, _lru(one, name, m)), m)
+        for column, one in columns.items()
+        for name, sizes in BLOCK_SIZES
+        for m in sizes
+    ]
+    found += [
+        entry(WIDTH, "bd_lru", m, _run(setting, _lru(setting, "bd_lru", m, width)), width)
+        for width in setting.widths
+        for m in (1, 4)
+    ]
+    found += [
+        entry(RATE, "bd_lru", m, _run(setting, _lru(setting, "bd_lru", m), rate), rate)
+        for rate in setting.rates
+        for m in (1, 4)
+    ]
+    found += [
+        StudyEntry(
+            FIXED_POINTS,
+            one.name,
+            _seeded(_fixed_point_run(setting, one.model)),
+            size=size,
+            layers=one.layers,
+            labels={"at": 0.0},
+        )
+        for one in _fixed_points(setting)
+    ]
+    return tuple(found)
+
+
+def _fixed_points(setting: _Setting) -> list[LanguageContender]:
+    """Return Mamba and FP-Mamba: Mamba is wider, as its mixer has fewer parameters."""
+    once: dict[str, Any] = {"max_iterations": 1, "mixer_inputs": "token"}
+    if setting.tied:
+        sizes = {"Mamba": (144, 448), "Kronecker": (120, 364), "Householder": (120, 424)}
+        # A laptop has no time for more: the iteration stops earlier where it converges.
+        iterated: dict[str, Any] = {"max_iterations": 10, "tolerance": 0.1, "quantile": 0.75}
+    else:
+        sizes = {"Mamba": (768, 2048), "Kronecker": (640, 1536), "Householder": (640, 1792)}
+        iterated = {"max_iterations": 100, "tolerance": 0.1, "quantile": 0.75}
+    layers = {
+        "Mamba": once,
+        "Kronecker": {"mixer": "kronecker", **iterated},
+        "Householder": {"mixer": "householder", **iterated},
+    }
+    return [
+        LanguageContender(
+            kind if kind == "Mamba" else f"FP-Mamba1 {kind}",
+            _model(
+                {"name": "fp_mamba1", **layers[kind]},
+                hidden_size=width,
+                num_layers=setting.num_layers,
+                inner=inner,
+                tied=setting.tied,
+            ),
+        )
+        for kind, (width, inner) in sizes.items()
+    ]
+
+
+def _fixed_point_run(setting: _Setting, model: Mapping[str, Any]) -> LanguageRun:
+    # An iterated step costs up to ten times the time: a laptop reads fewer tokens.
+    fewer = {"steps": 400, "evaluate_every": 100} if setting.tied else {}
+    return _run(setting, model, **fewer)
+
+
+def contenders() -> tuple[LanguageContender, ...]:
+    """Return the models of the duel, of equal parameters.
+
+    The number of blocks or channels is adapted, and for layers without such a number the inner
+    width of the gated MLP.
+    """
+    setting = _SETTINGS["laptop"]
+    size: dict[str, Any] = {"hidden_size": setting.hidden_size, "num_layers": setting.num_layers}
+    attention = {"name": "attention", "num_heads": 4, "rope": True}
+    delta = {
+        "name": "delta_net",
+        "num_heads": 4,
+        "use_forget_gate": True,
+        "use_output_gate": True,
+        "allow_neg_eigval": False,
+    }
+    mamba2 = {"name": "mamba2", "d_state": 64, "head_dim": 32}
+    blocks = {"name": "bd_lru", "num_blocks": 38, "block_size": 4}
+    hybrid = _model(
+        blocks,
+        hidden_size=setting.hidden_size,
+        num_layers=4,
+        inner=320,
+        kinds=[RECURRENT, RECURRENT, RECURRENT, ATTENTION],
+        attention=attention,
+    )
+    transformer = _model(
+        {}, **size, inner=640, kinds=[ATTENTION] * setting.num_layers, attention=attention
+    )
+    return (
+        LanguageContender("BD-LRU m=4", _lru(setting, "bd_lru", 4)),
+        LanguageContender("H-LRU m=4", _lru(setting, "h_lru", 4)),
+        LanguageContender("m=1 (minGRU)", _lru(setting, "bd_lru", 1)),
+        *(
+            LanguageContender(
+                f"BD-LRU m=4 C={channels}", _lru(setting, "bd_lru", 4, value_channels=channels)
+            )
+            for channels in (4, 8, 16)
+        ),
+        LanguageContender("Mamba-2", _model(mamba2, **size, inner=480)),
+        LanguageContender("Gated DeltaNet", _model(delta, **size, inner=584)),
+        LanguageContender("LSTM", _model({"name": "lstm"}, **size, inner=432)),
+        LanguageContender("Transformer", transformer),
+        LanguageContender("BD-LRU and attention 3:1", hybrid),
+    )
+
+
+@cache
+def duel_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return the entries of the duel: a trial for each learning rate."""
+    del protocol
+    setting = _SETTINGS[size]
+
+    def trials(model: Mapping[str, Any]) -> list[Trial]:
+        runs = {rate: _run(setting, model, rate) for rate in RATES}
+        return [
+            Trial(f"lr={rate:g}", tuple(replace(run, seed=seed) for seed in SEEDS))
+            for rate, run in runs.items()
+        ]
+
+    return tuple(
+        StudyEntry(
+            "duel",
+            one.name,
+            Trials(partial(trials, one.model)),
+            size=size,
+            layers=one.layers,
+        )
+        for one in contenders()
+    )
+
+
+def laptop_models() -> dict[str, Mapping[str, Any]]:
+    """Return the models of the duel and of Figure 4 against the block size, by name.
+
+    They are what ``statemix bench language`` times side by side.
+    """
+    every = {one.name: one.model for one in contenders()}
+    setting, known = _SETTINGS["laptop"], list(every.values())
+    for name, sizes in BLOCK_SIZES:
+        for m in sizes:
+            model = _lru(setting, name, m)
+            if model not in known:
+                every[f"{_NAMES[name]} m={m}"] = model
+    return every

@@ -1,0 +1,271 @@
+"""The tables of the language studies: what runs of one cell add up to."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import polars as pl
+
+from statemix.sweeps.study_runs import Runnable
+from statemix_lab.studies.chosen_rates import chosen_rate
+from statemix_lab.studies.figure import Panel, curves
+from statemix_lab.studies.language.language_runs import LanguageRun
+from statemix_lab.studies.language.language_suites import BLOCKS, LARGER, RATE, RATES, WIDTH
+from statemix_lab.studies.result_text import Line, Table, commit_text, duration_text
+from statemix_lab.studies.store import StoredRow
+from statemix_lab.studies.study_entries import StudyEntry
+
+_POINT = pl.Struct({"tokens": pl.Float64, "cpu_s": pl.Float64, "bits": pl.Float64})
+_SCHEMA: dict[str, Any] = {
+    "protocol": pl.String,
+    "size": pl.String,
+    "column": pl.String,
+    "model": pl.String,
+    "at": pl.Float64,
+    "family": pl.String,
+    "setting": pl.String,
+    "seed": pl.Int64,
+    "key": pl.String,
+    "status": pl.String,
+    "bits": pl.Float64,
+    "perplexity": pl.Float64,
+    "held_out_bits": pl.Float64,
+    "chosen": pl.Boolean,
+    "parameters": pl.Int64,
+    "state_bytes": pl.Int64,
+    "tokens": pl.Float64,
+    "cpu_s": pl.Float64,
+    "seconds": pl.Float64,
+    "points": pl.List(_POINT),
+    "commit": pl.String,
+}
+
+
+def language_runs(
+    entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
+) -> pl.DataFrame:
+    """Return a line for each run: its labels, and what its row holds.
+
+    Columns beside the labels: bits (per byte) and perplexity of the documents that score,
+    held_out_bits of all held-out documents, chosen (whether its learning rate is the one that
+    counts; null if it is not known yet), parameters, state_bytes, tokens and cpu_s of the training,
+    seconds, points of the curve in validation, and commit. Unless ``planned``, runs without a row
+    are left out.
+    """
+    lines = []
+    for entry in entries:
+        several = len(list(entry.trials)) > 1
+        for setting, config, name in entry.trials.runs:
+            if not planned and name not in rows:
+                continue
+            lines.append(
+                {
+                    "protocol": entry.protocol,
+                    "size": entry.size,
+                    "column": entry.column,
+                    "model": entry.model,
+                    "at": entry.labels.get("at"),
+                    "family": entry.layers[0].name,
+                    "setting": setting,
+                    "seed": config.seed,
+                    "key": name,
+                    "chosen": is_at_chosen_rate(config, rows) if several else True,
+                    **_results(rows.get(name)),
+                }
+            )
+    return pl.DataFrame(lines, schema=_SCHEMA)
+
+
+def _results(row: StoredRow | None) -> dict[str, Any]:
+    if row is None:
+        return {}
+    found: dict[str, Any] = {"status": row["status"], "commit": commit_text(row["environment"])}
+    if row["status"] != "done":
+        return found
+    language = row["language"]
+    points = [
+        {"tokens": one["tokens"], "cpu_s": one["cpu_s"], "bits": one["bits_per_byte"]}
+        for one in language["curve"]
+    ]
+    return found | {
+        "bits": language["scores"]["test"]["bits_per_byte"],
+        "perplexity": language["scores"]["test"]["perplexity"],
+        "held_out_bits": language["scores"]["held_out"]["bits_per_byte"],
+        "parameters": language["parameters"],
+        "state_bytes": language["state_bytes"],
+        "tokens": points[-1]["tokens"],
+        "cpu_s": points[-1]["cpu_s"],
+        "seconds": row["time_s"],
+        "points": points,
+    }
+
+
+def is_at_chosen_rate(run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
+    """Return whether a run of the duel has the learning rate that its model has chosen.
+
+    The rate with the fewest bits per byte in validation is chosen, by runs with seed 0. None means
+    that one of them has not ended yet.
+    """
+    run = cast(LanguageRun, run)
+    best = chosen_rate({rate: at_rate(run, rate) for rate in RATES}, rows, _validation_bits)
+    return None if best is None else bool(run.training["learning_rate"] == best)
+
+
+def at_rate(run: LanguageRun, rate: float) -> LanguageRun:
+    """Return the run with seed 0 that tries a learning rate."""
+    return replace(run, training={**run.training, "learning_rate": rate}, seed=0)
+
+
+def _validation_bits(row: StoredRow) -> float:
+    return float(row["language"]["scores"]["validation"]["bits_per_byte"])
+
+
+def summaries(runs: pl.DataFrame) -> pl.DataFrame:
+    """Return a line for each cell: what its finished runs at the chosen rate add up to.
+
+    Columns beside the labels: seeds (finished), deviation of bits over seeds (null below two), and
+    means of the others. A cell without results has 0 seeds.
+    """
+    done = pl.col("status").eq("done").fill_null(value=False) & pl.col("chosen").fill_null(
+        value=False
+    )
+    means = ["perplexity", "parameters", "state_bytes", "tokens", "cpu_s"]
+    return runs.group_by("column", "model", "at", "family", maintain_order=True).agg(
+        seeds=done.sum(),
+        lost=(pl.col("status").is_not_null() & (pl.col("status") != "done")).sum(),
+        bits=pl.col("bits").filter(done).mean(),
+        deviation=pl.col("bits").filter(done).std(),
+        setting=pl.col("setting").filter(done).first(),
+        **{name: pl.col(name).filter(done).mean() for name in means},
+    )
+
+
+def spread_text(mean: float | None, deviation: float | None) -> str:
+    """Write a mean and its standard deviation over seeds; a dash without results."""
+    if mean is None:
+        return "–"
+    return f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
+
+
+def figure_table(runs: pl.DataFrame) -> Table:
+    """Lay out the cells of Figure 4."""
+    head = ("part", "model", "at", "seeds", "bits per byte", "perplexity", "parameters", "state")
+    lines = [
+        Line((one["column"], one["model"], f"{one['at']:g}", *_cells(one)))
+        for one in summaries(runs).to_dicts()
+    ]
+    return Table((*head, "tokens", "training"), tuple(lines))
+
+
+def _ranked(runs: pl.DataFrame) -> pl.DataFrame:
+    """Leave out the models of the duel whose chosen rate is the least or the largest of the grid.
+
+    Such a model may have fewer bits at a rate beyond the grid.
+    """
+    edges = [f"lr={rate:g}" for rate in (min(RATES), max(RATES))]
+    chosen = pl.col("chosen").fill_null(value=False)
+    at_edge = runs.filter(chosen & pl.col("setting").is_in(edges))["model"].to_list()
+    return runs.filter(~pl.col("model").is_in(at_edge))
+
+
+def duel_table(runs: pl.DataFrame) -> Table:
+    """Lay out the models of the duel whose chosen rate lies within the grid."""
+    head = ("model", "rate", "seeds", "bits per byte", "perplexity", "parameters", "state")
+    lines = [
+        Line((one["model"], (one["setting"] or "–").removeprefix("lr="), *_cells(one)))
+        for one in summaries(_ranked(runs)).to_dicts()
+    ]
+    return Table((*head, "tokens", "training"), tuple(lines))
+
+
+def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the number of seeds and the means of a cell; dashes without results."""
+    lost = f" ({one['lost']} lost)" if one["lost"] else ""
+    if not one["seeds"]:
+        return (f"0{lost}", *["–"] * 6)
+    return (
+        f"{one['seeds']}{lost}",
+        spread_text(one["bits"], one["deviation"]),
+        f"{one['perplexity']:.2f}",
+        f"{one['parameters']:,.0f}",
+        f"{one['state_bytes']:,.0f} B",
+        f"{one['tokens']:,.0f}",
+        f"{duration_text(one['cpu_s'])} CPU",
+    )
+
+
+def figure_panels(runs: pl.DataFrame) -> list[Panel]:
+    """Return the panels of Figure 4: bits per byte against block size, width and rate."""
+    axes = {
+        BLOCKS: ("block size or order m", 1.0),
+        LARGER: ("block size or order m", 1.0),
+        WIDTH: ("width", 1.0),
+        RATE: ("learning rate, thousandths", 1e3),
+    }
+    panels, done = [], runs.filter(pl.col("bits").is_not_null())
+    for column, (label, scale) in axes.items():
+        points = [
+            (
+                one["model"].partition(" ")[0] if column in (BLOCKS, LARGER) else one["model"],
+                one["family"],
+                str(one["seed"]),
+                scale * one["at"],
+                one["bits"],
+            )
+            for one in done.filter(pl.col("column") == column).to_dicts()
+        ]
+        if points:
+            panels.append(Panel(column, label, curves(points), limits=None))
+    return panels
+
+
+def duel_panels(runs: pl.DataFrame, speeds: Mapping[str, float] | None = None) -> list[Panel]:
+    """Return the panels of the duel, of the models in its table: bits against tokens and time.
+
+    Args:
+        runs: the runs.
+        speeds: tokens per second by model, measured side by side. If a model has none, the time is
+            that of the processor during the runs.
+    """
+    counts = pl.col("points").is_not_null() & pl.col("chosen").fill_null(value=False)
+    done = _ranked(runs).filter(counts)
+    if not done.height:
+        return []
+    by_tokens, by_time = [], []
+    of_model: dict[str, list[dict[str, Any]]] = {}
+    for run in done.to_dicts():
+        of_model.setdefault(run["model"], []).append(run)
+    if not speeds or of_model.keys() - speeds.keys():
+        speeds = None
+    for model, group in of_model.items():
+        cpu_s = math.fsum(run["cpu_s"] for run in group)
+        rate = speeds[model] if speeds else math.fsum(run["tokens"] for run in group) / cpu_s
+        for run in group:
+            shared = (model, model, str(run["seed"]))
+            for point in run["points"]:
+                by_tokens.append((*shared, point["tokens"] / 1e6, point["bits"]))
+                by_time.append((*shared, point["tokens"] / rate / 60, point["bits"]))
+    how = "measured side by side" if speeds else "during the runs"
+    return [
+        Panel(title, label, curves(points), logarithmic=False, limits=None)
+        for title, label, points in (
+            ("at equal tokens", "million tokens", by_tokens),
+            ("at equal time", f"minutes of one thread, {how}", by_time),
+        )
+    ]
+
+
+def language_run_lines(runs: pl.DataFrame) -> Iterator[list[str]]:
+    """Yield a line for each run with a result: key, labels, setting, seed, result, time, commit."""
+    done = runs.filter(pl.col("bits").is_not_null()).unique("key", maintain_order=True)
+    for run in done.to_dicts():
+        yield [
+            run["key"],
+            f"{run['column']}, {run['model']}",
+            run["setting"],
+            f"seed {run['seed']}",
+            f"{run['bits']:.4f} bits per byte",
+            duration_text(run["seconds"]),
+            run["commit"],
+        ]

@@ -1,0 +1,109 @@
+"""Accuracies against the length of test sequences: the usual table and figure of a study."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from statemix_lab.studies.figure import CURVE, Panel
+from statemix_lab.studies.result_text import (
+    MARKS,
+    Line,
+    Table,
+    accuracy_text,
+    duration_text,
+    published_text,
+)
+from statemix_lab.studies.study_entries import StudyEntry
+from statemix_lab.studies.tidy import by_length, cell_labels
+
+LENGTHS_LEGEND = """\
+Columns are tokens of a test sequence. Each number is the mean over seeds, with the range in
+parentheses; after @ stand the iterations at the test, the mean over seeds and layers. = agrees with
+the paper within .05, < below, > above the paper, ? fewer than three seeds. cost: mean training and
+evaluation of a seed."""
+
+
+def length_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
+    """Lay out accuracies: a line for each model and a column for each length of test sequences.
+
+    Published numbers stand below the line of their model.
+    """
+    cell = cell_labels(runs)
+    numbers = by_length(runs, entries)
+    lengths = sorted(numbers["length"].unique())
+    known = numbers.partition_by(cell, as_dict=True)
+    proven = runs["certificate"].null_count() < len(runs)
+    lines = []
+    for place, group in runs.group_by(cell, maintain_order=True):
+        found = known[place].to_dicts() if place in known else []
+        of = {one["length"]: one for one in found}
+        here = [of.get(length, {}) for length in lengths]
+        first = group.row(0, named=True)
+        proofs = [_proven(group)] if proven else []
+        texts = (ended_text(group), *proofs, *map(_number, here), _cost(group))
+        lines.append(Line((first["column"], first["model"], *texts)))
+        if any(one.get("published") is not None for one in here):
+            blank = [""] * (1 + len(proofs))
+            published = map(_published, here)
+            lines.append(
+                Line(("  paper", first["published_for"], *blank, *published, ""), quiet=True)
+            )
+    head = ["trained on", "model", "seeds", *(["proven"] if proven else [])]
+    return Table((*head, *(f"{length:,}" for length in lengths), "cost"), tuple(lines))
+
+
+def _number(one: Mapping[str, Any]) -> str:
+    if not one.get("seeds"):
+        return ""
+    low, high = accuracy_text(one["low"]), accuracy_text(one["high"])
+    text = accuracy_text(one["mean"]) + (f" ({low}–{high})" if low != high else "")
+    if one["iterations"] is not None:
+        text += f" @{one['iterations']:.0f}"
+    return f"{text} {MARKS[one['verdict']]}".rstrip()
+
+
+def _published(one: Mapping[str, Any]) -> str:
+    if one.get("published") is None:
+        return ""
+    steps = one["published_iterations"]
+    return published_text(one["published"]) + ("" if steps is None else f" @{steps}")
+
+
+def ended_text(runs: pl.DataFrame) -> str:
+    """Write how many of some runs have a result, and how many ended without one."""
+    ended = runs["status"].drop_nulls()
+    done = int((ended == "done").sum())
+    lost = len(ended) - done
+    return f"{done} of {len(runs)}" + (f", {lost} without result" if lost else "")
+
+
+def _proven(runs: pl.DataFrame) -> str:
+    certified = runs["certificate"].drop_nulls()
+    return f"{int((certified == 'proven').sum())} of {len(certified)}" if len(certified) else ""
+
+
+def _cost(runs: pl.DataFrame) -> str:
+    seconds = runs.filter(pl.col("status") == "done")["seconds"].to_list()
+    return duration_text(math.fsum(seconds) / len(seconds)) if seconds else ""
+
+
+def length_panels(
+    runs: pl.DataFrame, panel: str = "column", line: str = "model", x_label: str = "tokens"
+) -> list[Panel]:
+    """Return a panel for each column: accuracy against the length of test sequences.
+
+    ``panel`` and ``line`` are labels: what has a panel, and what a line of its own.
+    """
+    done = runs.filter(pl.col("status") == "done").explode("tests").unnest("tests")
+    family = "family" if line == "model" else line
+    points = (pl.col(line), pl.col(family), pl.col("key"), pl.col("length"), pl.col("accuracy"))
+    return [
+        Panel(
+            str(name),
+            x_label,
+            group.select(*(c.alias(n) for c, n in zip(points, CURVE, strict=True))),
+        )
+        for (name,), group in done.group_by([panel], maintain_order=True)
+    ]

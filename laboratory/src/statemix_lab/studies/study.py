@@ -1,0 +1,353 @@
+"""A study: entries, and what is special about how its runs are measured and shown; all by name."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from statemix.errors import RequestError
+from statemix.sweeps.runner import Ended, JobEnding, run_all
+from statemix_lab.studies import store
+from statemix_lab.studies.figure import Panel, draw, svg
+from statemix_lab.studies.length_table import LENGTHS_LEGEND, length_panels, length_table
+from statemix_lab.studies.result_text import Table, accuracy_text, counted, duration_text
+from statemix_lab.studies.store import Store, StoredRow
+from statemix_lab.studies.study_entries import (
+    PROTOCOLS,
+    SIZES,
+    Planned,
+    ProtocolName,
+    SizeName,
+    StudyEntry,
+    begun,
+    due,
+)
+from statemix_lab.studies.tidy import ENOUGH_SEEDS, by_length, tidy
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page of results: an anchor, a heading, and whatever else it has.
+
+    The picture is SVG. Runs have one line each, and statements their details.
+    """
+
+    id: str
+    title: str
+    table: Table | None = None
+    legend: str = ""
+    picture: str = ""
+    caption: str = ""
+    runs: Sequence[Sequence[str]] = ()
+    statements: Sequence[tuple[str, Sequence[str]]] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Entries of one question, and how their results are shown.
+
+    Results are by default a table and a figure of accuracies against the length of test sequences.
+
+    Attributes:
+        name: name on the command line.
+        title: what it shows.
+        entries: (protocol, size) -> entries, those first that should be run first.
+        protocols: protocols that it has.
+        sizes: sizes that it has.
+        legend: explanation of its table.
+        paper: whose published numbers its entries hold; empty without any.
+        unmeasured: published numbers that none of its entries has.
+    """
+
+    name: str
+    title: str
+    entries: Callable[[ProtocolName, SizeName], Sequence[StudyEntry]]
+    protocols: tuple[ProtocolName, ...] = ("paper",)
+    sizes: tuple[SizeName, ...] = ("laptop",)
+    legend: str = LENGTHS_LEGEND
+    paper: str = ""
+    unmeasured: int = 0
+    # Whether the page also shows entries without results.
+    whole: ClassVar[bool] = False
+    caption: ClassVar[str] = "Thick lines are means over seeds, thin lines single seeds."
+
+    def chosen(
+        self,
+        protocol: ProtocolName,
+        size: SizeName,
+        columns: Sequence[str] = (),
+        models: Sequence[str] = (),
+    ) -> list[StudyEntry]:
+        """Return the entries of some columns, or of their data sets, and models; empty means all.
+
+        Raises:
+            RequestError: if the study does not have one of them.
+        """
+        for option, got, options in (
+            ("protocol", protocol, self.protocols),
+            ("size", size, self.sizes),
+        ):
+            if got not in options:
+                raise RequestError(
+                    f"{option} must be {' or '.join(options)} with {self.name}, got {got!r}"
+                )
+        every = self.entries(protocol, size)
+        known = {
+            "columns": dict.fromkeys(name for entry in every for name in entry.names),
+            "models": dict.fromkeys(entry.model for entry in every),
+        }
+        for option, names in (("columns", columns), ("models", models)):
+            for name in names:
+                if name not in known[option]:
+                    raise RequestError(
+                        f"{option} must be among {list(known[option])}, got {name!r}"
+                    )
+        self.check(every)
+        # A data set that is chosen chooses the whole number.
+        cells = {
+            entry.cell
+            for entry in every
+            if (not columns or set(entry.names) & set(columns))
+            and (not models or entry.model in models)
+        }
+        return [entry for entry in every if entry.cell in cells]
+
+    def check(self, entries: Sequence[StudyEntry]) -> None:
+        """Raise a RequestError if something that the runs read is missing."""
+
+    def is_wanted(self, one: Planned, rows: Mapping[str, StoredRow]) -> bool | None:
+        """Return whether a run is to be trained; None while runs that decide it must end."""
+        return one.trials.is_wanted(one.key, rows)
+
+    def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
+        """Return the runs that are still to be trained, or may be."""
+        rows = results.rows()
+        left = due(planned, rows, retry=retry)
+        return [one for one in left if self.is_wanted(one, rows) is not False]
+
+    def fill(
+        self,
+        planned: Sequence[Planned],
+        results: Store,
+        *,
+        retry: bool = False,
+        on_end: Callable[[Ended], None] | None = None,
+        **options: Any,
+    ) -> None:
+        """Train runs until all have ended or the time is up, and store a row for each that ended.
+
+        A run that a kill left unfinished is resumed by the next call. One that was finished, but
+        whose row was not yet stored, is not repeated either. Several processes may fill one store:
+        a run that another one trains gets no row here, so it stays due until that one stores it.
+
+        Args:
+            planned: runs in the order in which they start.
+            results: receives the rows.
+            retry: train runs again that diverged or failed.
+            on_end: called with each run that has ended, its row being stored, or was interrupted.
+            **options: further options of :func:`statemix.sweeps.runner.run_all`, with its errors.
+        """
+
+        def note(ended: Ended) -> None:
+            if ended.status != "interrupted" and not _is_done(results, ended):
+                results.append(self.row_of(ended))
+            if on_end is not None and (ended.started or ended.status != "interrupted"):
+                on_end(ended)
+
+        again: tuple[JobEnding, ...] = ("diverged", "failed") if retry else ()
+        tried: set[str] = set()
+        while True:
+            rows = results.rows()
+            left = [one for one in due(planned, rows, retry=retry) if one.key not in tried]
+            ready = [one for one in left if self.is_wanted(one, rows)]
+            if not ready:
+                break
+            tried |= {one.key for one in ready}
+            run_all([one.job for one in ready], retry=again, on_end=note, **options)
+        self.keep(planned, results)
+
+    def row_of(self, ended: Ended) -> StoredRow:
+        """Return the row of a run that is done, has diverged or has failed."""
+        return store.row_of(ended)
+
+    def keep(self, planned: Sequence[Planned], results: Store) -> None:
+        """Keep beside the store what rows do not hold."""
+
+    def runs(
+        self, entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
+    ) -> pl.DataFrame:
+        """Return the tidy table of the runs of entries."""
+        return tidy(entries, rows, planned=planned)
+
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
+        """Lay out the results."""
+        return length_table(runs, entries)
+
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
+        """Return the panels of the figure; none without results."""
+        return length_panels(runs)
+
+    def draw(self, runs: pl.DataFrame, folder: Path) -> Figure | None:
+        """Draw the results; ``folder`` holds what is kept beside the store."""
+        del folder
+        panels = self.panels(runs)
+        return draw(panels) if panels else None
+
+    def report(self, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]) -> list[str]:
+        """Return what a terminal shows below the table."""
+        del rows, entries
+        return [self.legend]
+
+    def counts(self, rows: Mapping[str, StoredRow]) -> tuple[int, int, int]:
+        """Return how many published numbers are measured, how many agree, and of how many.
+
+        Protocol "paper" counts before others, and the largest size with enough seeds.
+        """
+        found, places = [], set()
+        for protocol in reversed(self.protocols):
+            for size in self.sizes:
+                every = self.entries(protocol, size)
+                places |= {
+                    (entry.column, entry.model, length)
+                    for entry in every
+                    for length in entry.published
+                    if size == self.sizes[-1]
+                }
+                if entries := begun(every, rows):
+                    found.append(by_length(self.runs(entries, rows), entries))
+        if not found:
+            return 0, 0, len(places) + self.unmeasured
+        numbers = (
+            pl.concat(found, how="diagonal")
+            .filter(pl.col("comparable").is_not_null(), pl.col("seeds") >= ENOUGH_SEEDS)
+            .unique(["column", "model", "length"], keep="last")
+        )
+        agree = numbers.filter(verdict="agrees").height
+        return numbers.height, agree, len(places) + self.unmeasured
+
+    def sections(self, rows: Mapping[str, StoredRow], folder: Path) -> Iterator[Section]:
+        """Yield a section of the page for each protocol and size that adds results.
+
+        ``folder`` is that of the results stores that have the rows.
+        """
+        for protocol in PROTOCOLS:
+            seen: set[str] = set()
+            for size in SIZES:
+                if protocol not in self.protocols or size not in self.sizes:
+                    continue
+                every = self.entries(protocol, size)
+                entries = begun(every, rows)
+                if not entries:
+                    continue
+                runs = self.runs(every if self.whole else entries, rows, planned=False)
+                keys = set(runs.filter(pl.col("status") == "done")["key"])
+                # Sizes share runs: each is shown for what it adds to the smaller ones.
+                if keys <= seen:
+                    continue
+                seen |= keys
+                yield self.section(runs, entries, folder, protocol, size)
+
+    def section(
+        self,
+        runs: pl.DataFrame,
+        entries: Sequence[StudyEntry],
+        folder: Path,
+        protocol: ProtocolName,
+        size: SizeName,
+    ) -> Section:
+        """Return the section of the page for one protocol and size."""
+        figure = self.draw(runs, folder)
+        words = [f'protocol "{protocol}"'] if len(self.protocols) > 1 else []
+        words += [f'size "{size}"'] if len(self.sizes) > 1 else []
+        return Section(
+            "-".join([self.name, *(word.split('"')[1] for word in words)]),
+            ", ".join([f"{self.name}: {self.title}", *words]),
+            self.table(runs, entries),
+            self.legend,
+            "" if figure is None else svg(figure),
+            self.caption,
+            runs=list(self.run_lines(runs)),
+        )
+
+    def run_lines(self, runs: pl.DataFrame) -> Iterator[list[str]]:
+        """Yield for each run with a result: key, labels, setting, seed, result, time, commit."""
+        for run in (
+            runs.filter(pl.col("status") == "done").unique("key", maintain_order=True).to_dicts()
+        ):
+            best = "at_best_validation" if run["protocol"] == "tuned" else "best_test"
+            results = [accuracy_text(run[best])]
+            if run["certificate"]:
+                results = [f"{run['certificate']}: {run['word']}".removesuffix(": ")]
+            elif run["attempts"]:
+                results = ["passed" if any(one["passed"] for one in run["attempts"]) else "failed"]
+            if run["attempts"]:
+                results.append(counted(len(run["attempts"]), "attempt"))
+            yield [
+                run["key"],
+                ", ".join(dict.fromkeys((run["column"], run["model"], run["data"]))),
+                run["setting"] or "",
+                f"seed {run['seed']}",
+                ", ".join(results),
+                duration_text(run["seconds"]),
+                run["commit"],
+            ]
+
+
+def _is_done(results: Store, ended: Ended) -> bool:
+    """Return whether another process has trained a run and stored its row in the meantime."""
+    row = results.rows().get(store.key(ended.job.config))
+    return row is not None and row["status"] == "done"
+
+
+# Each has a tuple STUDIES, in the order of the page.
+_MODULES = (
+    "statemix_lab.studies.higher_order.higher_order_studies",
+    "statemix_lab.studies.exactness.exact_studies",
+    "statemix_lab.studies.fixed_points.fixed_point_studies",
+    "statemix_lab.studies.group_demo",
+    "statemix_lab.studies.language.language_studies",
+)
+_REGISTERED: dict[str, Study] = {}
+
+
+@cache
+def _own() -> dict[str, Study]:
+    every = [study for name in _MODULES for study in import_module(name).STUDIES]
+    # Those of other distributions.
+    every += [point.load() for point in entry_points(group="statemix.studies")]
+    return {study.name: study for study in every}
+
+
+def studies() -> dict[str, Study]:
+    """Return all studies by name, in the order of the page."""
+    return {**_own(), **_REGISTERED}
+
+
+def find_study(name: str) -> Study:
+    """Return a study by name.
+
+    Raises:
+        RequestError: if there is none.
+    """
+    known = studies()
+    if name not in known:
+        raise RequestError(f"study must be one of {', '.join(known)}, got {name!r}")
+    return known[name]
+
+
+def register_study(study: Study) -> Study:
+    """Add a study of one's own, for ``statemix reproduce NAME --imports MODULE`` and the page.
+
+    Raises:
+        ValueError: if another study has its name.
+    """
+    if study.name in _own():
+        raise ValueError(f"study must have a new name, got {study.name!r}")
+    _REGISTERED[study.name] = study
+    return study

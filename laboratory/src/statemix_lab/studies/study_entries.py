@@ -1,0 +1,220 @@
+"""Entries of a study: the runs that fill a number, their labels, and the published number."""
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from statemix.layers import LayerSpec
+from statemix.sweeps.runner import Job
+from statemix.sweeps.study_runs import Runnable
+from statemix.training import RunConfig
+from statemix_lab.studies.store import StoredRow, key
+
+ProtocolName = Literal["mad", "paper", "mlp", "tuned"]
+SizeName = Literal["laptop", "workstation", "paper"]
+PROTOCOLS: tuple[ProtocolName, ...] = ("mad", "paper", "mlp", "tuned")
+"""The protocols, the one that decides first."""
+SIZES: tuple[SizeName, ...] = ("laptop", "workstation", "paper")
+Metric = Literal["token_accuracy", "mad_accuracy", "sequence_accuracy"]
+
+
+class Number(NamedTuple):
+    """A published accuracy, and the iterations of a layer that iterates, if they are stated."""
+
+    accuracy: float
+    iterations: int | None = None
+
+
+class Trial(NamedTuple):
+    """One choice of settings in words, distinct within an entry, and a run for each seed."""
+
+    setting: str
+    runs: tuple[Runnable, ...]
+
+
+class Trials:
+    """Settings to try, made when they are first needed: a search may have thousands of runs."""
+
+    def __init__(self, make: Callable[[], Iterable[Trial]]) -> None:
+        self._make = make
+
+    @classmethod
+    def seeded(cls, config: RunConfig, seeds: Iterable[int]) -> "Trials":
+        """Return a single setting, a run for each seed."""
+        runs = tuple(config.replace(seed=seed) for seed in seeds)
+        return cls(lambda: [Trial("", runs)])
+
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(self._make())
+
+    @cached_property
+    def runs(self) -> list[tuple[str, Runnable, str]]:
+        """Setting, configuration and key of every run."""
+        return [(trial.setting, config, key(config)) for trial in self for config in trial.runs]
+
+    @cached_property
+    def first_keys(self) -> tuple[str, ...]:
+        """Keys of the runs of the first setting."""
+        return tuple(key(config) for config in next(iter(self)).runs)
+
+    def is_wanted(self, name: str, rows: Mapping[str, StoredRow]) -> bool | None:
+        """Return whether a run is to be trained, by its key; None while other runs must end."""
+        del name, rows
+        return True
+
+
+class ScreenedTrials(Trials):
+    """Settings of which a screening run each decides which ones are trained with all seeds.
+
+    Args:
+        make: function that makes the settings: each as the screening run alone, and in full. The
+            former may be one of the runs of the latter.
+        accuracy: function of the row of a screening run that is done; the others lose.
+        kept: number of settings that are trained in full: the most accurate ones, and of equal
+            ones the first.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Iterable[tuple[Trial, Trial]]],
+        accuracy: Callable[[StoredRow], float],
+        kept: int,
+    ) -> None:
+        super().__init__(self._listed)
+        self._make_settings = make
+        self._accuracy = accuracy
+        self._kept = kept
+
+    @cached_property
+    def _settings(self) -> list[tuple[Trial, Trial]]:
+        return list(self._make_settings())
+
+    def _listed(self) -> Iterator[Trial]:
+        yield from (screen for screen, full in self._settings if screen.runs[0] not in full.runs)
+        yield from (full for _, full in self._settings)
+
+    @cached_property
+    def _keys(self) -> tuple[list[str], dict[str, int]]:
+        """Keys of the screening runs, and key of a full run -> place of its setting."""
+        places = {
+            key(run): place for place, (_, full) in enumerate(self._settings) for run in full.runs
+        }
+        return [key(screen.runs[0]) for screen, _ in self._settings], places
+
+    def is_wanted(self, name: str, rows: Mapping[str, StoredRow]) -> bool | None:
+        screens, places = self._keys
+        if name in screens:
+            return True
+        if any(one not in rows for one in screens):
+            return None
+        found = [
+            self._accuracy(rows[one]) if rows[one]["status"] == "done" else -1.0 for one in screens
+        ]
+        best = sorted(range(len(screens)), key=lambda place: -found[place])[: self._kept]
+        return places[name] in best
+
+
+@dataclass(frozen=True, eq=False)
+class StudyEntry:
+    """Runs that fill a number of a study.
+
+    Entries with equal labels, which differ in their data sets alone, fill one number together: the
+    mean.
+
+    Attributes:
+        column: what is trained on, as the table of the study names it.
+        model: what is trained.
+        trials: the settings to try.
+        data: name of the data set in the plan; empty means that of the column.
+        protocol: name of the protocol. Under "tuned" the test accuracy at the best validation
+            accuracy counts, under others the best test accuracy.
+        size: name of the size.
+        metric: the accuracy that counts.
+        lengths: further test lengths to show.
+        published: tokens of a test sequence -> published number; 0 stands for the length of
+            training.
+        published_for: setting of the published numbers if it is another one. They are shown, but
+            not compared.
+        layers: sequence layers that are tried. The first one sets the colour in figures.
+        updates: optimiser steps of the published run; None if they are not known.
+        labels: further labels, such as the panel of a figure.
+    """
+
+    column: str
+    model: str
+    trials: Trials
+    data: str = ""
+    protocol: ProtocolName = "paper"
+    size: SizeName = "laptop"
+    metric: Metric = "token_accuracy"
+    lengths: tuple[int, ...] = ()
+    published: Mapping[int, Number] = field(default_factory=dict)
+    published_for: str = ""
+    layers: Sequence[LayerSpec] = ()
+    updates: int | None = None
+    labels: Mapping[str, str | float] = field(default_factory=dict)
+
+    def begun(self, rows: Container[str]) -> bool:
+        """Return whether the first setting has a run among the rows of a store.
+
+        This is fast where most entries have no results.
+        """
+        return any(name in rows for name in self.trials.first_keys)
+
+    @property
+    def cell(self) -> tuple[object, ...]:
+        """What the entries of one number have in common."""
+        return (self.column, self.model, self.protocol, self.size, *self.labels.values())
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names by which users choose its column."""
+        return (self.column, self.data or self.column)
+
+
+def begun(entries: Iterable[StudyEntry], rows: Container[str]) -> list[StudyEntry]:
+    """Return the entries of all numbers for which one data set has begun."""
+    listed = list(entries)
+    cells = {entry.cell for entry in listed if entry.begun(rows)}
+    return [entry for entry in listed if entry.cell in cells]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a plan, its key in the results store, and the settings that it belongs to."""
+
+    job: Job
+    key: str
+    trials: Trials
+
+
+def plan(entries: Iterable[StudyEntry], folder: Path) -> list[Planned]:
+    """Return the distinct runs of entries in the order in which they should be done.
+
+    The first data set of every number comes before the second one of any, and every entry is
+    filled before the next one begins. Each run has a folder of its own inside ``folder``.
+    """
+    found: dict[str, Planned] = {}
+    counts: Counter[tuple[object, ...]] = Counter()
+
+    def place(entry: StudyEntry) -> int:
+        """Return how many data sets of its number come before."""
+        counts[entry.cell] += 1
+        return counts[entry.cell]
+
+    for entry in sorted(entries, key=place):
+        for setting, config, name in entry.trials.runs:
+            words = (entry.model, entry.data or entry.column, setting, f"seed {config.seed}")
+            title = ", ".join(word for word in words if word)
+            job = Job(title, config, folder / name)
+            found.setdefault(name, Planned(job, name, entry.trials))
+    return list(found.values())
+
+
+def due(planned: Sequence[Planned], rows: Mapping[str, StoredRow], *, retry: bool) -> list[Planned]:
+    """Return the runs that the store has no row of, and with ``retry`` those without a result."""
+    ended = {name for name, row in rows.items() if row["status"] == "done" or not retry}
+    return [one for one in planned if one.key not in ended]

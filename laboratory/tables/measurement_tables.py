@@ -1,0 +1,324 @@
+"""The tables of single measurements in the documentation, each from a file of rows."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import polars as pl
+
+from statemix_lab.studies.result_text import accuracy_text
+from statemix_lab.studies.tidy import failing_word
+
+RESULTS = Path(__file__).parents[1] / "results"
+LENGTHS = ("16", "64", "1024", "16384")
+_LENGTH_TEXTS = tuple(f"{int(length):,}" for length in LENGTHS)
+# Table 4 of the H-LRU paper, S_3 from 250 examples.
+_PUBLISHED_S_3 = {"BD-LRU m=3": "1.00", "BD-LRU m=2": ".49", "BD-LRU m=1": ".38", "LSTM": ".32"}
+
+
+def tables() -> dict[str, str]:
+    """Return the Markdown of every table by the name of its file."""
+    return {
+        "memory": _memory(),
+        "races": _races(),
+        "tracking_costs": _tracking_costs(),
+        "layer_costs": _layer_costs(),
+        "compiled": _compiled(),
+        "demo": _demo("S_3", _PUBLISHED_S_3),
+        "demo_s5": _demo("S_5", {}),
+        "demo_a5": _demo("A_5", {}),
+        "demo_lstm": _demo_lstm(),
+        "threads": _threads(),
+        "anderson": _anderson(),
+        "checks": _checks(),
+        "generation": _generation(),
+        "chess": _tracked("chess", 2000, "games", "plies", "positions"),
+        "chess_boards": _boards(),
+        "chess_original": _original_chess(),
+        "cube": _tracked("cube", 18, "scrambles", "turns", "cubes"),
+    }
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; a dash stands in an empty cell."""
+    lines = [header, ["---"] * len(header), *([cell or "–" for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def unproven(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Write the seeds that are not proven, each with a shortest word that is answered wrongly."""
+    texts = []
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        verdict = row["certificate"]["verdict"]
+        if verdict != "proven":
+            word = failing_word(row)
+            texts.append(f"{row['seed']}: {f'`{word}`' if word else verdict}")
+    return "<br>".join(texts)
+
+
+def json_lines(*path: str) -> list[dict[str, Any]]:
+    """Return the rows of a file in the folder of results."""
+    return [json.loads(line) for line in RESULTS.joinpath(*path).read_text().splitlines()]
+
+
+def _tracked(name: str, num_tokens: int, words: str, tokens: str, contents: str) -> str:
+    """Return the table of a file in `results/demo`: one run of `statemix demo NAME` a line."""
+    lines = []
+    for row in json_lines("demo", f"{name}.jsonl"):
+        trained, hard, proof = row["as_trained"], row["hardened"], row["certificate"]
+        lines.append(
+            [
+                str(row["seed"]),
+                str(round(row["alike"] * num_tokens)),
+                proof["verdict"],
+                "" if proof["margin"] is None else f"{proof['margin']:.1f}",
+                f"{trained[f'exact_{tokens}']:,} of {trained[tokens]:,}",
+                f"{trained[f'exact_{words}']} of {trained[words]}",
+                f"{hard[f'exact_{tokens}']:,} of {hard[tokens]:,}",
+                f"{row['training_s']:.0f} s",
+            ]
+        )
+    header = [
+        "seed",
+        f"tokens right, of {num_tokens:,}",
+        "verdict",
+        "margin",
+        f"{contents} exact, as trained",
+        f"{words} exact, as trained",
+        f"{contents} exact, long {words}",
+        "training",
+    ]
+    return markdown(header, lines)
+
+
+def _boards() -> str:
+    """Return what `statemix demo chess` prints of one long game."""
+    return f"```text\n{(RESULTS / 'demo' / 'chess-boards.txt').read_text()}```\n"
+
+
+def _original_chess() -> str:
+    """Return the table of `results/demo/chess-original.jsonl`: one run of the demo a line."""
+    lines = []
+    for row in json_lines("demo", "chess-original.jsonl"):
+        proofs = [row["certificates"][part]["verdict"] for part in ("first", "second")]
+        counts = [
+            f"{row[when][f'exact_{what}']:,} of {row[when][what]:,}"
+            for when in ("as_trained", "hardened")
+            for what in ("plies", "games")
+        ]
+        wrong = str(row["wrong_kinds"])
+        lines.append([str(row["seed"]), *proofs, wrong, *counts, f"{row['training_s']:.0f} s"])
+    header = [
+        "seed",
+        "first tracker",
+        "second tracker",
+        "wrong kinds",
+        "positions exact, as trained",
+        "games exact, as trained",
+        "positions exact, gates of 0 and 1",
+        "games exact, gates of 0 and 1",
+        "training",
+    ]
+    return markdown(header, lines)
+
+
+def _memory() -> str:
+    """Return the table of `results/memory.jsonl`: what the option `memory` changes, by task."""
+    rows = pl.read_ndjson(RESULTS / "memory.jsonl", infer_schema_length=None)
+    scores = {
+        "recall": ("first of 200 tokens, accuracy", "accuracy"),
+        "copying": ("selective copying, accuracy", "accuracy"),
+        "s3": ("S_3 at four times the training length, accuracy", "accuracy_at_128"),
+        "text": ("text, bits per byte (lower is better)", "bits_per_byte"),
+    }
+    arms = rows["memory"].unique(maintain_order=True).to_list()
+    names = {"bd_lru": "BDLRU", "h_lru": "HLRU"}
+    lines = []
+    for layer in rows["layer"].unique(maintain_order=True):
+        for task, (title, score) in scores.items():
+            chosen = [
+                rows.filter(layer=layer, task=task, memory=arm)[score].drop_nulls().to_list()
+                for arm in arms
+            ]
+            if all(len(values) == 3 for values in chosen):
+                cells = [f"{mean(v):.2f} ({min(v):.2f} to {max(v):.2f})" for v in chosen]
+                lines.append([names[layer], title, *cells])
+    header = [
+        "layer",
+        "task",
+        "default",
+        *(f"`memory=({arm.replace(' to', ',')})`" for arm in arms[1:]),
+    ]
+    return markdown(header, lines)
+
+
+def _races() -> str:
+    rows = [row for row in json_lines("certify", "races.jsonl") if "blocks of" not in row["change"]]
+    lines = []
+    for group in ("A_5", "S_5"):
+        for passed in (True, False):
+            here = [row for row in rows if (row["group"], row["passed"]) == (group, passed)]
+            ahead = sum(_largest_part(row["shares"][-1]) == "4" for row in here)
+            outcome = "passed" if passed else "failed"
+            lines.append((group, outcome, str(len(here)), str(ahead), str(len(here) - ahead)))
+    head = ("group", "attempt", "number", "point part is largest", "another part is largest")
+    return markdown(head, lines)
+
+
+def _largest_part(shares: Mapping[str, float]) -> str:
+    return max((name for name in shares if name != "step"), key=lambda name: shares[name])
+
+
+def _tracking_costs() -> str:
+    works = {"train": "training", "answer": "words of 16", "answer long": "words of 128"}
+    lines: dict[str, dict[str, str]] = {}
+    for row in json_lines("fixed_point", "costs.jsonl"):
+        of_model = lines.setdefault(row["model"], {})
+        two_digits = float(f"{row['tokens_per_s']:.2g}")
+        of_model[row["work"]] = f"{two_digits:,.0f}"
+        if row["work"] == "train":
+            of_model["memory"] = f"{row['memory_bytes'] / 1e6:.0f} MB"
+    order = ("train", "memory", "answer", "answer long")
+    complete = {model: cells for model, cells in lines.items() if set(order) <= set(cells)}
+    head = ("model", works["train"], "memory", works["answer"], works["answer long"])
+    return markdown(
+        head, [(model, *(of[name] for name in order)) for model, of in complete.items()]
+    )
+
+
+def _compiled() -> str:
+    """Write what a million tokens take, for each form of a proven network."""
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in json_lines("compiled.jsonl"):
+        ms = 1e9 * row["time_s"]["p50"] / row["tokens"]
+        of_network = lines.setdefault((row["run"], row["size"]), {})
+        of_network[row["form"]] = f"{float(f'{ms:.2g}'):,.0f} ms"
+    forms = ("network", "NumPy", "C")
+    head = ("run", "compiled to", *forms)
+    return markdown(head, [(*names, *(of[form] for form in forms)) for names, of in lines.items()])
+
+
+def _layer_costs() -> str:
+    lines = [
+        (
+            row["label"],
+            f"{row['num_parameters']:,}",
+            f"{row['state_size']:,}",
+            f"{float(f'{tokens:.3g}'):,.0f}",
+        )
+        for row in json_lines("bench", "layers-1c3eb70.jsonl")
+        if (tokens := row["tokens_per_s"])
+    ]
+    return markdown(("layer", "parameters", "state entries", "tokens per second"), lines)
+
+
+def _demo(group: str, published: Mapping[str, str]) -> str:
+    runs = json.loads((RESULTS / "demo" / f"{group}.json").read_text())["runs"]
+    lines = []
+    for network in dict.fromkeys(run["network"] for run in runs):
+        here = [run for run in runs if run["network"] == network]
+        texts = []
+        for length in LENGTHS:
+            values = [run["test"][length]["product"]["token_accuracy"] for run in here]
+            texts.append(accuracy_text(mean(values)))
+        verdicts = [run["certificate"]["verdict"] for run in here if run["certificate"]]
+        proven = f"{verdicts.count('proven')} of {len(here)}"
+        paper = [published[network]] if published else []
+        lines.append((network, *paper, *texts, proven))
+    paper = ["paper, at 16"] if published else []
+    return markdown(("network", *paper, *_LENGTH_TEXTS, "proven"), lines)
+
+
+def _demo_lstm() -> str:
+    rows = json_lines("demo", "S_3-lstm.jsonl")
+    lines = []
+    for bos in (False, True):
+        here = [row["accuracy"] for row in rows if row["bos"] == bos]
+        texts = [accuracy_text(mean(one[length] for one in here)) for length in LENGTHS]
+        lines.append(("yes" if bos else "no", *texts))
+    return markdown(("start token", *_LENGTH_TEXTS), lines)
+
+
+def _threads() -> str:
+    """Write the time of two threads over that of one, as the range over recurrences and sizes."""
+    times: dict[tuple[Any, ...], dict[int, float]] = {}
+    for row in json_lines("bench", "threads-62941dd.jsonl"):
+        case = row["case"]
+        # A call that another process disturbs lasts milliseconds.
+        if row["time_s"] and row["undisturbed_calls"] >= 10:
+            power = round(math.log2(row["gates"]))
+            size = (case["recurrence"], case["block_size"])
+            key = (case["direction"], row["idle_before_s"] == 0, power, *size)
+            times.setdefault(key, {})[row["threads"]] = row["time_s"]["p50"]
+    ratios: dict[tuple[str, bool], dict[int, list[float]]] = {}
+    for (direction, warm, power, *_), of in times.items():
+        if len(of) == 2:
+            ratios.setdefault((direction, warm), {}).setdefault(power, []).append(of[2] / of[1])
+    powers = sorted({power for found in ratios.values() for power in found})
+    lines = []
+    for (direction, warm), found in sorted(ratios.items(), key=lambda one: (not one[0][1], one[0])):
+        texts = [
+            f"{min(found[power]):.2f} to {max(found[power]):.2f}" if power in found else ""
+            for power in powers
+        ]
+        name = direction.replace("_", " and ")
+        lines.append((name, "working" if warm else "sleeping", *texts))
+    return markdown(("direction", "threads were", *(f"{2**one:,}" for one in powers)), lines)
+
+
+def _anderson() -> str:
+    lines = []
+    for row in json_lines("fixed_point", "anderson.jsonl"):
+        if row["dtype"] == "float64" and row["tokens"] == 16:
+            texts = []
+            for tolerance in ("0.1", "0.001", "1e-06"):
+                of = row["iterations_by_tolerance"][tolerance]
+                texts.append(f"{of['plain']} / {of['anderson']}")
+            factor = "none" if row["contraction"] is None else str(row["contraction"])
+            inputs = {"both": "token and state", "token": "token"}[row["mixer_inputs"]]
+            lines.append((row["layer"], row["mixer"], inputs, factor, *texts))
+    head = ("layer", "mixer", "mixer reads", "contraction")
+    return markdown((*head, "to 0.1", "to 0.001", "to 1e-6"), lines)
+
+
+def _checks() -> str:
+    (file,) = sorted((RESULTS / "mutants").glob("*.jsonl"))[-1:]
+    mutants = json_lines("mutants", file.name)
+    caught = sum(row["caught"] for row in mutants)
+    lines = [
+        ("random changes of the code", f"{len(mutants):,}", f"{len(mutants) - caught} survive")
+    ]
+    totals: dict[str, list[int]] = {}
+    for path in sorted((RESULTS / "fuzz").glob("2026-11-22-*.jsonl")):
+        for row in json_lines("fuzz", path.name):
+            for kind, numbers in row["kinds"].items():
+                total = totals.setdefault(kind, [0, 0])
+                total[0] += numbers["cases"]
+                total[1] += numbers["findings"]
+    names = {
+        "functions": "random calls of operators, against float64",
+        "commands": "random command lines",
+        "folders": "damaged folders of runs",
+        "kills": "runs killed and resumed",
+    }
+    lines += [(names[kind], f"{n:,}", f"{bad} findings") for kind, (n, bad) in totals.items()]
+    return markdown(("check", "cases", "outcome"), lines)
+
+
+def _generation() -> str:
+    """Return the table of checks by model; rounding alone makes differences of up to 1e-5."""
+    cells: dict[str, list[str]] = {}
+    models: list[str] = []
+    for row in json_lines("generation.jsonl"):
+        if row["model"] not in models:
+            models.append(row["model"])
+        if row["error"] is not None:
+            cell = row["error"].partition(":")[0]
+        else:
+            cell = "equal" if row["difference"] < 1e-5 else f"wrong, {row['difference']:.2g}"
+        cells.setdefault(row["check"], []).append(cell)
+    head = (f"transformers {row['transformers']}", *models)
+    return markdown(head, [(check, *found) for check, found in cells.items()])

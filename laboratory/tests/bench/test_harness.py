@@ -1,0 +1,281 @@
+"""Comparisons are fair: common rounds, ratios by round, and no time for a wrong result."""
+
+import math
+import resource
+import sys
+import time
+
+import pytest
+import torch
+
+from statemix.ops import BackendUnavailableError
+from statemix_lab.bench import timed_devices
+from statemix_lab.bench.harness import TOO_LATE, Provider, measure, spread
+from statemix_lab.bench.timed_devices import Cpu
+
+
+class FakeClock:
+    """Time that passes only when a provider says so."""
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.calls = []
+
+    def __call__(self):
+        return self.now_s
+
+    def provider(self, name, durations_s, **fields):
+        """A provider whose calls take ``durations_s`` in turn, the last one from then on."""
+        remaining = list(durations_s)
+
+        def call():
+            self.calls.append(name)
+            self.now_s += remaining.pop(0) if len(remaining) > 1 else remaining[0]
+            return name
+
+        return Provider(name, lambda: call, **fields)
+
+
+def run(clock, providers, **options):
+    defaults = {
+        "relative_to": ("a",),
+        "rounds": 5,
+        "budget_s": 1e9,
+        "tolerance": 1e-5,
+        "seed": 0,
+        "on_step": lambda step: None,
+        "clock": clock,
+    }
+    measured = measure(providers, **(defaults | options))
+    return {one.provider: one for one in measured}
+
+
+@pytest.fixture(autouse=True)
+def allocator(monkeypatch):
+    """Records the harness's settings instead of changing the allocator of the test process."""
+    settings = []
+    for name in ("reuse_freed_memory", "map_large_blocks"):
+        # append returns None, so the setting counts as accepted.
+        monkeypatch.setattr(timed_devices, name, lambda name=name: settings.append(name) is None)
+    return settings
+
+
+# Every provider is called three times before the rounds: checked, counted, warmed up.
+UNTIMED = 3
+
+
+def test_ratios_are_taken_within_rounds():
+    """The machine gets ten times slower half way: times spread, ratios do not."""
+    clock = FakeClock()
+    weather = [1, 1, 1, 10, 10]
+    a = clock.provider("a", [9] * UNTIMED + [1.0 * w for w in weather])
+    b = clock.provider("b", [9] * UNTIMED + [3.0 * w for w in weather])
+    measured = run(clock, [a, b])
+    assert measured["a"].time_s == pytest.approx((1, 1, 10))
+    assert measured["b"].ratios["a"] == pytest.approx((3, 3, 3))
+    assert measured["a"].ratios == {}
+    assert measured["b"].rounds == 5
+
+
+def test_ratio_is_the_median_of_ratios_and_not_the_ratio_of_medians():
+    clock = FakeClock()
+    a = clock.provider("a", [9] * UNTIMED + [1, 5, 6])
+    b = clock.provider("b", [9] * UNTIMED + [3, 10, 3])
+    assert run(clock, [a, b], rounds=3)["b"].ratios["a"].p50 == 2
+
+
+def test_first_call_is_kept_apart():
+    clock = FakeClock()
+    measured = run(clock, [clock.provider("a", [60.0, 1.0])])
+    assert measured["a"].first_call_s == 60
+    assert measured["a"].time_s == (1, 1, 1)
+
+
+def test_every_round_calls_everyone_in_an_order_of_the_seed():
+    def order(seed):
+        clock = FakeClock()
+        run(clock, [clock.provider(name, [1.0]) for name in "abcd"], seed=seed, rounds=8)
+        timed = clock.calls[4 * UNTIMED :]
+        return ["".join(timed[i : i + 4]) for i in range(0, len(timed), 4)]
+
+    assert all(sorted(one) == list("abcd") for one in order(0))
+    assert len(set(order(0))) > 1
+    assert order(0) == order(0) != order(1)
+
+
+@pytest.mark.parametrize(("call_s", "rounds"), [(1.0, 20), (10.0, 10), (1000.0, 3)])
+def test_slow_provider_makes_the_calls_it_can_afford_and_at_least_three(call_s, rounds):
+    clock = FakeClock()
+    slow = clock.provider("slow", [call_s])
+    measured = run(clock, [clock.provider("a", [1.0]), slow], rounds=20, budget_s=100)
+    assert measured["a"].rounds == 20
+    assert measured["slow"].rounds == rounds
+    assert measured["slow"].ratios["a"].p50 == call_s
+
+
+def test_many_rounds_take_time_in_proportion():
+    clock = FakeClock()
+    measured = run(clock, [clock.provider("a", [1e-6])], rounds=100_000)
+    assert measured["a"].rounds == 100_000
+
+
+def test_one_slow_call_before_the_rounds_costs_no_rounds():
+    clock = FakeClock()
+    unlucky = clock.provider("unlucky", [1.0, 1.0, 1000.0, 1.0])
+    assert run(clock, [unlucky], rounds=20, budget_s=100)["unlucky"].rounds == 20
+
+
+def test_rounds_of_slow_providers_are_spread_and_shared():
+    clock = FakeClock()
+    providers = [clock.provider("a", [1.0])] + [clock.provider(name, [100.0]) for name in "bc"]
+    run(clock, providers, rounds=20, budget_s=400, on_step=clock.calls.append)
+    starts = [i for i, call in enumerate(clock.calls) if call.startswith("round ")]
+    rounds = [
+        set(clock.calls[start + 1 : end])
+        for start, end in zip(starts, [*starts[1:], None], strict=True)
+    ]
+    assert sorted(map(len, rounds)) == [1] * 16 + [3] * 4
+    with_slow = [r for r, names in enumerate(rounds) if names == set("abc")]
+    gaps = [later - r for r, later in zip([0, *with_slow], [*with_slow, 20], strict=True)]
+    assert max(gaps) <= 8
+
+
+@pytest.mark.parametrize("error", [1e-4, math.inf, math.nan])
+def test_wrong_result_gets_no_time(error):
+    clock = FakeClock()
+    wrong = clock.provider("wrong", [1.0], error=lambda result: error)
+    right = clock.provider("a", [1.0], error=lambda result: 1e-6)
+    measured = run(clock, [wrong, right])
+    assert measured["wrong"].status == "wrong"
+    assert "exceeds 1e-05" in measured["wrong"].reason
+    assert measured["wrong"].time_s is None
+    assert clock.calls.count("wrong") == 1
+    assert measured["a"].status == "measured"
+    assert measured["a"].relative_error == 1e-6
+
+
+@pytest.mark.parametrize("where", ["prepare", "call", "error"])
+def test_provider_that_runs_out_of_memory_is_skipped_alone(where):
+    def fail(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")
+
+    clock = FakeClock()
+    short = {
+        "prepare": Provider("b", fail),
+        "call": Provider("b", lambda: fail),
+        "error": clock.provider("b", [1.0], error=fail),
+    }[where]
+    measured = run(clock, [clock.provider("a", [1.0]), short])
+    assert (measured["a"].status, measured["b"].status) == ("measured", "skipped")
+    assert measured["b"].reason.startswith("out of memory: DefaultCPUAllocator: can't")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        AssertionError("shapes disagree"),
+    ],
+)
+@pytest.mark.parametrize("calls", [0, 1, 2, 5])
+def test_other_failures_of_a_provider_are_its_own(calls, error, capsys):
+    """In its first call, the one that counts memory, the one that warms up, or a timed one."""
+    clock, made = FakeClock(), []
+
+    def fail():
+        made.append(1)
+        clock.now_s += 1
+        if len(made) > calls:
+            raise error
+
+    measured = run(clock, [clock.provider("a", [1.0]), Provider("b", lambda: fail, note="red")])
+    assert (measured["a"].status, measured["a"].rounds) == ("measured", 5)
+    failed = measured["b"]
+    assert (failed.status, failed.note, failed.time_s) == ("failed", "red", None)
+    assert failed.reason == f"{type(error).__name__}: {error}"
+    # It is not called again, and its traceback is kept.
+    assert len(made) == calls + 1
+    assert "test_harness.py" in capsys.readouterr().err
+    assert (measured["a"].ratios, measured["b"].ratios) == ({}, {})
+
+
+def test_what_is_not_checked_in_time_has_failed_and_the_others_are_timed():
+    clock = FakeClock()
+
+    def compile_slowly():
+        time.sleep(0.2)
+        return clock.provider("a", [1.0]).prepare()
+
+    providers = [Provider("a", compile_slowly), Provider("b", lambda: pytest.fail("prepared"))]
+    measured = run(clock, providers, ready_by_s=time.monotonic() + 0.1)
+    assert measured["a"].rounds == 5
+    assert (measured["b"].status, measured["b"].reason) == ("failed", TOO_LATE)
+
+
+def test_provider_without_memory_for_reuse_is_mapped_afresh(allocator):
+    clock = FakeClock()
+
+    def prepare():
+        if allocator[-1] == "reuse_freed_memory":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")
+        return clock.provider("b", [1.0]).prepare()
+
+    providers = [clock.provider("a", [1.0]), Provider("b", prepare)]
+    measured = run(clock, providers, rounds=6, on_step=clock.calls.append)
+    assert measured["a"].memory_reused is True
+    assert measured["b"].memory_reused is False
+    timed = [call for call in clock.calls if call in "ab"][2 * UNTIMED :]
+    expected = {"a": "reuse_freed_memory", "b": "map_large_blocks"}
+    assert allocator[-12:] == [expected[name] for name in timed]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no limit of memory")
+def test_provider_that_needs_more_memory_than_is_free_is_skipped(monkeypatch):
+    monkeypatch.setattr(timed_devices, "available_bytes", lambda: 2**28)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    clock = FakeClock()
+    large = Provider("large", lambda: lambda: torch.ones(2**27))
+    measured = run(clock, [clock.provider("a", [1.0]), large])
+    assert measured["a"].status == "measured"
+    assert measured["large"].status == "skipped"
+    assert measured["large"].reason.startswith("out of memory: ")
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_memory_is_that_of_the_call_and_not_of_its_replay():
+    """As graphs are: a replay does nothing that Python sees."""
+
+    class Replaying(Cpu):
+        def waiting(self, call):
+            result = call()
+            return lambda: result
+
+        def peak_bytes(self, call):
+            before = len(clock.calls)
+            call()
+            return 100 * (len(clock.calls) - before)
+
+    clock = FakeClock()
+    measured = run(clock, [clock.provider("a", [1.0])], device=Replaying())
+    assert measured["a"].memory_bytes == 100
+    assert measured["a"].rounds == 5
+
+
+def test_unavailable_backend_is_skipped_with_its_cure():
+    def call():
+        raise BackendUnavailableError("install a compiler")
+
+    clock = FakeClock()
+    measured = run(clock, [clock.provider("a", [1.0]), Provider("b", lambda: call)])
+    assert measured["b"].status == "skipped"
+    assert measured["b"].reason == "install a compiler"
+
+
+def test_steps_are_reported_in_order():
+    clock, steps = FakeClock(), []
+    run(clock, [clock.provider("a", [1.0])], rounds=2, on_step=steps.append)
+    assert steps == ["checking a", "warming up", "round 1 of 2", "round 2 of 2"]
+
+
+def test_spread_holds_percentiles():
+    assert spread([5, 1, 4, 2, 3, 0]) == (1, 2.5, 4)

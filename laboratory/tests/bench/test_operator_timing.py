@@ -1,0 +1,201 @@
+"""The cases of the operator benchmark: their results, traffic, memory and rows."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from statemix import ops as operators
+from statemix.errors import RequestError, SettingError
+from statemix_lab.bench import operator_timing as ops
+from statemix_lab.bench.harness import COPY, Measurement, Spread
+
+TINY = [
+    ops.OperatorCase(recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2)
+    for recurrence in ("bd_lru", "h_lru")
+    for direction in ("forward", "forward_backward")
+]
+REFLECTED = ops.OperatorCase("bd_lru", "forward_backward", 2, 5, 3, 2, gate="householder")
+# So long that states of rows that nothing bounds are no numbers.
+UNBOUNDED = [
+    ops.OperatorCase(recurrence, "forward_backward", 2, 300, 3, 2, gate="none")
+    for recurrence in ("bd_lru", "h_lru")
+]
+
+
+@pytest.mark.parametrize("dtype", ops.TOLERANCES)
+@pytest.mark.parametrize(
+    "case",
+    [*TINY, REFLECTED, *UNBOUNDED],
+    ids=lambda case: f"{case.recurrence}-{case.direction}-{case.gate}",
+)
+def test_every_provider_gives_the_reference_result(case, dtype):
+    for provider in ops.providers(case, dtype, compiled=False):
+        if provider.name == COPY:
+            continue
+        call = provider.prepare()
+        try:
+            results = call()
+        except operators.BackendUnavailableError as error:
+            pytest.skip(str(error))
+        assert len(results) == (2 if case.direction == "forward" else 4)
+        assert provider.error(results) <= ops.TOLERANCES[dtype]
+        broken = [results[0] * 1.1, *results[1:]]
+        assert provider.error(broken) > 0.05
+
+
+def test_compiled_scan_is_offered_only_when_asked_for():
+    names = [p.name for p in ops.providers(TINY[0], torch.float32, compiled=False)]
+    assert names == [COPY, ops.OURS, ops.LOOP, ops.PAPER]
+    names = [p.name for p in ops.providers(TINY[0], torch.float32, compiled=True)]
+    assert names[-1] == ops.COMPILED
+
+
+def test_chunks_are_forced_by_the_backend_and_kept_in_the_row(monkeypatch):
+    seen = []
+
+    def scan(gates, values, *arguments, backend):
+        seen.append(backend)
+        return real(gates, values, *arguments, backend="loop")
+
+    real = operators.bd_lru
+    monkeypatch.setattr(operators, "bd_lru", scan)
+    case = next(one for one in TINY if one.direction == "forward_backward")
+    for provider in ops.providers(case, torch.float32, compiled=False, chunks=(0, 64)):
+        if provider.name in (ops.OURS, ops.chunked(0), ops.chunked(64)):
+            call = provider.prepare()
+            assert provider.error(call()) <= 1e-5
+    assert [name for name in seen if name != "reference"] == ["cpu", "triton_0", "triton_64"]
+    for length in (0, 64):
+        operators.BACKENDS.remove(operators.in_chunks(length))
+    for name, chunk in ((ops.OURS, None), (ops.chunked(0), 0), (ops.chunked(64), 64)):
+        assert ops.row(case, Measurement(name, "", "skipped"), torch.float32)["chunk"] == chunk
+
+
+@pytest.mark.parametrize(
+    ("chunks", "device", "message"),
+    [
+        ((64,), "cpu", "chunks must be used with --device cuda, got cpu"),
+        ((64, -1), "cuda", r"chunks must be at least 0, got \(64, -1\)"),
+    ],
+)
+def test_chunks_are_refused(chunks, device, message):
+    with pytest.raises(RequestError, match=message):
+        ops.check_chunks(chunks, device)
+    ops.check_chunks((), "cpu")
+    ops.check_chunks((0, 64), "cuda")
+
+
+def test_providers_receive_their_memory_order(monkeypatch):
+    seen = {}
+
+    def spy(gates, values, gate, *, backend):
+        assert gate == "softmax"
+        seen[backend] = (gates, values)
+        return values, values
+
+    monkeypatch.setattr(operators, "bd_lru", spy)
+    for provider in ops.providers(TINY[0], torch.float32, compiled=False):
+        provider.prepare()()
+    assert seen["cpu"][0].stride() == (5 * 18, 18, 1, 9, 3)
+    assert seen["associative"][0].is_contiguous()
+    torch.testing.assert_close(seen["cpu"], seen["associative"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "direction", "entries"),
+    [
+        # Per token G + 2N, times 3 with the backward: G = 3 * 2 * 3, N = 3 * 2 for blocks.
+        ("bd_lru", "forward", 10 * (18 + 12)),
+        ("bd_lru", "forward_backward", 30 * (18 + 12)),
+        # G = 3 * 3, N = 3 for channels of order 2.
+        ("h_lru", "forward", 10 * (9 + 6)),
+        ("h_lru", "forward_backward", 30 * (9 + 6)),
+    ],
+)
+def test_copy_moves_what_the_operator_must(recurrence, direction, entries, copied):
+    case = ops.OperatorCase(
+        recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2
+    )
+    assert case.moved_entries == entries
+    assert 2 * sum(copied(ops.providers(case, torch.float32, compiled=False)[0])) == entries
+
+
+def test_shapes_with_a_block_size_have_only_that_one():
+    shapes = [ops.parse_shape("8x16x4"), ops.parse_shape("2x3x4x5")]
+    listed = ops.cases(("bd_lru", "h_lru"), shapes, block_sizes=(1, 2), orders=(3,))
+    sizes = [(c.recurrence, c.batch_size, c.block_size) for c in listed if c.direction == "forward"]
+    assert sizes == [
+        ("bd_lru", 8, 1),
+        ("bd_lru", 8, 2),
+        ("bd_lru", 2, 5),
+        ("h_lru", 8, 3),
+        ("h_lru", 2, 5),
+    ]
+    assert len(listed) == 10
+
+
+@pytest.mark.parametrize("text", ["", "8x16", "8x16x0", "8x16x4x5x6", "8x-1x4", "axbxc", "8X16X4"])
+def test_bad_shape_is_named(text):
+    with pytest.raises(
+        ValueError, match="shapes must be BxTxH or BxTxHxm with positive sizes, got"
+    ):
+        ops.parse_shape(text)
+
+
+@pytest.mark.parametrize(("name", "index"), [("block_sizes", 0), ("orders", 1)])
+def test_bad_sizes_are_named(name, index):
+    sizes = [(1,), (1,)]
+    sizes[index] = (2, 0)
+    with pytest.raises(ValueError, match=rf"{name} must be at least 1, got \(2, 0\)"):
+        ops.cases(("bd_lru",), [ops.parse_shape("1x1x1")], *sizes)
+
+
+def test_rows_are_whole_and_valid_json():
+    timed = Measurement(
+        "paper",
+        "contiguous",
+        "measured",
+        relative_error=1e-7,
+        first_call_s=2.0,
+        memory_bytes=10,
+        rounds=3,
+        time_s=Spread(1.0, 2.0, 3.0),
+        ratios={"copy": Spread(4.0, 5.0, 6.0)},
+    )
+    row = json.loads(json.dumps(ops.row(TINY[0], timed, torch.float32), allow_nan=False))
+    assert row["case"]["block_size"] == 2
+    assert row["time_s"] == {"p20": 1.0, "p50": 2.0, "p80": 3.0}
+    assert row["ratios"] == {"copy": {"p20": 4.0, "p50": 5.0, "p80": 6.0}}
+    assert (row["provider"], row["dtype"], row["memory_bytes"]) == ("paper", "float32", 10)
+    # As many bytes as the copy has, in five times the time.
+    assert row["moved_bytes"] == 4 * TINY[0].moved_entries
+    assert row["roofline"] == {"p20": 1 / 6, "p50": 1 / 5, "p80": 1 / 4}
+    # A tenth of the bytes in five times the time.
+    row = ops.row(TINY[0], timed, torch.float32, 4 * TINY[0].moved_entries // 10)
+    assert row["roofline"]["p50"] == pytest.approx(1 / 50)
+
+    wrong = Measurement("paper", "", "wrong", "relative error nan", relative_error=math.nan)
+    row = json.loads(json.dumps(ops.row(TINY[0], wrong, torch.float32), allow_nan=False))
+    assert row["time_s"] is None
+    assert row["relative_error"] is row["roofline"] is None
+    assert row["reason"] == "relative error nan"
+
+
+def test_the_gate_family_reaches_every_provider_and_must_fit():
+    (forward, backward) = ops.cases(["bd_lru"], [ops.CaseShape(1, 2, 3, 2)], (), (), "householder")
+    assert (forward.gate, backward.gate) == ("householder", "householder")
+    assert ops.row(forward, Measurement("a", "", "skipped"), torch.float32)["case"]["gate"] == (
+        "householder"
+    )
+    with pytest.raises(SettingError, match=r"gate must be one of .* got 'householder'"):
+        ops.cases(["h_lru"], [ops.CaseShape(1, 2, 3, 2)], (), (), "householder")
+
+
+def test_functions_are_compiled_with_max_autotune_for_one_shape(monkeypatch):
+    given = {}
+    monkeypatch.setattr(torch, "compile", lambda function, **options: given.update(options))
+    ops.autotuned(lambda: None)
+    assert given["options"]["max_autotune"] is True
+    assert (given["fullgraph"], given["dynamic"]) == (True, False)

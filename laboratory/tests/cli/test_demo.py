@@ -1,0 +1,198 @@
+"""The demo command: printed lines, written files, and interruption."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from statemix.cli.main import main
+from statemix.layers import LayerSpec
+from statemix.models import TokenClassifier
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+)
+from statemix_lab.studies import study as catalogue
+from statemix_lab.studies.exactness.exact_studies import CertifiedStudy
+from statemix_lab.studies.group_demo import STUDIES
+from statemix_lab.studies.study_entries import Number, StudyEntry, Trials
+
+
+def config(layer, epochs=2):
+    return RunConfig(
+        task=TaskSpec("permutation", group="S_3", train_size=20),
+        model=ModelConfig(layers=(layer,), hidden_size=8, bos=True),
+        schedules=ScheduleConfig(epochs=epochs),
+        evaluation=EvaluationConfig(test_size=8, validation_size=8, lengths=(24,), tokens=96),
+        runtime=RuntimeConfig(device="cpu", num_threads=1),
+    )
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The demo with two small networks, one seed and two epochs."""
+    layers = {"BD-LRU m=3": LayerSpec("bd_lru", num_blocks=2, block_size=3)}
+    layers["LSTM"] = LayerSpec("lstm")
+    entries = [
+        StudyEntry("S_3", name, Trials.seeded(config(layer), (0,)), published={16: Number(0.5)})
+        for name, layer in layers.items()
+    ]
+    names = [study.name for study in STUDIES]
+    studies = {name: CertifiedStudy(name, "tiny", lambda *_: entries) for name in names}
+    monkeypatch.setattr(catalogue, "_own", lambda: studies)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_command_leaves_page_picture_and_summary_and_prints_the_table(tiny, tmp_path, capsys):
+    folder = tmp_path / "out"
+    assert main(["demo", "--output", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    names = {path.name for path in folder.iterdir()} - {"runs.jsonl.lock"}
+    assert names == {"index.html", "demo.png", "summary.json", "runs.jsonl", "runs"}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [run["status"] for run in summary] == ["done", "done"]
+    tests = {test["length"]: test["accuracy"] for test in summary[0]["tests"]}
+    assert f"{tests[16]:.3f} at 16 … {tests[24]:.3f} at 24" in printed
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["trained", "on", "model", "seeds", "proven", "16", "24", "cost"] in lines
+    assert ["paper", ".50"] in lines
+    assert "<svg" in (folder / "index.html").read_text()
+
+
+def test_finished_runs_are_reused_unless_a_fresh_start_is_asked_for(tiny, tmp_path, capsys):
+    arguments = ["demo", "--output", str(tmp_path)]
+    for extra, left in (([], 2), ([], 0), (["--fresh"], 2)):
+        assert main(arguments + extra) == 0
+        assert f"{left} of 2 runs on S_3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("group", "folder"), [("S_3", "demo"), ("S_5", "demo/S_5")])
+def test_each_group_has_a_folder_of_its_own(tiny, tmp_path, monkeypatch, group, folder):
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--group", group]) == 0
+    assert len(list(Path(folder, "runs").iterdir())) == 2
+
+
+def test_a_run_that_diverges_is_shown_everywhere_and_ends_in_exit_code_1(
+    tiny, tmp_path, capsys, monkeypatch
+):
+    forward = TokenClassifier.forward
+
+    def spoilt(self, *arguments, **named):
+        logits = forward(self, *arguments, **named)
+        if any(type(module).__name__ == "LSTM" for module in self.modules()):
+            return {head: value * float("nan") for head, value in logits.items()}
+        return logits
+
+    monkeypatch.setattr(TokenClassifier, "forward", spoilt)
+    arguments = ["demo", "--output", str(tmp_path)]
+    for _ in range(2):
+        assert main(arguments) == 1
+        printed = capsys.readouterr()
+        assert "0 of 1, 1 without result" in printed.out
+        lost = "1 of 2 ended runs have no result; --retry repeats them"
+        assert printed.err == f"statemix: {lost}\n"
+
+
+def test_the_networks_are_those_of_the_documents():
+    s_3, s_5, a_5 = (study.entries("paper", "laptop") for study in STUDIES)
+    assert [entry.model for entry in s_3] == [*(f"BD-LRU m={m}" for m in (3, 2, 1)), "LSTM"]
+    assert [len(entry.trials.runs) for entry in s_3] == [5] * 4
+    assert s_3[0].published == {16: Number(1.0)}
+    for entry in (*s_3, *s_5, *a_5):
+        _, run, _ = entry.trials.runs[0]
+        assert run.evaluation.lengths == (64, 256, 1024, 4096, 16384)
+        assert run.runtime.num_threads == 1
+        sharpened = [one.attribute for one in run.schedules.attributes]
+        assert ("gate_temperature" in sharpened) == (entry.model != "LSTM")
+        # Only the networks of the recipe exact hide blocks.
+        assert ("block_dropout" in sharpened) == (entry.model == "BD-LRU m=5")
+    assert s_5[0].trials.runs[0][1].search.attempts == 12
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--group", "S_9"], ["--epochs", "3"], ["--output"]], ids=" ".join
+)
+def test_malformed_requests_are_refused(arguments):
+    assert main(["demo", *arguments]) == 2
+
+
+def test_an_unwritable_folder_is_named(tiny, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["demo", "--output", str(tmp_path / "file")]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+_ENDLESS = """
+import sys, torch
+from statemix.cli.main import main
+from statemix_lab.studies import study as catalogue
+from statemix_lab.studies.study import find_study
+from statemix_lab.studies.study_entries import StudyEntry, Trials
+from statemix_lab.studies.exactness.exact_studies import CertifiedStudy
+if __name__ == "__main__":
+    torch.set_num_threads({workers})
+    entries = [
+        StudyEntry(
+            one.column,
+            one.model,
+            Trials.seeded(
+                config.replace(
+                    schedules=config.schedules.replace(epochs=10**6),
+                    evaluation=config.evaluation.replace(every=1, test_size=1),
+                ),
+                range(2),
+            ),
+        )
+        for one in find_study("demo-S_3").entries("paper", "laptop")
+        for _, config, _ in one.trials.runs[:1]
+    ]
+    endless = CertifiedStudy("demo-S_3", "endless", lambda *_: entries)
+    catalogue._own = lambda: {{"demo-S_3": endless}}
+    sys.exit(main(["demo", "--output", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_saves_every_run_under_way(tmp_path, workers):
+    """A terminal interrupts all processes at once; signals to one alone are those of the runner."""
+    script = tmp_path / "endless.py"
+    script.write_text(_ENDLESS.format(workers=workers))
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "out")],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        # A run without a step has nothing to save; the first row follows the first steps.
+        while workers > sum(
+            f.stat().st_size > 0 for f in tmp_path.glob("out/runs/*/metrics.jsonl")
+        ):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        complaint = process.communicate()[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    # The single line is the command line's; no worker adds one.
+    assert complaint.startswith("statemix: interrupted")
+    assert complaint.count("\n") == 1
+    runs = list(tmp_path.glob("out/runs/*"))
+    assert len(runs) == workers
+    assert all(list((run / "checkpoints").iterdir()) for run in runs)

@@ -1,0 +1,627 @@
+"""``statemix reproduce`` and ``statemix report``: plan, progress, table, and the store between."""
+
+import contextlib
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from statemix.cli.main import main
+from statemix.layers import LayerSpec
+from statemix.sweeps import cluster
+from statemix.sweeps.runner import Ended, run_all
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    ScheduleConfig,
+    SearchConfig,
+)
+from statemix_lab.studies import forecast
+from statemix_lab.studies import study as catalogue
+from statemix_lab.studies.exactness import exact_studies
+from statemix_lab.studies.exactness.exact_studies import AttemptStudy, ProofStudy
+from statemix_lab.studies.higher_order import (
+    cell_table,
+    claims,
+    higher_order_studies,
+    protocols,
+    run_spectra,
+)
+from statemix_lab.studies.higher_order.comparisons import Claim, Comparison
+from statemix_lab.studies.higher_order.contenders import CONTENDERS, bd_lru
+from statemix_lab.studies.higher_order.higher_order_studies import (
+    ClaimsStudy,
+    FigureStudy,
+    SpectraStudy,
+    TableStudy,
+    _study,
+)
+from statemix_lab.studies.higher_order.paper_figures import PaperFigure, View
+from statemix_lab.studies.higher_order.paper_tables import PaperTable
+from statemix_lab.studies.higher_order.protocols import Column, Data
+from statemix_lab.studies.study import find_study
+from statemix_lab.studies.study_entries import SIZES, StudyEntry, Trials, plan
+
+(WRAPPER,) = (one for one in higher_order_studies.STUDIES if one.name == "wrapper")
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch, tmp_path, tiny_models):
+    """Tables and figures with one column, two models and runs of a fraction of a second."""
+    task = TaskSpec("permutation", group="S_3", length=6, train_size=10)
+    column = Column("s3", (Data("S_3", task, dict.fromkeys(SIZES, 2)),))
+    numbers = {"LSTM": {"s3": 0.0}, "BD-LRU m=2": {"s3": 1.0}}
+    table = PaperTable("tiny", (column,), numbers)
+    monkeypatch.setattr("statemix_lab.studies.higher_order.cell_table.TABLES", {"table4": table})
+    lines = {"BD-LRU": [(m, CONTENDERS[f"BD-LRU m={m}"]) for m in (1, 2)]}
+    figure = PaperFigure("tiny", (View("", "m", lambda _: lines, lambda _: (column,)),))
+    gates = {
+        "BD-LRU, softmax": [(2, CONTENDERS["BD-LRU m=2"])],
+        "BD-LRU, none": [(2, bd_lru(2, gate="none"))],
+    }
+    monkeypatch.setattr(run_spectra, "_LINES", gates)
+    monkeypatch.setattr(run_spectra, "column", lambda *_: column)
+    tiny = (
+        _study(TableStudy, "table4", "tiny", table.entries),
+        _study(ClaimsStudy, "claims", "tiny", lambda *some: claims.claim_entries(*some)),
+        _study(FigureStudy, "fig2", "tiny", figure.entries),
+        _study(SpectraStudy, "fig7", "tiny", run_spectra.spectra_entries),
+    )
+    whole = {one.name: one for one in (*exact_studies.STUDIES, WRAPPER)}
+    monkeypatch.setattr(catalogue, "_own", lambda: {**{one.name: one for one in tiny}, **whole})
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_dry_run_lists_the_plan_and_its_time_and_runs_nothing(capsys, tmp_path):
+    assert main(["reproduce", "table4", "--dry-run", "--workers", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "table4, protocol paper, size laptop: 2 cells, 6 runs, of which 0 are in "
+        "reproduce/runs.jsonl"
+    )
+    assert lines[1].startswith("6 runs to do, 1 at a time; predicted for all: ")
+    assert [line.split("  ")[-1] for line in lines[2:]] == [
+        f"{model}, S_3, learning rate 0.001, seed {seed}"
+        for model in ("LSTM", "BD-LRU m=2")
+        for seed in range(3)
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_dry_run_promises_no_resumption(capsys, monkeypatch):
+    def stop(self, config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(forecast.Forecast, "seconds", stop)
+    for options, advice in ((["--dry-run"], ""), ([], "; repeat the command to resume")):
+        assert main(["reproduce", "table4", "--workers", "1", *options]) == 130
+        assert capsys.readouterr().err == f"statemix: interrupted{advice}\n"
+
+
+def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(capsys, tmp_path):
+    assert main(["reproduce", "table4", "--workers", "1"]) == 0
+    first = capsys.readouterr().out
+    lines = (tmp_path / "reproduce" / "runs.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert len(rows) == len({row["key"] for row in rows}) == 6
+    best = max(
+        row["best_test"]["product"]["token_accuracy"]
+        for row in rows
+        if row["layers"][0]["name"] == "lstm"
+    )
+    (line,) = (text for text in first.splitlines() if text.startswith("LSTM   "))
+    assert f"{best:.3f}".removeprefix("0") in line
+    assert re.search("[>=] +132,096 +265,344$", line)
+    assert "6 runs finished" in first
+    assert first.endswith("\na page of all results: statemix report --results reproduce\n")
+
+    assert main(["reproduce", "table4", "--workers", "1"]) == 0
+    again = capsys.readouterr().out
+    assert "6 runs, of which 6 are in" in again
+    assert "to do" not in again
+    assert line in again
+    assert len((tmp_path / "reproduce/runs.jsonl").read_text().splitlines()) == 6
+
+    assert main(["report", "cells", "--results", "reproduce", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["measured"], found["of"]) == (2, 2)
+    assert [cell["seeds"] for cell in found["cells"]] == [3, 3]
+    assert main(["report", "cells", "--results", "reproduce"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("2 of 2 cells measured")
+    assert re.search(r"^table4 +s3 +LSTM +132,096 +265,344 +paper +laptop +3 ", text, re.M)
+    assert re.search(r"^table4 +s3 +BD-LRU m=2 +123,456 +248,640 +paper +laptop +3 ", text, re.M)
+
+
+def test_cells_without_results_are_listed_in_json_alone(capsys, tmp_path):
+    entries = find_study("table4").chosen("paper", "laptop", (), ("LSTM",))
+    planned = plan(entries, tmp_path)
+    scores = {"product": {"token_accuracy": 0.5, "mad_accuracy": 0.5}}
+    names = ("best_test", "best_validation", "test_at_best_validation")
+    done = {"seed": 0, "status": "done", "environment": {}, **dict.fromkeys(names, scores)}
+    rows = [json.dumps({"key": one.key, **done}) + "\n" for one in planned]
+    (tmp_path / "runs.jsonl").write_text("".join(rows))
+    assert main(["report", "cells", "--results", ".", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(cell["model"], cell["verdict"], cell["ours"]) for cell in found["cells"]] == [
+        ("LSTM", "above", 0.5),
+        ("BD-LRU m=2", "empty", None),
+    ]
+    assert main(["report", "cells", "--results", "."]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("1 of 2 cells measured")
+    assert "LSTM" in text
+    assert "BD-LRU m=2" not in text
+
+
+def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, tmp_path):
+    assert main(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"]) == 0
+    capsys.readouterr()
+    assert main(["reproduce", "fig2", "--workers", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "fig2, protocol paper, size laptop: 2 cells, 6 runs, of which 3 are in" in text
+    picture = tmp_path / "reproduce" / "fig2-paper-laptop.png"
+    assert picture.read_bytes()[1:4] == b"PNG"
+    lines = [line.split() for line in text.splitlines() if line.startswith("S_3")]
+    assert [line[:2] for line in lines] == [["S_3", "1"], ["S_3", "2"]]
+    assert all(line[2].startswith(".") for line in lines)
+    prices = [line.split() for line in text.splitlines() if line.startswith("BD-LRU")]
+    assert [line[1:] for line in prices] == [
+        ["m=1", "98,688", "198,528"],
+        ["m=2", "123,456", "248,640"],
+    ]
+
+
+def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, tmp_path, monkeypatch):
+    assert main(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"]) == 0
+    capsys.readouterr()
+    assert main(["reproduce", "fig7", "--workers", "1"]) == 0
+    text = capsys.readouterr().out
+    # One seed is enough, and the table has made the normalised run.
+    assert "fig7, protocol paper, size laptop: 2 cells, 2 runs, of which 1 are in" in text
+    assert "1 runs finished" in text
+    picture = tmp_path / "reproduce" / "fig7-paper-laptop.png"
+    assert picture.read_bytes()[1:4] == b"PNG"
+    files = sorted((tmp_path / "reproduce" / "spectra").iterdir())
+    assert len(files) == 2
+    # The page and the figure need the numbers only.
+    shutil.rmtree(tmp_path / "reproduce" / "runs")
+    picture.unlink()
+    assert main(["reproduce", "fig7", "--workers", "1"]) == 0
+    assert "2 runs, of which 2 are in" in capsys.readouterr().out
+    assert picture.exists()
+    assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 0
+    assert 'id="fig7-paper-laptop"' in (tmp_path / "page.html").read_text()
+    # Without numbers and runs, the run is trained once more.
+    files[0].unlink()
+    assert main(["reproduce", "fig7", "--workers", "1", "--dry-run"]) == 0
+    assert "2 runs, of which 1 are in" in capsys.readouterr().out
+    files[1].write_text("{")
+    assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 2
+    assert "must hold a run's eigenvalues" in capsys.readouterr().err
+
+
+def test_a_figure_is_drawn_from_a_store_into_a_new_folder(capsys, tmp_path):
+    arguments = ["reproduce", "fig2", "--workers", "1", "--store", "rows/runs.jsonl"]
+    assert main([*arguments, "--output", "first"]) == 0
+    capsys.readouterr()
+    assert main([*arguments, "--output", "new/folder"]) == 0
+    assert "6 runs, of which 6 are in rows/runs.jsonl" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == [
+        "fig2-paper-laptop.png"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("store", "command"),
+    [
+        ("my rows/all.jsonl", "statemix report --results 'my rows'"),
+        ("all.jsonl", "statemix report --results ."),
+        ("all.txt", None),
+    ],
+)
+def test_the_last_line_makes_a_page_of_the_store(capsys, tmp_path, store, command):
+    options = ["--models", "LSTM", "--workers", "1", "--store", store]
+    assert main(["reproduce", "table4", *options]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    if command is None:
+        # The report does not read such a store.
+        assert "statemix report" not in last
+        return
+    assert last == f"a page of all results: {command}"
+    assert main(shlex.split(command)[1:]) == 0
+    assert (tmp_path / "report" / "index.html").exists()
+
+
+def test_columns_and_models_choose_cells(capsys):
+    options = ["--models", "BD-LRU m=2", "--columns", "s3", "--store", "other.jsonl"]
+    assert main(["reproduce", "table4", "--dry-run", *options]) == 0
+    assert "1 cell, 3 runs, of which 0 are in other.jsonl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["s3", "S_3"])
+def test_names_that_the_plan_prints_choose_columns(capsys, name):
+    assert main(["reproduce", "table4", "--dry-run", "--columns", name]) == 0
+    assert "2 cells, 6 runs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "plan"),
+    [
+        # LSTM has one layer at every size, BD-LRU one for each state size.
+        (["table4", "--protocol", "tuned"], "protocol tuned, size laptop: 2 cells, 42 runs"),
+        (["table4", "--size", "workstation"], "protocol paper, size workstation: 2 cells, 18 runs"),
+        (["fig2", "--protocol", "tuned"], "protocol tuned, size laptop: 2 cells, 42 runs"),
+        (["fig2", "--size", "workstation"], "protocol paper, size workstation: 2 cells, 24 runs"),
+    ],
+)
+def test_protocol_and_size_choose_runs(capsys, arguments, plan):
+    assert main(["reproduce", *arguments, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert f"{arguments[0]}, {plan}, of which 0 are in" in text
+    # A setting that only this protocol or this size tries.
+    assert ("bos True" if "tuned" in arguments else "learning rate 0.0005") in text
+
+
+def test_the_output_folder_holds_runs_store_and_picture_of_the_protocol_and_size(
+    capsys, tmp_path, monkeypatch
+):
+    one_run = dataclasses.replace(protocols.GRIDS["laptop"], seeds=(7,), num_settings=1)
+    monkeypatch.setitem(protocols.GRIDS, "workstation", one_run)
+    options = ["--protocol", "tuned", "--size", "workstation", "--models", "BD-LRU m=2"]
+    assert main(["reproduce", "fig2", "--workers", "1", "--output", "out", *options]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    names = {path.name for path in (tmp_path / "out").iterdir()} - {"runs.jsonl.lock"}
+    assert names == {"runs", "runs.jsonl", "fig2-tuned-workstation.png"}
+    (row,) = map(json.loads, (tmp_path / "out" / "runs.jsonl").read_text().splitlines())
+    assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == [row["key"]]
+    assert (row["seed"], row["asked"]["schedules"]["epochs"]) == (7, 2)
+    assert "drawn: out/fig2-tuned-workstation.png" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "asked"),
+    [
+        ([], "6 runs to do, on the cluster; predicted for all: ", None),
+        (["--workers", "3"], "6 runs to do, 3 at a time; predicted for all: ", 3),
+    ],
+)
+def test_a_cluster_trains_as_many_runs_at_a_time_as_it_can(
+    capsys, monkeypatch, options, said, asked
+):
+    calls = []
+
+    def here(*arguments, ray, num_workers, **options):
+        calls.append((ray, num_workers))
+        return run_all(*arguments, **options)
+
+    @contextlib.contextmanager
+    def connected(address):
+        calls.append(address)
+        yield
+
+    monkeypatch.setattr("statemix_lab.studies.study.run_all", here)
+    monkeypatch.setattr(cluster, "connected", connected)
+    assert main(["reproduce", "table4", "--ray", "10.0.0.1:6379", *options]) == 0
+    assert calls == ["10.0.0.1:6379", ("10.0.0.1:6379", asked)]
+    text = capsys.readouterr().out
+    assert said in text
+    assert ("(one by one on this machine)" in text) == (asked is None)
+
+
+@pytest.mark.parametrize(
+    ("options", "predicted"),
+    [
+        (["--workers", "1"], "6 min 0 s"),
+        (["--workers", "2"], "3 min 0 s"),
+        (["--ray", "auto"], "6 min 0 s (one by one on this machine)"),
+        (["--ray", "auto", "--workers", "3"], "2 min 0 s"),
+    ],
+)
+def test_runs_side_by_side_divide_the_predicted_time(capsys, monkeypatch, options, predicted):
+    monkeypatch.setattr(forecast.Forecast, "seconds", lambda *_: 60.0)
+    assert main(["reproduce", "table4", "--dry-run", *options]) == 0
+    assert f"; predicted for all: {predicted}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["table4", "fig2", "fig7"])
+def test_runs_that_diverged_are_due_again_only_on_request(capsys, tmp_path, what):
+    planned = plan(find_study(what).chosen("paper", "laptop"), tmp_path)
+    row = {"key": planned[0].key, "seed": 0, "status": "diverged", "environment": {}}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(row) + "\n")
+    command = ["reproduce", what, "--dry-run", "--store", "runs.jsonl"]
+    for options, count in (([], 1), (["--retry"], 0)):
+        assert main([*command, *options]) == 0
+        assert f" runs, of which {count} are in runs.jsonl\n" in capsys.readouterr().out
+
+
+def test_minutes_are_said_and_kept(capsys):
+    assert main(["reproduce", "table4", "--minutes", "5", "--workers", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "6 runs to do, 1 at a time, for 5 min; predicted for all: " in text
+    assert "6 runs finished" in text
+
+
+def test_the_prediction_takes_a_tenth_of_the_minutes_and_says_what_it_lacks(capsys, monkeypatch):
+    limits = []
+
+    def known(limit_s):
+        limits.append(limit_s)
+        seconds = iter([60.0, 120.0, None, None, None, None])
+        return SimpleNamespace(seconds=lambda _: next(seconds))
+
+    monkeypatch.setattr(forecast, "Forecast", known)
+    options = ["--workers", "1", "--dry-run"]
+    assert main(["reproduce", "table4", "--minutes", "5", *options]) == 0
+    said = capsys.readouterr().out
+    assert "6 runs to do, 1 at a time, for 5 min; predicted for 2 of them: 3 min 0 s\n" in said
+    assert said.count("     unknown  ") == 4
+    assert main(["reproduce", "table4", *options]) == 0
+    assert limits == [30.0, None]
+
+
+def test_a_run_begins_whatever_planning_took_and_the_end_of_the_time_is_said(
+    capsys, monkeypatch, tmp_path
+):
+    now = [1000.0]
+    until = []
+
+    def seconds(*_):
+        now[0] += 10
+        return 1.0
+
+    def fill(self, planned, store, *, on_end, **options):
+        until.append(options["until"])
+        on_end(Ended(planned[0].job, "interrupted", "the time was up"))
+        now[0] = options["until"]
+
+    monkeypatch.setattr(
+        "statemix_lab.cli.reproduce.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
+    monkeypatch.setattr(forecast.Forecast, "seconds", seconds)
+    monkeypatch.setattr("statemix_lab.studies.study.Study.fill", fill)
+    assert main(["reproduce", "table4", "--workers", "1", "--minutes", "0.5"]) == 0
+    assert until == [1060 + 15]
+    said = capsys.readouterr().out
+    assert "the time was up: 6 runs are left; the same command continues\n" in said
+
+
+@pytest.mark.parametrize(("options", "until"), [([], None), (["--minutes", "5"], 1300.0)])
+def test_minutes_begin_with_the_command(monkeypatch, options, until):
+    now, asked = [1000.0], []
+
+    def seconds(*_):
+        now[0] += 10
+        return 1.0
+
+    monkeypatch.setattr(
+        "statemix_lab.cli.reproduce.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
+    monkeypatch.setattr(forecast.Forecast, "seconds", seconds)
+    monkeypatch.setattr(
+        "statemix_lab.studies.study.Study.fill",
+        lambda *_, **options: asked.append(options["until"]),
+    )
+    assert main(["reproduce", "table4", "--workers", "1", *options]) == 0
+    assert (asked, now) == ([until], [1060.0])
+
+
+def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_path, monkeypatch):
+    whole = protocols._config
+
+    def wild(layer, data, size):
+        config = whole(layer, data, size)
+        if layer.name == "lstm":
+            return config
+        return config.replace(
+            optimizer=config.optimizer.replace(weight_decay=1e300),
+        )
+
+    monkeypatch.setattr(protocols, "_config", wild)
+    assert main(["reproduce", "table4", "--workers", "1"]) == 1
+    said = capsys.readouterr()
+    lost = "3 of 6 ended runs have no result; --retry repeats them\n"
+    assert said.err == f"statemix: {lost}"
+    assert "3 without result" in said.out
+    # They are repeated only on request, and are still lost.
+    assert main(["reproduce", "table4", "--workers", "1"]) == 1
+    said = capsys.readouterr()
+    assert said.err == f"statemix: {lost}"
+    assert "to do" not in said.out
+    assert main(["reproduce", "table4", "--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith(lost)
+    # The others are not.
+    assert main(["reproduce", "table4", "--workers", "1", "--models", "LSTM"]) == 0
+    asked = []
+
+    def noting(*arguments, **options):
+        asked.append(options["retry"])
+        return run_all(*arguments, **options)
+
+    monkeypatch.setattr("statemix_lab.studies.study.run_all", noting)
+    assert main(["reproduce", "table4", "--workers", "1", "--retry"]) == 1
+    assert asked == [("diverged", "failed")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table4", "--columns", "s9"], "columns must be among ['s3', 'S_3'], got 's9'"),
+        (["table4", "--models", "GRU"], "models must be among ['LSTM', 'BD-LRU m=2'], got 'GRU'"),
+        (["table4", "--minutes", "0"], "minutes must be above 0 and below 1e6, got 0.0"),
+        (["table4", "--minutes", "nan"], "minutes must be a valid number, got 'nan'"),
+        (["table4", "--workers", "0"], "workers must be in 1..4 (processors available: 1)"),
+        (["table4", "--workers", "5"], "workers must be in 1..4 (processors available: 1)"),
+        (["table4", "--output", "/dev/null"], "output must be a writable folder, got '/dev/null'"),
+        (["table4", "--store", "."], "a results store must be a regular file, got '.'"),
+        (["table4", "--ray", "auto", "--workers", "0"], "workers must be at least 1, got 0"),
+        (["table4", "--ray", "no place"], "ray must be 'auto', 'local' or the address of a"),
+        (["table4", "--store", "/dev/null/x"], "store must be a writable file, got '/dev/null/x'"),
+    ],
+)
+def test_a_bad_request_is_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.setattr("statemix.training.devices.available_processors", lambda: 1)
+    assert main(["reproduce", *arguments]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_and_fails_no_run(capsys, tmp_path):
+    options = ["--workers", "1", "--output", "/dev/null/x", "--store", "runs.jsonl"]
+    assert main(["reproduce", "table4", *options]) == 2
+    assert capsys.readouterr().err == (
+        "statemix: output must be a writable folder, got '/dev/null/x' (Not a directory)\n"
+    )
+    assert not list(tmp_path.iterdir())
+    assert main(["reproduce", "table4", "--workers", "1", "--store", "/dev/null/x"]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_wrapper_has_only_the_papers_protocol(capsys):
+    assert main(["reproduce", "wrapper", "--protocol", "tuned"]) == 2
+    assert "protocol must be paper with wrapper, got 'tuned'" in capsys.readouterr().err
+    chosen = ["--columns", "s3_250, start token", "--models", "LSTM"]
+    assert main(["reproduce", "wrapper", *chosen, "--dry-run"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "1 cell, 3 runs" in first
+    assert lines[-1].endswith("LSTM, S3-250, learning rate 0.001, start token, seed 2")
+
+
+def test_a_report_needs_a_folder_of_stores(capsys, tmp_path):
+    assert main(["report", "cells"]) == 2
+    assert "results must be a folder of results stores" in capsys.readouterr().err
+    (tmp_path / "runs.jsonl").write_text("{\n")
+    assert main(["report", "cells", "--results", "."]) == 2
+    assert "runs.jsonl:1 must be a row of a results store" in capsys.readouterr().err
+
+
+def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
+    column = cell_table.TABLES["table4"].columns[0]
+    two, lstm = CONTENDERS["BD-LRU m=2"], CONTENDERS["LSTM"]
+    conditions = (
+        Comparison(column, two, "fails"),
+        Comparison(column, two, "is smaller than", lstm),
+        Comparison(column, lstm, "fails"),
+    )
+    monkeypatch.setattr(claims, "CLAIMS", (Claim("tiny", "small models fail", conditions),))
+    arguments = ["--workers", "1", "--models", "BD-LRU m=2"]
+    assert main(["reproduce", "claims", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "claims, protocol paper, size laptop: 1 cell, 3 runs" in out
+    lines = out.splitlines()
+    head = "open, not tested at the paper's setting: small models fail (protocol {})"
+    start = lines.index(head.format("paper"))
+    assert lines[start + 1].startswith("  yes: BD-LRU m=2 (.")
+    assert lines[start + 1].endswith(") fails on S_3")
+    assert "BD-LRU m=2 (" in lines[start + 2]
+    assert lines[start + 3].startswith("  undecided: 1 of 3 comparisons (not yet measured, or ")
+
+    assert main(["report", "claims", "--results", "reproduce"]) == 0
+    report = capsys.readouterr().out.splitlines()
+    # Under the other protocols, only the sizes of layers are compared so far, which needs no run.
+    assert report[0] == "open: small models fail (protocol mad)"
+    assert head.format("paper") in report
+    assert "open: small models fail (protocol tuned)" in report
+    assert main(["report", "claims", "--results", "reproduce", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["claim"], row["protocol"], row["verdict"]) for row in rows] == [
+        ("tiny", "mad", "open"),
+        ("tiny", "paper", "open"),
+        ("tiny", "mlp", "open"),
+        ("tiny", "tuned", "open"),
+    ]
+
+
+@pytest.fixture
+def tiny_suite(monkeypatch):
+    """The suite of exactness with two groups and LSTMs, which learn nothing in two steps."""
+    runs = {
+        group: tuple(
+            RunConfig(
+                task=TaskSpec("permutation", group=group, length=4),
+                model=ModelConfig(layers=(LayerSpec("lstm"),), hidden_size=4),
+                schedules=ScheduleConfig(num_steps=2),
+                evaluation=EvaluationConfig(test_size=8, validation_size=8, lengths=(9,)),
+                seed=seed,
+            )
+            for seed in range(2)
+        )
+        for group in ("S_3", "S_4")
+    }
+
+    def study(kind, name, **search):
+        entries = [
+            StudyEntry(
+                group,
+                "LSTM",
+                Trials.seeded(configs[0].replace(search=SearchConfig(**search)), (0, 1)),
+            )
+            for group, configs in runs.items()
+        ]
+        return kind(name, "tiny", lambda *_: entries)
+
+    studies = (
+        study(ProofStudy, "exact-groups"),
+        study(AttemptStudy, "exact-factorial", attempts=1, max_steps=3),
+    )
+    monkeypatch.setattr(catalogue, "_own", lambda: {one.name: one for one in studies})
+
+
+def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_suite):
+    command = ["reproduce", "exact-groups", "--workers", "1"]
+    assert main([*command, "--columns", "S_4"]) == 0
+    assert "exact-groups, protocol paper, size laptop: 1 cell, 2 runs" in capsys.readouterr().out
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "2 cells, 4 runs, of which 2 are in reproduce/runs.jsonl" in out
+    store = (tmp_path / "reproduce/runs.jsonl").read_text()
+    rows = [json.loads(line) for line in store.splitlines()]
+    assert [row["task"]["group"] for row in rows] == ["S_4", "S_4", "S_3", "S_3"]
+    assert {row["certificate"]["network"] for row in rows} == {"as trained"}
+    (line,) = (text for text in out.splitlines() if text.startswith("S_4 "))
+    assert line.split()[1:5] == ["LSTM", "0", "of", "2"]
+    assert (tmp_path / "reproduce/exact-groups.png").exists()
+    assert main(command) == 0
+    assert "to do" not in capsys.readouterr().out
+
+
+def test_a_suite_of_attempts_counts_certificates_and_has_no_figure(capsys, tmp_path, tiny_suite):
+    command = ["reproduce", "exact-factorial", "--workers", "1", "--columns", "S_4"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    (line,) = (text for text in out.splitlines() if text.startswith("S_4 "))
+    assert line.split()[1:6] == ["LSTM", "0", "of", "2", "(.000–.658)"]
+    assert line.split()[6:11] == ["0", "of", "2", "–", "3"]
+    rows = [json.loads(row) for row in (tmp_path / "reproduce/runs.jsonl").read_text().splitlines()]
+    assert {row["certificate"]["verdict"] for row in rows} <= {"refuted", "open"}
+    assert not (tmp_path / "reproduce/exact-factorial.png").exists()
+    assert main(command) == 0
+    assert "to do" not in capsys.readouterr().out
+    assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 0
+    html = (tmp_path / "page.html").read_text()
+    html = html[html.index('id="exact-factorial"') :]
+    assert re.search("<td>(refuted|open)[^<]*, 1 attempt</td>", html)
+    assert "<figure>" not in html
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--protocol", "tuned"], "protocol must be paper with exact-groups, got 'tuned'"),
+        (["--size", "paper"], "size must be laptop with exact-groups, got 'paper'"),
+        (["--columns", "S_5"], r"columns must be among \['S_3', 'S_4'\], got 'S_5'"),
+        (["--models", "GRU"], r"models must be among \['LSTM'\], got 'GRU'"),
+    ],
+)
+def test_bad_requests_of_a_suite_are_one_line(capsys, tmp_path, tiny_suite, options, message):
+    assert main(["reproduce", "exact-groups", *options]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())

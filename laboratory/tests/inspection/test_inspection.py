@@ -1,0 +1,108 @@
+"""The plain numbers of a model's layers: against the tensors that they are about."""
+
+import json
+
+import pytest
+import torch
+
+from statemix_lab.inspection.layer_numbers import WHOLE, inspected, plain_eigenvalues, spread
+from statemix_lab.inspection.recurrences import eigenvalues, entropy, mixing, record
+
+CLOSE = {"rel": 1e-4, "abs": 1e-9}
+
+
+def flat(nested):
+    return torch.tensor(nested, dtype=torch.float64).flatten().tolist()
+
+
+def test_the_numbers_are_those_of_the_recurrences(model, tokens):
+    first, lstm, third = inspected(model, tokens, units=range(4))
+    assert (first["layer"], first["module"], first["kind"]) == (
+        0,
+        "backbone.blocks.0.mixer",
+        "BD-LRU",
+    )
+    assert (first["unit"], first["units"], first["size"]) == ("block", 2, 3)
+    assert (third["layer"], third["unit"], third["units"], third["size"]) == (2, "channel", 5, 2)
+    assert first["prepended"] == 1
+    assert first["steps"] == [0, 1, 2, 3, 4, 5]
+    recurrence = record(model, tokens)[0].recurrence()
+    found = eigenvalues(recurrence.transitions)
+    expected = torch.view_as_real(found[:, 4]).flatten().tolist()
+    assert flat(first["eigenvalues"][4]) == pytest.approx(expected, **CLOSE)
+    # Units that a layer lacks are skipped.
+    assert (first["shown"], third["shown"]) == ([0, 1], [0, 1, 2, 3])
+    gates = recurrence.gates[1, 3, 0].flatten().tolist()
+    assert flat(first["gates"][1][0][3]) == pytest.approx(gates, **CLOSE)
+    rows = mixing(recurrence).double()
+    expected = rows[1, 5, 2, 1].abs().sum(-1).max().item()
+    assert first["mixing"][1][1][5][2] == pytest.approx(expected, **CLOSE)
+    block = first["block_attention"]
+    assert (len(block), len(block[0])) == (18, 18)
+    # State after position 4, entry 1; input at position 2, entry 0; of the first block.
+    assert block[4 * 3 + 1][2 * 3] == pytest.approx(rows[0, 4, 2, 0, 1, 0].item(), **CLOSE)
+    summary = first["summary"]
+    assert summary["largest"] == pytest.approx(found.abs().max().item(), **CLOSE)
+    assert summary["mean"] == pytest.approx(found.abs().mean().item(), **CLOSE)
+    assert summary["outside"] == 0
+    assert summary["gate_entropy"] == pytest.approx(
+        entropy(recurrence.gates).mean().item(), **CLOSE
+    )
+    assert third["summary"]["negative"] > 0
+    json.dumps([first, lstm, third], allow_nan=False)
+
+
+def test_a_layer_without_a_recurrence_has_no_numbers(model, tokens):
+    lstm = inspected(model, tokens)[1]
+    assert (lstm["layer"], lstm["kind"], lstm["summary"]) == (1, "LSTM", None)
+    assert lstm["mixing"] == lstm["eigenvalues"] == lstm["steps"] == []
+
+
+def test_what_follows_the_end_of_a_sequence_does_not_count(model, tokens):
+    padded = torch.cat([tokens, torch.zeros(2, 3, dtype=tokens.dtype)], dim=1)
+    padded[1, 3:] = 5
+    found = inspected(model, padded, [5, 3], units=(0, 1))
+    other = padded.clone()
+    other[0, 5:], other[1, 3:] = 1, 2
+    assert inspected(model, other, [5, 3], units=(0, 1)) == found
+    assert [len(row) for row in found[0]["mixing"][1]] == [4, 4]
+    assert found[0]["steps"] == [0, 1, 2, 3, 4, 5]
+    # At the last steps, only the first sequence has eigenvalues.
+    counts = [len(points) for points in found[0]["eigenvalues"]]
+    assert counts == [12, 12, 12, 12, 6, 6]
+    assert inspected(model, padded[:1, :5])[0]["summary"] != found[0]["summary"]
+
+
+def test_what_is_not_finite_is_none(model, tokens):
+    with torch.no_grad():
+        model.backbone.blocks[0].mixer.gate_proj.bias[0] = float("nan")
+    first = inspected(model, tokens)[0]
+    assert first["summary"]["largest"] is None
+    assert None in first["gates"][0][0][0][0]
+    json.dumps(first, allow_nan=False)
+
+
+def test_a_large_block_attention_matrix_is_not_kept(model):
+    tokens = torch.zeros(1, WHOLE // 3, dtype=torch.int64)
+    first = inspected(model, tokens)[0]
+    assert first["block_attention"] is None
+    assert len(first["mixing"][0][0]) == WHOLE // 3 + 1
+    assert inspected(model, tokens[:, 1:])[0]["block_attention"] is not None
+
+
+def test_no_unit_may_be_asked_for(model, tokens):
+    first = inspected(model, tokens, units=())[0]
+    assert (first["shown"], first["mixing"], first["block_attention"]) == ([], [[], []], None)
+
+
+def test_eigenvalues_that_are_not_finite_are_left_out():
+    found = torch.tensor([1 + 2j, complex("nan"), -0.1234567], dtype=torch.complex128)
+    assert plain_eigenvalues(found) == [[1.0, 2.0], [-0.12346, 0.0]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 7, 17, 64])
+def test_steps_are_spread_with_both_ends(count):
+    found = spread(count, 6)
+    assert len(found) == min(count, 6)
+    assert (found[0], found[-1]) == (0, count - 1)
+    assert sorted(set(found)) == found

@@ -1,0 +1,98 @@
+"""The block attention matrix: times the inputs it is the states, and it is the plain product."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from statemix.layers import BDLRU, HLRU
+from statemix.layers.state import tensors
+from statemix_lab.inspection.recurrences import applied, carried, mixing, part, sizes
+
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+
+
+@torch.no_grad()
+def states(layer, x):
+    """The states of the layer itself, one step after the other: (B, T, ...)."""
+    state, found = layer.init_state(len(x)), []
+    for x_t in x.unbind(1):
+        _, state = layer.step(x_t, state)
+        found.append(next(tensors(state))[1])
+    return torch.stack(found, dim=1)
+
+
+@torch.no_grad()
+def test_applied_to_the_inputs_it_gives_the_states_of_the_layer(layer, x):
+    found = layer.recurrence(x)
+    total = applied(mixing(found), found.values) + carried(found)
+    torch.testing.assert_close(total, states(layer, x).view_as(total), **TIGHT)
+
+
+@torch.no_grad()
+def test_an_entry_is_the_product_of_the_transitions_in_between(layer, x):
+    found = layer.recurrence(x)
+    matrices = mixing(found).numpy()
+    A, B = found.transitions.numpy(), found.input_maps.numpy()
+    for t, s in itertools.product(range(x.shape[1]), repeat=2):
+        for unit in range(A.shape[2]):
+            expected = B[1, s, unit]
+            for step in range(s + 1, t + 1):
+                expected = A[1, step, unit] @ expected
+            if s > t:
+                expected = np.zeros_like(expected)
+            np.testing.assert_allclose(matrices[1, t, s, unit], expected, rtol=1e-9, atol=1e-12)
+
+
+@torch.no_grad()
+def test_one_more_input_changes_later_states_by_its_column(x):
+    """The definition of a contribution, without any matrix: a difference of two runs."""
+    layer = BDLRU(6, num_blocks=3, block_size=2, selective=False, dtype=torch.float64)
+    matrices, s = mixing(layer.recurrence(x)), 2
+    before = layer.recurrence(x).values
+    changed = x.clone()
+    changed[:, s] += 1.0
+    after = layer.recurrence(changed).values
+    difference = states(layer, changed) - states(layer, x)
+    expected = torch.einsum("bthmr,bhrp->bthm", matrices[:, :, s], (after - before)[:, s])
+    torch.testing.assert_close(difference, expected, **TIGHT)
+    assert difference[:, :s].abs().max() == 0
+
+
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid", "relu", "tanh", "signed"])
+@torch.no_grad()
+def test_what_one_entry_receives_is_at_most_one_by_proposition_1(x, gate):
+    for layer in (
+        BDLRU(6, num_blocks=3, block_size=4, gate=gate),
+        HLRU(6, num_channels=3, order=4, gate=gate),
+    ):
+        matrices = mixing(layer.recurrence(x.float()))
+        received = matrices.abs().sum(dim=(2, -1))  # over the times of the inputs and their entries
+        assert received.max() <= 1 + 1e-5
+        assert received[:, -1].max() > 0.5
+
+
+def test_sizes_are_largest_row_sums():
+    matrices = torch.tensor([[1.0, -2.0], [0.5, 0.25]]).view(1, 1, 1, 1, 2, 2)
+    assert sizes(matrices).tolist() == [[[[3.0]]]]
+
+
+@torch.no_grad()
+def test_a_part_has_the_matrices_of_its_units(layer, x):
+    whole = layer.recurrence(x)
+    some = part(whole, slice(1, 2), [1, 0])
+    expected = mixing(whole)[1:, :, :, [1, 0]]
+    torch.testing.assert_close(mixing(some), expected, rtol=0, atol=0)
+    torch.testing.assert_close(carried(some), carried(whole)[1:, :, [1, 0]], rtol=0, atol=0)
+    assert (some.gates is None) == (whole.gates is None)
+    assert some.unit == whole.unit
+    if some.gates is not None:
+        torch.testing.assert_close(some.gates, whole.gates[1:, :, [1, 0]], rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_no_steps_give_empty_matrices(layer, x):
+    found = layer.recurrence(x[:, :0])
+    assert mixing(found).shape[1:3] == (0, 0)
+    assert carried(found).shape[1] == 0

@@ -1,0 +1,215 @@
+"""The pictures of a run's layers: which there are, and that each cell is where it belongs."""
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.collections import LineCollection, QuadMesh
+from matplotlib.colors import Normalize, to_hex, to_rgb
+
+from statemix.layers import LayerSpec
+from statemix.models import TokenClassifier
+from statemix_lab.inspection import layer_text as text
+from statemix_lab.inspection.layer_numbers import inspected
+from statemix_lab.inspection.layer_pictures import (
+    draw_actions,
+    draw_block,
+    draw_gates,
+    draw_mixing,
+    pictures,
+    scale_of,
+)
+from statemix_lab.studies.figure import png
+
+
+def contrast(one, other):
+    """The contrast of two colours by WCAG, from 1 to 21."""
+
+    def luminance(colour):
+        linear = [
+            v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in to_rgb(colour)
+        ]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.fixture
+def layers():
+    specs = [
+        LayerSpec("bd_lru", num_blocks=2, block_size=3),
+        LayerSpec("lstm"),
+        LayerSpec("mamba2", d_state=3, head_dim=4),
+    ]
+    model = TokenClassifier(6, {"product": 6}, 8, specs, bos=True)
+    return inspected(model, torch.tensor([[1, 2, 3], [4, 5, 0]]), units=(0, 1))
+
+
+TOKENS = {"sequence 0": [1, 2, 3], "sequence 1": [4, 5, 0]}
+
+
+def test_each_layer_gets_the_pictures_that_suit_it(layers):
+    found = dict(pictures(layers, TOKENS))
+    assert list(found) == [
+        "eigenvalues-0.png",
+        "gates-0.png",
+        "mixing-0.png",
+        "block-attention-0.png",
+        # Mamba-2 has transitions, but no gates that share a normalisation.
+        "eigenvalues-2.png",
+        "mixing-2.png",
+        "block-attention-2.png",
+    ]
+    for figure in found.values():
+        assert png(figure, 40)[1:4] == b"PNG"
+    (axes,) = found["eigenvalues-0.png"].axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["BOS", "1", "2", "3"]
+    strips = found["gates-0.png"].axes
+    assert [axes.get_ylabel() for axes in strips[:4]] == ["block 0", "block 1"] * 2
+    assert [axes.get_title(loc="left") for axes in strips[:4]] == [
+        "sequence 0",
+        "",
+        "sequence 1",
+        "",
+    ]
+    labels = [label.get_text() for label in strips[2].get_xticklabels()]
+    assert labels == ["BOS", "4", "5", "0"]
+
+
+def grids(figure):
+    meshes = (part for axes in figure.axes for part in axes.collections)
+    return [np.ma.filled(mesh.get_array(), np.nan) for mesh in meshes if isinstance(mesh, QuadMesh)]
+
+
+def test_a_tile_is_a_transition_with_its_input_gates_on_the_right():
+    tiles = [[[0.1, 0.2, 0.7], [0.3, 0.4, 0.3]], [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]]
+    figure = draw_gates([[tiles]], ["block 0"], {"s": ["1", "2"]}, title="gates")
+    gap = np.nan
+    expected = [
+        [0.1, 0.2, gap, 0.7, gap, 0.5, 0.5, gap, 0.0, gap],
+        [0.3, 0.4, gap, 0.3, gap, 0.0, 0.0, gap, 1.0, gap],
+    ]
+    np.testing.assert_array_equal(grids(figure)[0], expected)
+    axes = figure.axes[0]
+    assert axes.yaxis_inverted()
+    # Labels stand below the middle of their tiles: widths 1, 1, 0.2, 1, and a gap of 0.6.
+    np.testing.assert_allclose(axes.get_xticks(), [1.6, 5.4])
+    assert axes.get_xlim() == pytest.approx((0, 7.0))
+
+
+def moment(temperature, gates):
+    return {"temperature": temperature, "gate_entropy": 0.5, "gates": gates}
+
+
+def sharpened(layers, after=0.125):
+    """Of both blocks, with gates that tell block and moment apart."""
+    tiles = [[[[[(10 * block + time) / 99] * 4] * 3] * 4 for block in (0, 1)] for time in (1, 2)]
+    found = {"layer": 0, "shown": [0, 1], "before": moment(1.0, tiles[0])}
+    return found | {"after": moment(after, tiles[1])}
+
+
+def test_gates_before_and_after_sharpening_stand_one_above_the_other(layers):
+    found = dict(pictures(layers, TOKENS, [sharpened(layers)]))
+    assert found.keys() - dict(pictures(layers, TOKENS)).keys() == {"sharpening-0.png"}
+    figure = found["sharpening-0.png"]
+    strips = figure.axes[:4]
+    assert [axes.get_ylabel() for axes in strips] == [
+        "block 0, τ = 1",
+        "block 0, τ = 0.125",
+        "block 1, τ = 1",
+        "block 1, τ = 0.125",
+    ]
+    assert [np.nanmax(grid) * 99 for grid in grids(figure)[:4]] == pytest.approx([1, 2, 11, 12])
+    assert [label.get_text() for label in strips[0].get_xticklabels()] == ["BOS", "1", "2", "3"]
+    assert strips[0].get_title(loc="left") == "sequence 0"
+    # Gates of 0 and 1 are the limit of all temperatures.
+    hard = dict(pictures(layers, TOKENS, [sharpened(layers, 0.0)]))["sharpening-0.png"]
+    assert hard.axes[1].get_ylabel() == "block 0, τ → 0"
+    # Without a unit, there is nothing to draw.
+    none = sharpened(layers) | {"shown": []}
+    assert "sharpening-0.png" not in dict(pictures(layers, TOKENS, [none]))
+
+
+def test_a_single_row_of_gates_stands_upright():
+    rows = [[[0.1, 0.2, 0.7]], [[0.6, 0.4, 0.0]]]
+    figure = draw_gates([[rows]], ["channel 0"], {"s": ["1", "2"]}, title="gates")
+    gap = np.nan
+    expected = [[0.1, gap, 0.6, gap], [0.2, gap, 0.4, gap], [0.7, gap, 0.0, gap]]
+    np.testing.assert_array_equal(grids(figure)[0], expected)
+
+
+def test_states_are_rows_and_inputs_columns():
+    sizes = [[1.0, 0.0, 0.0], [0.5, 0.25, 0.0], [0.1, None, 0.75]]
+    figure = draw_mixing([[sizes]], ["block 0"], {"s": ["7", "8", "9"]}, title="mixing")
+    axes = figure.axes[0]
+    np.testing.assert_array_equal(grids(figure)[0], np.array(sizes, dtype=float))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["7", "8", "9"]
+    assert axes.get_ylabel() == "state after token"
+    assert axes.get_xlabel() == "input of token"
+    # Time runs downwards, as in a matrix.
+    assert axes.yaxis_inverted()
+
+
+def test_blocks_of_a_block_attention_matrix_are_labelled_in_their_middle():
+    matrix = np.tril(np.ones((6, 3))).tolist()
+    figure = draw_block(matrix, ["1", "2", "3"], title="block")
+    axes = figure.axes[0]
+    np.testing.assert_allclose(axes.get_yticks(), [1, 3, 5])
+    np.testing.assert_allclose(axes.get_xticks(), [0.5, 1.5, 2.5])
+    lines = [part for part in axes.collections if isinstance(part, LineCollection)]
+    places = [[segment[0].tolist() for segment in part.get_segments()] for part in lines]
+    assert places == [[[0, 2], [0, 4]], [[1, 6], [2, 6]]]
+
+
+def test_zero_has_the_colour_of_the_page_whatever_the_signs():
+    for values in ([0.0, 0.5], [-3.0, 0.0, 0.5], [0.0]):
+        scale = scale_of([np.array(values), np.array([np.nan, np.inf])])
+        zero = Normalize(scale["vmin"], scale["vmax"])(0.0)
+        np.testing.assert_allclose(scale["cmap"](zero)[:3], 1.0, atol=0.02)
+    assert scale["vmax"] == 1
+    signed = scale_of([np.array([-3.0, 0.5])])
+    assert (signed["vmin"], signed["vmax"]) == (-3, 3)
+
+
+def test_the_table_has_a_line_for_each_layer_with_transitions(layers):
+    table = text.table(layers)
+    assert [line.cells[:3] for line in table.lines] == [
+        ("0", "BD-LRU", "2 blocks of 3"),
+        ("2", "Mamba-2", "4 heads of 1"),
+    ]
+    assert table.lines[1].cells[-1] == "–"
+    assert list(text.without(layers)) == [
+        "layer 1 (LSTM) has no transitions to show: it writes out no linear recurrence"
+    ]
+
+
+def test_columns_appear_where_there_is_something_to_say(layers):
+    plain = text.table(layers)
+    assert text.legend(plain).splitlines()[-1].startswith("gates copies one entry")
+    joined = {"order": 1234, "most": 5000}
+    table = text.table(layers, [sharpened(layers)], joined)
+    assert table.head == (*plain.head, "unsharpened", "joint maps")
+    # Mamba-2 has no gates with a temperature.
+    assert [line.cells[-2:] for line in table.lines] == [("0.500", "1,234"), ("–", "1,234")]
+    assert "Unsharpened: " in text.legend(table)
+    assert "Joint maps: " in text.legend(table)
+    many = text.table(layers, [sharpened(layers, 0.0)], joined | {"order": None})
+    # That gates of 0 and 1 have no entropy needs no column.
+    assert many.head == (*plain.head, "joint maps")
+    assert many.lines[0].cells[-1] == "more than 5,000"
+    assert "Unsharpened" not in text.legend(many)
+
+
+@pytest.mark.parametrize("size", range(1, 33))
+def test_numbers_on_cells_are_legible(size):
+    block = {"block": 0, "role": "tracks", "sources": [list(range(size))]}
+    axes = draw_actions([block], title="maps").axes[0]
+    cells = axes.collections[0].to_rgba(axes.collections[0].get_array()).reshape(size, 4)
+    assert [written.get_text() for written in axes.texts] == [str(entry) for entry in range(size)]
+    for written, cell in zip(axes.texts, cells, strict=True):
+        assert contrast(written.get_color(), to_hex(cell)) >= 3
+
+
+def test_large_and_infinite_numbers_fit_into_the_table(layers):
+    layers[0]["summary"] |= {"largest": None, "mean": 123456.0}
+    assert text.table(layers[:1]).lines[0].cells[3:5] == ("not finite", "1.23e+05")

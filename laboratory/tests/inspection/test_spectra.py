@@ -1,0 +1,69 @@
+"""Eigenvalues against NumPy's roots of polynomials, and their summary against counting."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from statemix.layers import BDLRU, HLRU
+from statemix_lab.inspection.recurrences import Spectrum, eigenvalues, spectrum
+
+
+def multiset(values):
+    """Complex numbers in an order of their own, for comparison up to rounding."""
+    return sorted(np.asarray(values), key=lambda one: (round(one.real, 6), round(one.imag, 6)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("realization", ["controller", "observer"])
+@pytest.mark.parametrize("gate", ["softmax", "none"])
+def test_those_of_h_lru_are_the_roots_of_its_characteristic_polynomial(x, realization, gate):
+    layer = HLRU(
+        6, num_channels=4, order=3, realization=realization, gate=gate, dtype=torch.float64
+    )
+    recurrence = layer.recurrence(x)
+    found = eigenvalues(recurrence.transitions)
+    assert found.shape == (2, 7, 4, 3)
+    for place in np.ndindex(2, 7, 4):
+        a = recurrence.gates[(*place, 0)][:-1].numpy()
+        # lambda^m - a_1 lambda^(m-1) - ... - a_m = 0: footnote 2 of the paper.
+        expected = np.roots(np.concatenate([[1.0], -a]))
+        np.testing.assert_allclose(multiset(found[place]), multiset(expected), atol=1e-9)
+
+
+def test_those_of_a_permutation_are_roots_of_unity_and_the_largest_come_first():
+    cycle = torch.eye(4).roll(1, 0)
+    found = eigenvalues(torch.stack([cycle, torch.diag(torch.tensor([0.5, -2.0, 0.0, 1.0]))]))
+    assert found.dtype == torch.complex128
+    expected = [1j**power for power in range(4)]
+    np.testing.assert_allclose(multiset(found[0]), multiset(expected), atol=1e-12)
+    assert found[1].tolist() == [-2, 1, 0.5, 0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gate", ["softmax", "signed", "householder"])
+def test_those_of_bounded_gates_stay_inside_the_unit_circle(x, gate):
+    found = eigenvalues(
+        BDLRU(6, num_blocks=5, block_size=3, gate=gate).recurrence(x.float() * 10).transitions
+    )
+    assert found.abs().max() <= 1 + 1e-6
+
+
+def test_a_matrix_that_is_not_finite_has_none_and_harms_no_other():
+    matrices = torch.eye(2).repeat(3, 1, 1)
+    matrices[1, 0, 1] = math.inf
+    found = eigenvalues(matrices)
+    assert found[1].isnan().all()
+    assert found[[0, 2]].tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_summary_counts_every_eigenvalue_once():
+    found = torch.tensor([0.5, -0.5, 2j, -2j, 0.0, 1.0, 1e-9j, -1e-9], dtype=torch.complex128)
+    assert spectrum(found.view(2, 4)) == Spectrum(
+        largest=2.0,
+        mean=pytest.approx(6 / 8),
+        negative=1 / 8,
+        complex=2 / 8,
+        outside=2 / 8,
+    )

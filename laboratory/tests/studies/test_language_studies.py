@@ -1,0 +1,521 @@
+"""The studies of language models: their entries, runs, rows, choice of rates, and tables."""
+
+import itertools
+import json
+import math
+import pickle
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from transformers import AutoModelForCausalLM
+
+from statemix.errors import RequestError
+from statemix.layers import LayerSpec
+from statemix.lm import language_training
+from statemix.lm.language_scores import bits_per_byte
+from statemix.lm.model_costs import count_sizes
+from statemix.lm.prepared import compressed_bits_per_byte, read_prepared
+from statemix.lm.presets import PRESETS
+from statemix.sweeps.runner import Job, run_all
+from statemix_lab.studies.language import language_runs
+from statemix_lab.studies.language.language_runs import LanguageRun, StudyCorpus, split
+from statemix_lab.studies.language.language_studies import STUDIES
+from statemix_lab.studies.language.language_suites import (
+    RATES,
+    SEEDS,
+    duel_entries,
+    figure_entries,
+    laptop_models,
+)
+from statemix_lab.studies.language.language_tables import at_rate, duel_panels, is_at_chosen_rate
+from statemix_lab.studies.language.language_tables import language_runs as language_runs_table
+from statemix_lab.studies.language.language_verdicts import (
+    figure_speeds,
+    training_speeds,
+    verdict_lines,
+)
+from statemix_lab.studies.store import Store, key, row_of
+from statemix_lab.studies.study_entries import StudyEntry, Trial, Trials, plan
+
+FIGURE, DUEL = STUDIES
+TEXT = "def add(a, b):\n    return a + b\n\n"
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A run of seconds on texts of its own."""
+    texts = tmp_path / "texts"
+    for number in range(24):
+        folder = texts / f"package{number}"
+        folder.mkdir(parents=True)
+        (folder / "code.py").write_text(f"# {number}\n" + (3 + number) * TEXT)
+    mixer = {"name": "bd_lru", "num_blocks": 4, "block_size": 2}
+    return LanguageRun(
+        StudyCorpus((str(texts),), "bytes"),
+        {
+            "hidden_size": 8,
+            "num_hidden_layers": 1,
+            "intermediate_size": 16,
+            "mixers": {"linear_attention": mixer},
+            "layer_types": ["linear_attention"],
+            "tie_word_embeddings": True,
+        },
+        {
+            "length": 16,
+            "batch_size": 4,
+            "steps": 4,
+            "evaluate_every": 2,
+            "learning_rate": RATES[0],
+        },
+    )
+
+
+def finished(run, folder):
+    """Train a run, and return its row."""
+    (ended,) = run_all([Job("tiny", run, folder)])
+    assert ended.status == "done", ended
+    return row_of(ended)
+
+
+def test_run_ends_in_a_row_with_its_curve(tiny, tmp_path):
+    row = finished(tiny, tmp_path / "runs" / "one")
+    store = Store(tmp_path / "rows.jsonl")
+    store.append(row)
+    found = store.rows()[key(tiny)]["language"]
+    assert [one["step"] for one in found["curve"]] == [2, 4]
+    assert [one["tokens"] for one in found["curve"]] == [128, 256]
+    assert 0 < found["curve"][0]["cpu_s"] < found["curve"][1]["cpu_s"]
+    last = found["curve"][-1]["bits_per_byte"]
+    assert last == pytest.approx(found["scores"]["validation"]["bits_per_byte"], rel=1e-5)
+    assert found["parameters"] == row["num_parameters"] > 0
+    assert row["num_steps"] == 4
+    assert set(found["corpus"]["sha256"]) == {
+        "train.bin", "train.idx", "held_out.bin", "held_out.idx",
+    }  # fmt: skip
+    assert found["corpus"]["xz"] > 0
+
+
+def test_scores_are_those_of_the_stored_model_on_each_part_of_the_text(tiny, tmp_path):
+    folder = tmp_path / "runs" / "one"
+    found = finished(tiny, folder)["language"]
+    tokens, held_out, tokenizer = read_prepared(tmp_path / "runs" / tiny.corpus.name)
+    validation, test = split(held_out)
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    parts = {"validation": validation, "test": test, "held_out": held_out}
+    for name, part in parts.items():
+        assert found["scores"][name] == pytest.approx(bits_per_byte(model.eval(), part))
+        assert found["corpus"]["bytes"][name] == part.num_bytes
+    assert len({one["bits_per_byte"] for one in found["scores"].values()}) == 3
+    compressed = compressed_bits_per_byte(tokens, test, tokenizer)
+    assert {name: found["corpus"][name] for name in compressed} == compressed
+    assert model.config.eos_token_id == model.config.bos_token_id == 256
+
+
+def test_all_of_a_run_reaches_the_training(tiny, tmp_path, monkeypatch):
+    calls = []
+
+    def note(config, tokens, held_out, folder, settings, **options):
+        calls.append((config, tokens, held_out, settings, options))
+        raise RequestError("noted")
+
+    monkeypatch.setattr(language_training, "train_language_model", note)
+    run = replace(tiny, seed=7, precision="bf16-mixed", num_threads=2)
+    run = replace(run, corpus=replace(run.corpus, most_documents=20))
+    folder = tmp_path / "runs" / "one"
+    with pytest.raises(RequestError, match="noted"):
+        run.train(folder, print, 5.0)
+    ((config, tokens, held_out, settings, options),) = calls
+    assert (config.hidden_size, settings.seed, settings.steps) == (8, 7, 4)
+    # Its evaluations read what chooses, and not what scores.
+    assert held_out.num_bytes == split(read_prepared(tokens.path.parent)[1])[0].num_bytes
+    wanted = {"precision": "bf16-mixed", "num_threads": 2, "checkpoint_every_s": 5.0}
+    assert {name: options[name] for name in wanted} == wanted
+    parts = read_prepared(tmp_path / "runs" / run.corpus.name)[:2]
+    assert sum(len(part.bounds) - 1 for part in parts) == 20
+
+
+def test_predicted_seconds_grow_with_the_steps(tiny, monkeypatch):
+    monkeypatch.setattr(language_runs, "_step_seconds", lambda *_: 0.5)
+    assert tiny.seconds() == 2.0
+    assert replace(tiny, num_threads=None).seconds() is None
+
+
+def test_a_preparation_that_was_killed_between_its_files_is_repeated(tiny, tmp_path):
+    finished(tiny, tmp_path / "runs" / "one")
+    tokens = tmp_path / "runs" / tiny.corpus.name
+    (tokens / "held_out.bin").rename(tokens / "held_out.bin.partial")
+    (tokens / "xz.json").unlink()
+    assert finished(replace(tiny, seed=1), tmp_path / "runs" / "two")["status"] == "done"
+
+
+def test_finished_run_is_left_alone_and_a_row_that_another_process_stored_is_not_repeated(
+    tiny, tmp_path
+):
+    entries = [StudyEntry("tiny", "tiny", Trials(lambda: [Trial("", (tiny,))]))]
+    planned = plan(entries, tmp_path / "runs")
+    store = Store(tmp_path / "rows.jsonl")
+    FIGURE.fill(planned, store)
+    written = store.path.read_bytes()
+    # As for a process that planned the run before another one trained it.
+    FIGURE.fill(planned, store)
+    assert store.path.read_bytes() == written
+
+
+@pytest.mark.parametrize("language", [None, [], {}, {"scores": 1.0}])
+def test_row_without_scores_of_a_language_model_is_no_row(tiny, tmp_path, language):
+    row = {"key": key(tiny), "seed": 0, "environment": {}, "status": "done", "language": language}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(RequestError, match="must be a row of a results store, got language="):
+        Store(path).rows()
+
+
+def test_held_out_documents_choose_or_score(tiny, tmp_path):
+    finished(tiny, tmp_path / "runs" / "one")
+    tokens = tmp_path / "runs" / tiny.corpus.name
+    _, held_out, _ = read_prepared(tokens)
+    validation, test = split(held_out)
+    documents = [
+        part.document(n).tolist()
+        for part in (validation, test)
+        for n in range(len(part.bounds) - 1)
+    ]
+    assert documents == [held_out.document(n).tolist() for n in range(len(held_out.bounds) - 1)]
+    assert validation.num_bytes + test.num_bytes == held_out.num_bytes
+    quarter, last = held_out.num_bytes / 4, validation.info["document_bytes"][-1]
+    assert validation.num_bytes - last < quarter <= validation.num_bytes
+
+
+def stored(run, bits):
+    """A row of a run that reached this many bits per byte in validation; None diverged."""
+    row = {"key": key(run), "seed": run.seed, "environment": {}, "status": "done"}
+    if bits is None:
+        return row | {"status": "diverged"}
+    return row | {"language": {"scores": {"validation": {"bits_per_byte": bits}}}}
+
+
+def test_learning_rate_is_chosen_by_the_first_seed_on_validation_text(tiny):
+    tries = [at_rate(tiny, rate) for rate in RATES]
+    rows = {key(run): stored(run, bits) for run, bits in zip(tries, (2.0, 1.5, None), strict=True)}
+    chosen = [is_at_chosen_rate(replace(run, seed=2), rows) for run in tries]
+    assert chosen == [False, True, False]
+    del rows[key(tries[2])]
+    assert [is_at_chosen_rate(run, rows) for run in tries] == [None] * 3
+
+
+def test_duel_trains_further_seeds_at_the_chosen_rate_alone(tiny, tmp_path):
+    trials = [
+        Trial(f"lr={rate:g}", tuple(replace(at_rate(tiny, rate), seed=seed) for seed in (0, 1)))
+        for rate in RATES
+    ]
+    planned = plan([StudyEntry("duel", "tiny", Trials(lambda: trials))], tmp_path / "runs")
+    store = Store(tmp_path / "rows.jsonl")
+    assert DUEL.due(planned, store, retry=False) == planned
+    DUEL.fill(planned, store)
+    rows = store.rows().values()
+    assert sorted(row["seed"] for row in rows) == [0, 0, 0, 1]
+    bits = {
+        row["asked"]["language"]["training"]["learning_rate"]: row["language"]["scores"]
+        for row in rows
+        if row["seed"] == 0
+    }
+    (second,) = [row for row in rows if row["seed"] == 1]
+    best = min(bits, key=lambda rate: bits[rate]["validation"]["bits_per_byte"])
+    assert second["asked"]["language"]["training"]["learning_rate"] == best
+    assert DUEL.due(planned, store, retry=False) == []
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_models_that_are_compared_have_equal_parameters(study):
+    counts = {}
+    for entry in study.entries("paper", "laptop"):
+        run = entry.trials.runs[0][1]
+        group = (entry.column, entry.labels["at"] if entry.column == "width" else 0)
+        sizes = count_sizes(run.config(2048, 0))
+        counts.setdefault(group, []).append(sizes["parameters"])
+    for group, numbers in counts.items():
+        assert len(numbers) > 1
+        assert max(numbers) < 1.03 * min(numbers), (group, numbers)
+
+
+def test_paper_size_is_that_of_the_paper():
+    entries = figure_entries("paper", "paper")
+    runs = [run for entry in entries for _, run, _ in entry.trials.runs]
+    assert {run.corpus.sources for run in runs} == {("hub:HuggingFaceFW/fineweb:sample-10BT",)}
+    sizes = ("steps", "batch_size", "length")
+    tokens = {math.prod(run.training[size] for size in sizes) for run in runs}
+    assert tokens == {2_516_582_400}
+    for column, preset in (("block size", "140M"), ("block size, 210M", "210M")):
+        (m4,) = [one for one in entries if (one.column, one.model) == (column, "BD-LRU m=4")]
+        run = m4.trials.runs[0][1]
+        assert run.model["mixers"]["linear_attention"]["num_blocks"] == PRESETS[preset].num_blocks
+        assert [run.seed for _, run, _ in m4.trials.runs] == list(SEEDS)
+
+
+def test_every_stored_row_is_of_a_run_that_a_study_has():
+    """A later change of the requests would lose hours of training."""
+    runs = {
+        name: json.loads(json.dumps(run.asked()))
+        for entries in (figure_entries("paper", "laptop"), duel_entries("paper", "laptop"))
+        for entry in entries
+        for _, run, name in entry.trials.runs
+    }
+    path = Path(__file__).parents[2] / "results" / "reproduce" / "language.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows
+    for row in rows:
+        assert row["asked"] == runs[row["key"]]
+
+
+def language_row(run, bits, *, tokens=(100, 200)):
+    """A row of a finished run: its curve falls to ``bits``, on both texts."""
+    points = [
+        {"step": 1, "tokens": at, "cpu_s": at / 10, "time_s": 1.0, "bits_per_byte": bits + 200 - at}
+        for at in tokens
+    ]
+    scores = {"bits_per_byte": bits, "perplexity": 2.0**bits}
+    return {
+        "key": key(run),
+        "seed": run.seed,
+        "environment": {},
+        "status": "done",
+        "time_s": 1.0,
+        "language": {
+            "parameters": 10,
+            "state_bytes": 4,
+            "scores": dict.fromkeys(("validation", "test", "held_out"), scores),
+            "curve": points,
+        },
+    }
+
+
+def rows_of(entries, bits_of):
+    """Rows of all seeds of entries; ``bits_of`` maps an entry and a seed to bits, None to none."""
+    found = {}
+    for entry in entries:
+        for _, run, name in entry.trials.runs:
+            bits = bits_of(entry, run.seed)
+            if bits is not None:
+                found[name] = language_row(run, bits)
+    return found
+
+
+BITS = {1: 1.6, 2: 1.4, 4: 1.41, 8: 1.7, 16: 1.8}
+
+
+def outcomes(bits_of, speeds=None):
+    entries = [one for one in figure_entries("paper", "laptop") if one.column == "block size"]
+    runs = FIGURE.runs(entries, rows_of(entries, bits_of))
+    return [head.partition(": ")[0] for head, _ in verdict_lines(runs, speeds or {})]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "holds"),
+        ({1: 1.39}, "does not hold"),
+        # The best seed of m = 1 lies below the worst of m = 4.
+        ({1: 1.415}, "within seed noise"),
+        ({16: None}, "open"),
+    ],
+)
+def test_claim_is_decided_beyond_seed_noise(changed, expected):
+    bits = {**BITS, **changed}
+
+    def bits_of(entry, seed):
+        value = bits[entry.labels["at"]]
+        return None if value is None else value + 0.005 * seed
+
+    assert outcomes(bits_of)[0] == expected
+
+
+def test_rows_are_told_apart_by_the_text_that_scores(tiny):
+    """The best rate in validation is the worst on the text that scores."""
+    texts = {"validation": 1.0, "test": 2.0, "held_out": 3.0}
+    rows = {}
+    for rate, bits in zip(RATES, (0.1, 0.2, 0.3), strict=True):
+        row = language_row(at_rate(tiny, rate), 0.0)
+        row["language"]["scores"] = {
+            text: {"bits_per_byte": base + (bits if text == "validation" else -bits),
+                   "perplexity": 10 * base}
+            for text, base in texts.items()
+        }  # fmt: skip
+        rows[row["key"]] = row
+    trials = [Trial(f"lr={rate:g}", (at_rate(tiny, rate),)) for rate in RATES]
+    layers = (LayerSpec("bd_lru", num_blocks=4, block_size=2),)
+    entry = StudyEntry("duel", "tiny", Trials(lambda: trials), layers=layers)
+    runs = language_runs_table([entry], rows)
+    assert runs["chosen"].to_list() == [True, False, False]
+    assert runs["bits"].to_list() == pytest.approx([1.9, 1.8, 1.7])
+    assert runs["held_out_bits"].to_list() == pytest.approx([2.9, 2.8, 2.7])
+    assert runs["perplexity"].to_list() == [20.0] * 3
+
+
+def test_fixed_points_are_better_if_they_have_fewer_bits():
+    entries = [one for one in figure_entries("paper", "laptop") if one.column == "fixed points"]
+    found = {}
+    for bits in (1.4, 1.8):
+        rows = rows_of(entries, lambda entry, _, b=bits: 1.6 if entry.model == "Mamba" else b)
+        *_, (_, found[bits]), (mixers, _) = verdict_lines(FIGURE.runs(entries, rows), {})
+        assert mixers == (
+            "within seed noise: FP-Mamba1 is better with Householder than with Kronecker mixers, "
+            "at equal tokens"
+        )
+    assert len(found[1.4]) == 2
+    assert all("fewer" in text for text in found[1.4])
+    assert all("more" in text for text in found[1.8])
+
+
+def test_orders_and_mixers_are_compared_with_their_like():
+    entries = [one for one in figure_entries("paper", "laptop") if one.column != "width"]
+    best = ("H-LRU m=4", "H-LRU m=16", "FP-Mamba1 Householder")
+    rows = rows_of(entries, lambda entry, _: 1.4 if entry.model in best else 1.5)
+    found = dict(verdict_lines(FIGURE.runs(entries, rows), {}))
+    assert found["holds: H-LRU beats BD-LRU of the same m, at equal tokens"] == [
+        "holds: H-LRU m=4 has 0.100 bits per byte fewer than BD-LRU m=4",
+        "holds: H-LRU m=16 has 0.100 bits per byte fewer than BD-LRU m=16",
+    ]
+    name = "FP-Mamba1 is better with Householder than with Kronecker mixers"
+    assert found[f"holds: {name}, at equal tokens"] == [
+        "holds: FP-Mamba1 Householder has 0.100 bits per byte fewer than FP-Mamba1 Kronecker"
+    ]
+
+
+def test_two_seeds_leave_a_claim_open():
+    assert outcomes(lambda entry, seed: BITS[entry.labels["at"]] if seed else None)[0] == "open"
+
+
+def test_slow_models_are_cut_off_at_equal_time():
+    speeds = dict.fromkeys([f"BD-LRU m={m}" for m in BITS], 10.0)
+    same = outcomes(lambda entry, _: BITS[entry.labels["at"]], speeds)
+    assert same[:2] == ["holds", "holds"]
+    # m = 2 and 4 have read half their tokens when the others end, where their curve is at 100 more.
+    slow = speeds | {"BD-LRU m=2": 5.0, "BD-LRU m=4": 5.0}
+    assert outcomes(lambda entry, _: BITS[entry.labels["at"]], slow)[:2] == [
+        "holds", "does not hold",
+    ]  # fmt: skip
+    del slow["BD-LRU m=8"]
+    assert outcomes(lambda entry, _: BITS[entry.labels["at"]], slow)[1] == "open"
+
+
+def test_speeds_are_those_of_models_that_have_not_changed():
+    models = laptop_models()
+    row = {"benchmark": "language", "case": {"task": "training"}, "tokens_per_s": 7.0}
+    changed = {**models["LSTM"], "hidden_size": 1}
+    rows = [
+        row | {"model": models["m=1 (minGRU)"]},
+        row | {"model": changed},
+        row | {"model": models["LSTM"], "case": {"task": "decoding"}},
+        row | {"model": models["Transformer"], "tokens_per_s": None},
+    ]
+    found = training_speeds(rows)
+    assert found == {"m=1 (minGRU)": 7.0}
+    assert figure_speeds(found) == {"BD-LRU m=1": 7.0}
+
+
+def test_tables_show_means_spreads_and_missing_cells():
+    entries = figure_entries("paper", "laptop")
+    rows = rows_of(
+        entries, lambda entry, seed: 1.5 + 0.1 * seed if entry.labels["at"] == 16 else None
+    )
+    table = FIGURE.table(FIGURE.runs(entries, rows), entries)
+    lines = {line.cells[:3]: line.cells[3:] for line in table.lines}
+    assert lines["block size", "BD-LRU m=16", "16"][:2] == ("3", "1.600 ± 0.100")
+    assert lines["block size", "BD-LRU m=8", "8"] == ("0", *["–"] * 6)
+    assert FIGURE.draw(FIGURE.runs(entries, rows), None) is not None
+    assert FIGURE.draw(FIGURE.runs(entries, {}), None) is None
+
+
+def test_duel_counts_the_chosen_rate_alone():
+    entries = duel_entries("paper", "laptop")
+    (entry,) = [one for one in entries if one.model == "LSTM"]
+    rows = {
+        name: language_row(run, {"lr=0.001": 1.7, "lr=0.003": 1.5, "lr=0.01": 1.6}[setting])
+        for setting, run, name in entry.trials.runs
+        if run.seed == 0 or setting == "lr=0.003"
+    }
+    runs = DUEL.runs(entries, rows)
+    lines = {line.cells[0]: line.cells[1:] for line in DUEL.table(runs, entries).lines}
+    assert lines["LSTM"][:3] == ("0.003", "3", "1.500 ± 0.000")
+    assert lines["Transformer"] == ("–", "0", *["–"] * 6)
+    tokens, time = DUEL.panels(runs)
+    assert tokens.curves["run"].n_unique() == 3
+    # Ten tokens take a second of the processor.
+    assert time.curves["x"].max() == pytest.approx(200 / 10 / 60)
+    (_, timed) = duel_panels(runs, {"LSTM": 100.0})
+    assert timed.curves["x"].max() == pytest.approx(200 / 100 / 60)
+
+
+@pytest.mark.parametrize("best", RATES)
+def test_duel_ranks_only_models_whose_rate_lies_within_the_grid(best):
+    entries = duel_entries("paper", "laptop")
+    (entry,) = [one for one in entries if one.model == "LSTM"]
+    rows = {
+        name: language_row(run, 1.5 if setting == f"lr={best:g}" else 1.6)
+        for setting, run, name in entry.trials.runs
+    }
+    runs = DUEL.runs(entries, rows)
+    within = min(RATES) < best < max(RATES)
+    ranked = {line.cells[0] for line in DUEL.table(runs, entries).lines}
+    assert ("LSTM" in ranked) == within
+    assert bool(DUEL.panels(runs)) == within
+    assert "Transformer" in ranked  # a model without runs is still to come
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_page_has_a_section_of_what_has_results(study, tmp_path):
+    entries = study.entries("paper", "laptop")
+    edges = ("lr=0.001", "lr=0.01")  # the duel shows a model whose rate lies within its grid
+    rows = {
+        name: language_row(run, 1.6 if setting in edges else 1.5)
+        for setting, run, name in entries[0].trials.runs
+    }
+    (section,) = study.sections(rows, tmp_path)
+    assert section.id.startswith(study.name)
+    assert "<svg" in section.picture
+    assert "1.5000 bits per byte" in {run[4] for run in section.runs}
+    assert list(study.sections({}, tmp_path)) == []
+
+
+def test_killed_run_ends_like_an_uninterrupted_one(tiny, tmp_path):
+    """Scores are equal bit for bit, and the processor time goes on where it stopped."""
+    run = replace(tiny, training={**tiny.training, "steps": 40, "evaluate_every": 10})
+    whole = finished(run, tmp_path / "whole" / "one")
+    script = (
+        "import pickle, sys, time\n"
+        "from pathlib import Path\n"
+        "run, folder = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "run.train(folder, lambda event: print(event.kind, event.step, flush=True) "
+        "or time.sleep(0.02), 0.0)\n"
+    )
+    folder = tmp_path / "killed" / "one"
+    argument = pickle.dumps((run, folder)).hex()
+    for last in (12, 25):
+        command = [sys.executable, "-c", script, argument]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                kind, step = line.split()[:2]
+                if kind == "step" and int(step) >= last:
+                    process.kill()
+                    break
+    resumed = finished(run, folder)
+    assert resumed["language"]["scores"] == whole["language"]["scores"]
+    points = resumed["language"]["curve"]
+    assert [one["tokens"] for one in points] == [640, 1280, 1920, 2560]
+    assert all(a["cpu_s"] < b["cpu_s"] for a, b in itertools.pairwise(points))
+
+
+def test_each_corpus_has_a_folder_of_its_own():
+    sources = [("a/b",), ("a-b",), ("a:b",), ("A/b",), ("a", "b"), ("a", "b-bytes"), ("x" * 999,)]
+    corpora = [StudyCorpus(one, tokenizer) for one in sources for tokenizer in ("bytes", "bpe:300")]
+    corpora += [StudyCorpus(("a", "b"), most_documents=9), StudyCorpus(("a", "b", "9"))]
+    names = [one.name for one in corpora]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"tokens-[a-z0-9-]{1,80}", name) for name in names)

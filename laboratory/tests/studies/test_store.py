@@ -1,0 +1,303 @@
+"""The results store: rows that survive kills, parallel writers and readers without the library."""
+
+import ast
+import dataclasses
+import json
+import math
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tracemalloc
+from functools import partial
+from pathlib import Path
+
+import pytest
+from filelock import FileLock, Timeout
+
+from statemix.errors import RequestError
+from statemix.layers import LayerSpec
+from statemix.sweeps.runner import Job, run_all
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    BatchConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    load_outcome,
+)
+from statemix_lab.studies.store import Store, key, merged, row_of
+
+ROOT = Path(__file__).parents[3]
+
+TINY = RunConfig(
+    task=TaskSpec("permutation", group="S_3", length=5, train_size=20),
+    model=ModelConfig(layers=(LayerSpec("bd_lru", num_blocks=2, block_size=3),), hidden_size=8),
+    batches=BatchConfig(size=8),
+    schedules=ScheduleConfig(epochs=2),
+    evaluation=EvaluationConfig(test_size=10, validation_size=10, lengths=(7,)),
+    runtime=RuntimeConfig(num_threads=1, device="cpu"),
+)
+
+
+def row(name="a", status="done", **more):
+    scores = {"product": {"token_accuracy": 0.5, "mad_accuracy": 0.25, "loss": None}}
+    found = {"key": name, "status": status, "seed": 0, "environment": {}, "time_s": 1.5}
+    if status == "done":
+        names = ("best_test", "test_at_best_validation", "best_validation")
+        found |= dict.fromkeys(names, scores)
+    return found | more
+
+
+def test_a_key_is_that_of_the_request():
+    assert key(TINY) == key(TINY.replace(seed=0))
+    assert key(TINY) != key(TINY.replace(seed=1))
+    # Stored rows would be lost if the keys of a later version differed.
+    assert key(TINY) == "2f46d0832b8fcab765c9"
+
+
+def test_the_row_of_a_finished_run_holds_its_request_scores_and_provenance(tmp_path):
+    (ended,) = run_all([Job("tiny", TINY, tmp_path / "run")])
+    store = Store(tmp_path / "new" / "runs.jsonl")
+    store.append(row_of(ended))
+    (found,) = store.rows().values()
+    outcome = load_outcome(tmp_path / "run")
+    assert found["key"] == key(TINY)
+    assert found["asked"] == TINY.asked()
+    assert (found["status"], found["seed"], found["num_steps"]) == ("done", 0, 6)
+    assert found["task"] == {"name": "permutation", "group": "S_3", "length": 5, "train_size": 20}
+    assert list(found["test"]) == ["5", "7"]
+    for name in ("best_test", "test_at_best_validation"):
+        expected = getattr(outcome, name).test[5]["product"]
+        assert found[name] == {"product": dataclasses.asdict(expected)}
+    validation = outcome.test_at_best_validation.validation["product"]
+    assert found["best_validation"] == {"product": dataclasses.asdict(validation)}
+    assert found["num_parameters"] == outcome.num_parameters
+    assert {"commit", "packages", "cpu"} <= found["environment"].keys()
+
+
+def test_the_row_of_a_diverged_run_says_why(tmp_path):
+    config = TINY.replace(
+        optimizer=OptimizerConfig(learning_rate=1e300), schedules=ScheduleConfig(epochs=2)
+    )
+    (ended,) = run_all([Job("tiny", config, tmp_path / "run")])
+    found = row_of(ended)
+    assert found["status"] == "diverged"
+    assert "must be finite" in found["message"]
+    assert found["best_test"] == {}
+    assert found["num_steps"] is None
+
+
+def test_a_loss_that_is_not_finite_is_stored_as_none(tmp_path, monkeypatch):
+    (ended,) = run_all([Job("tiny", TINY, tmp_path / "run")])
+    outcome = load_outcome(tmp_path / "run")
+    scores = dataclasses.replace(outcome.last.test[5]["product"], loss=float("inf"))
+    changed = dataclasses.replace(outcome.last, test={5: {"product": scores}})
+    monkeypatch.setattr(
+        "statemix_lab.studies.store.load_outcome",
+        lambda _: dataclasses.replace(outcome, last=changed),
+    )
+    Store(tmp_path / "runs.jsonl").append(row_of(ended))
+    (line,) = (tmp_path / "runs.jsonl").read_text().splitlines()
+    assert json.loads(line)["test"]["5"]["product"]["loss"] is None
+
+
+def test_finished_rows_count_before_others_and_later_ones_before_earlier(tmp_path):
+    store = Store(tmp_path / "runs.jsonl")
+    assert store.rows() == {}
+    for one in (row("a", "failed"), row("a", n=1), row("a", "failed"), row("b", "diverged")):
+        store.append(one)
+    store.append(row("b", "failed"))
+    found = store.rows()
+    assert found == {"a": row("a", n=1), "b": row("b", "failed")}
+    other = Store(tmp_path / "other.jsonl")
+    other.append(row("b", n=2))
+    other.append(row("a", "failed"))
+    assert merged([store.path, other.path]) == {"a": row("a", n=1), "b": row("b", n=2)}
+
+
+def test_a_line_that_a_killed_writer_left_is_removed_by_the_next_one(tmp_path):
+    store = Store(tmp_path / "runs.jsonl")
+    store.append(row("a"))
+    with store.path.open("a") as file:
+        file.write('{"key": "b", "sta')
+    assert list(store.rows()) == ["a"]
+    store.append(row("c"))
+    assert [json.loads(line)["key"] for line in store.path.read_text().splitlines()] == ["a", "c"]
+
+
+@pytest.mark.parametrize("change", [b"\n%s", b"%s\n\n", b"%s  ", b"\xef\xbb\xbf%s"])
+def test_what_editors_leave_between_rows_does_no_harm(tmp_path, change):
+    store = Store(tmp_path / "runs.jsonl")
+    before = change % (json.dumps(row("a")).encode() + b"\n")
+    store.path.write_bytes(before)
+    assert list(store.rows()) == ["a"]
+    store.append(row("c"))
+    assert list(store.rows()) == ["a", "c"]
+    assert store.path.read_bytes().startswith(before)
+
+
+def test_a_last_row_without_a_newline_counts_and_stays(tmp_path):
+    store = Store(tmp_path / "runs.jsonl")
+    store.path.write_text(json.dumps(row("a")) + "\n" + json.dumps(row("b")))
+    assert list(store.rows()) == ["a", "b"]
+    store.append(row("c"))
+    assert list(store.rows()) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("content", ['{"mine": "no store"}', "my notes", '{"key": 3, "mi'])
+def test_a_last_line_that_is_no_row_is_refused_and_stays(tmp_path, content):
+    store = Store(tmp_path / "notes.json")
+    store.path.write_text(content)
+    with pytest.raises(RequestError, match=r"notes\.json:1 must be a row of a results store"):
+        store.rows()
+    with pytest.raises(RequestError, match=r"notes\.json:1 must be a row of a results store"):
+        store.append(row("a"))
+    assert store.path.read_text() == content
+
+
+@pytest.mark.parametrize("before", ["", '{"key": "b", "sta'])
+def test_a_store_without_a_whole_line_gets_its_first_row(tmp_path, before):
+    path = tmp_path / "runs.jsonl"
+    path.write_text(before)
+    Store(path).append(row("a"))
+    assert path.read_text() == json.dumps(row("a")) + "\n"
+
+
+def test_to_append_to_a_large_store_does_not_read_it(tmp_path):
+    store = Store(tmp_path / "runs.jsonl")
+    store.append(row("a", text="x" * 10_000_000))
+    tracemalloc.start()
+    store.append(row("b"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    assert list(store.rows()) == ["a", "b"]
+
+
+def test_a_later_call_reads_only_what_was_appended(tmp_path, monkeypatch):
+    read, whole = [], Store._row
+    monkeypatch.setattr(
+        Store, "_row", lambda store, *line: read.append(line[0]) or whole(store, *line)
+    )
+    store, other = Store(tmp_path / "runs.jsonl"), Store(tmp_path / "runs.jsonl")
+    store.append(row("a"))
+    assert list(store.rows()) == ["a"]
+    other.append(row("b"))
+    assert list(store.rows()) == ["a", "b"]
+    # An editor leaves no newline; the next writer adds it.
+    store.path.write_text(store.path.read_text().rstrip() + "\n" + json.dumps(row("c")))
+    assert list(store.rows()) == ["a", "b", "c"]
+    assert (read.count(1), read.count(2)) == (1, 1)
+    other.append(row("d"))
+    assert list(store.rows()) == ["a", "b", "c", "d"]
+    # A file that is shorter or another one is read anew.
+    store.path.write_text(json.dumps(row("e")) + "\n")
+    assert list(store.rows()) == ["e"]
+    store.path.with_name("new").write_text("".join(json.dumps(row(n)) + "\n" for n in "fghi"))
+    store.path.with_name("new").replace(store.path)
+    assert list(store.rows()) == ["f", "g", "h", "i"]
+    store.path.write_text(store.path.read_text() + "[]\n")
+    with pytest.raises(RequestError, match=":5 must be a row"):
+        store.rows()
+
+
+NOT_A_NUMBER = {"product": {"token_accuracy": math.nan, "mad_accuracy": 0.5}}
+TOO_LARGE = {"product": {"token_accuracy": 1.5, "mad_accuracy": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("line", "got"),
+    [
+        (b"{", "JSONDecodeError"),
+        (b"[]", r"\[\]"),
+        (b"\xff\xfe", "UnicodeDecodeError"),
+        (b"[" * 100_000, "RecursionError"),
+        ({"key": 1}, "key=1"),
+        ({"key": None}, "key=None"),
+        ({"seed": "0"}, "seed='0'"),
+        ({"environment": 3}, "environment=3"),
+        ({"time_s": "1"}, "time_s='1'"),
+        ({"time_s": 10**400}, "time_s=1000"),
+        ({"cpu_s": "1"}, "cpu_s='1'"),
+        ({"status": "weird"}, "status='weird'"),
+        ({"best_test": {}}, r"best_test=\{\}"),
+        ({"best_test": [1]}, r"best_test=\[1\]"),
+        ({"best_validation": {"product": {"loss": 1.0}}}, "best_validation="),
+        ({"test_at_best_validation": NOT_A_NUMBER}, "test_at_best_validation="),
+        ({"best_test": TOO_LARGE}, "best_test="),
+    ],
+)
+def test_a_file_that_is_no_store_is_refused_with_its_line(tmp_path, line, got):
+    path = tmp_path / "runs.jsonl"
+    if isinstance(line, dict):
+        line = json.dumps(row() | line).encode()
+    path.write_bytes(json.dumps(row()).encode() + b"\n" + line + b"\n")
+    wanted = rf"runs.jsonl:2 must be a row of a results store, got {got}"
+    with pytest.raises(RequestError, match=wanted):
+        Store(path).rows()
+
+
+@pytest.mark.parametrize("name", [".", "x" * 300, "a\0b", "/dev/zero", "pipe"])
+def test_what_is_no_regular_file_is_no_store(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RequestError, match="a results store must be a regular file, got '"):
+        Store(tmp_path / name).rows()
+    assert Store(tmp_path / "missing").rows() == {}
+    (tmp_path / "file").touch()
+    assert Store(tmp_path / "file" / "runs.jsonl").rows() == {}
+
+
+@pytest.mark.parametrize(
+    "text", [Store.__doc__, (ROOT / "docs" / "reproduction.md").read_text()], ids=["class", "docs"]
+)
+def test_polars_reads_fields_that_only_late_rows_have(tmp_path, text):
+    path = tmp_path / "reproduce" / "runs.jsonl"
+    path.parent.mkdir()
+    late = row("late", certificate={"verdict": "proven"}) | {"best_test": {"answer": {"loss": 0.5}}}
+    rows = [row(str(number)) for number in range(101)] + [late]
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (call,) = re.findall(r"polars\.read_ndjson\([^`]*\)", text)
+    # Polars starts threads, which the processes that other tests fork would not have.
+    code = f"import polars; path = 'reproduce/runs.jsonl'; print({call}.row(-1, named=True))"
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    found = ast.literal_eval(said)
+    assert found["certificate"] == {"verdict": "proven"}
+    assert found["best_test"] == {"product": None, "answer": {"loss": 0.5}}
+
+
+def test_nothing_is_written_while_another_writer_has_its_turn(tmp_path, monkeypatch):
+    store = Store(tmp_path / "runs.jsonl")
+    store.path.write_text('{"key": "b", "sta')
+    # The lock of another writer, which has not finished its line; no wait for its end.
+    monkeypatch.setattr("statemix_lab.studies.store.FileLock", partial(FileLock, timeout=0))
+    with FileLock(f"{store.path}.lock"), pytest.raises(Timeout):
+        store.append(row("a"))
+    assert store.path.read_text() == '{"key": "b", "sta'
+    store.append(row("a"))
+    assert list(store.rows()) == ["a"]
+
+
+def _write(path, name):
+    for number in range(40):
+        Store(path).append(row(f"{name}{number}", text="x" * 3000))
+
+
+def test_two_writers_lose_no_row_and_mix_no_line(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    processes = [
+        multiprocessing.get_context("fork").Process(target=_write, args=(path, name))
+        for name in "ab"
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert len(path.read_text().splitlines()) == 80
+    assert len(Store(path).rows()) == 80

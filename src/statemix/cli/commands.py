@@ -1,0 +1,82 @@
+"""The commands by name: those of the library, and those of other distributions by entry points."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+GROUP = "statemix.commands"
+"""Group of entry points. An entry point names a command and, as "module:object", what reads its
+command line: a frozen dataclass whose fields are the options, or a function of the words."""
+
+OWN = {
+    "train": "statemix.cli.train:parse",
+    "evaluate": "statemix.cli.evaluate:Evaluate",
+    "certify": "statemix.cli.certify:Certify",
+    "compile": "statemix.cli.compile:Compile",
+    "tasks": "statemix.cli.tasks:Tasks",
+    "doctor": "statemix.cli.doctor:parse",
+    "lm": "statemix.cli.lm:parse",
+}
+"""Commands of the library, written as entry points are."""
+
+LABORATORY = ("demo", "inspect", "reproduce", "report", "bench")
+"""Commands of the distribution statemix-lab, which a message names where it is not installed."""
+
+
+class Command(Protocol):
+    """Interface of a command: a frozen dataclass whose fields are the options.
+
+    A command that continues after an interruption has an attribute ``resumes``, which is true.
+    """
+
+    def run(self) -> None:
+        """Run the command and print its result."""
+
+
+def commands() -> Mapping[str, str]:
+    """Return all commands: name -> where it is, as "module:object"."""
+    # Slow to import, and most command lines name a command of the library.
+    from importlib.metadata import entry_points
+
+    others = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+    return OWN | others | OWN
+
+
+def find_command(name: str) -> str | None:
+    """Return where a command is; None if there is none of the name."""
+    return OWN.get(name) or commands().get(name)
+
+
+def parse(name: str, arguments: Sequence[str]) -> Command:
+    """Parse a command line into the command with its options.
+
+    Args:
+        name: name of a command.
+        arguments: words after the name.
+
+    Raises:
+        RequestError: if an option is unknown, missing or malformed.
+        SystemExit: after ``--help``, with the code 0.
+    """
+    module, _, attribute = commands()[name].partition(":")
+    found: Any = getattr(importlib.import_module(module), attribute)
+    if isinstance(found, type):
+        from statemix.cli.parser import parse_class
+
+        return parse_class(found, arguments, f"statemix {name}")
+    read: Callable[[Sequence[str]], Command] = found
+    return read(arguments)
+
+
+def stored_help(name: str) -> Path | None:
+    """Return the file with the help of a command and of its neighbours: help.json in their folder.
+
+    Nothing is imported. None means that the distribution of the command stores no help.
+    """
+    package, *folders = (find_command(name) or "").partition(":")[0].split(".")[:-1] or [""]
+    found = importlib.util.find_spec(package) if package else None
+    places = (found and found.submodule_search_locations) or ()
+    files = (Path(place, *folders, "help.json") for place in places)
+    return next((file for file in files if file.is_file()), None)

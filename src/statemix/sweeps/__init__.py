@@ -1,0 +1,1 @@
+"""Many runs: grids, recipes, and the processes that train them."""

@@ -1,0 +1,288 @@
+"""Many training runs, in this process or in parallel processes, each with its own ending."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+
+from statemix.errors import RequestError
+from statemix.interrupts import TERMINABLE, handled
+from statemix.sweeps.cluster import Cluster, cluster
+from statemix.sweeps.study_runs import Runnable
+from statemix.sweeps.worker_processes import (
+    Death,
+    Processes,
+    RunEnding,
+    processes,
+    train_job,
+    work_of,
+)
+from statemix.training import Event, RunConfig
+from statemix.training.config import SCHEMA, NotNegative
+from statemix.training.devices import check_here, check_threads
+from statemix.training.folder import Status, StoredConfig, read_status, remove_runs, resolve_config
+from statemix.training.plain import import_modules
+from statemix.training.settings import checked
+
+JobEnding = Literal["done", "diverged", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to train, or to resume, in its folder, with its name in displays and tables."""
+
+    name: str
+    config: Runnable
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: one row of a sweep's status.
+
+    Attributes:
+        job: the job.
+        status: "done"; "diverged" (the loss or the gradient was not finite); "failed" (any other
+            error); "interrupted" (stopped before its end, or in the hands of another process).
+        message: the error in one line; empty if done.
+        details: traceback of an unexpected error; otherwise empty.
+        started: whether this call trained the run, or tried to; False if it reports an earlier
+            ending.
+    """
+
+    job: Job
+    status: JobEnding
+    message: str = ""
+    details: str = ""
+    started: bool = True
+
+
+def run_all(
+    jobs: Sequence[Job],
+    *,
+    num_workers: int | None = None,
+    ray: str | None = None,
+    retry: Collection[JobEnding] = (),
+    fresh: bool = False,
+    until: float | None = None,
+    on_event: Callable[[Job, Event], None] | None = None,
+    on_end: Callable[[Ended], None] | None = None,
+    checkpoint_every_s: float | None = None,
+) -> list[Ended]:
+    """Train all jobs and store the results in their folders. No run stops another.
+
+    Finished runs are not repeated, and interrupted runs are resumed. Runs that diverged or failed
+    would do so again: their earlier ending is reported, unless ``retry`` includes it. A run that
+    another process trains is left to it, as "interrupted": a later call resumes what that leaves.
+
+    Args:
+        jobs: jobs in the order in which they start.
+        num_workers: number of processes; with 1, everything runs in this process. Results do not
+            depend on the number if the configurations fix the number of threads. None means 1, or
+            as many as the cluster has GPUs (processors if it has none).
+        ray: address of a Ray cluster that trains the jobs, "auto" for the running cluster that Ray
+            finds, or "local" for a new one on this machine. The folders of the jobs must be on a
+            file system that all machines share. None means processes of this machine.
+        retry: earlier endings to try again: "diverged", "failed".
+        fresh: remove the jobs' folders first.
+        until: time of ``time.monotonic`` at which active runs save a checkpoint and the call
+            returns; their status, and that of runs not begun, is "interrupted". None means never.
+        on_event: function called in this process with each event of each run.
+        on_end: function called with the row of each run as soon as the run has ended.
+        checkpoint_every_s: as in :func:`statemix.training.train`.
+
+    Returns:
+        One row per job, in the order of the jobs.
+
+    Raises:
+        RequestError: if an argument is out of range or has the wrong type, two jobs share a folder,
+            or a job cannot run on this machine; then none has started. With ``ray``, if the cluster
+            cannot be reached or is lost, if the parent of a folder cannot be made, or if a machine
+            does not see it; the memory and devices of a job are then checked where it runs.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
+            the same call resumes.
+    """
+    ray = checked(str | None, ray, "ray")
+    if num_workers is not None and ray not in (None, "local"):
+        num_workers = checked(Annotated[int, Ge(1)], num_workers, "num_workers")
+    elif num_workers is not None:
+        check_threads("num_workers", checked(int, num_workers, "num_workers"))
+    if not isinstance(retry, Collection) or any(one not in ("diverged", "failed") for one in retry):
+        raise RequestError(f"retry must be among 'diverged' and 'failed', got {retry!r}")
+    for name, function in (("on_event", on_event), ("on_end", on_end)):
+        if function is not None and not callable(function):
+            raise RequestError(f"{name} must be a function or None, got {function!r}")
+    checkpoint_every_s = checked(NotNegative | None, checkpoint_every_s, "checkpoint_every_s")
+    folders = [job.folder.resolve() for job in jobs]
+    if len(set(folders)) < len(folders):
+        raise RequestError("jobs must have distinct folders, got one folder twice")
+    fresh = checked(bool, fresh, "fresh")
+    # One request that cannot be met is one error, before any process starts.
+    asked = [
+        job.config
+        for job in jobs
+        if isinstance(job.config, RunConfig) and (fresh or _ending(job, retry) is None)
+    ]
+    if ray in (None, "local"):
+        check_all_here(asked)
+    else:
+        for config in asked:
+            request(config)
+    if fresh:
+        remove_runs([job.folder for job in jobs])
+    ended: dict[Path, Ended] = {}
+
+    def note(row: Ended) -> None:
+        ended[row.job.folder] = row
+        if on_end is not None:
+            on_end(row)
+
+    tell = on_event or (lambda *_: None)
+    due = []
+    for job in jobs:
+        row = _ended_before(job, retry, tell)
+        if row is None:
+            due.append(job)
+        else:
+            note(row)
+    num_here = min(num_workers or 1, len(due))
+    if not due:
+        pass
+    elif ray is not None:
+        _share_out(due, cluster(ray, num_workers, checkpoint_every_s), until, tell, note)
+    elif until is not None or num_here > 1:
+        # Only other processes can be stopped at a given time.
+        _share_out(due, processes(num_here, checkpoint_every_s), until, tell, note)
+    else:
+        for job in due:
+            ending = _train_here(job, tell, checkpoint_every_s)
+            note(_row(job, ending))
+            if ending[0] == "interrupted":
+                raise KeyboardInterrupt
+    return [ended[job.folder] for job in jobs]
+
+
+def _ending(job: Job, retry: Collection[JobEnding]) -> Status | None:
+    """Return the stored ending of a run that is not to be trained again."""
+    before = read_status(job.folder)
+    if before is None or before.status in ("running", "interrupted", *retry):
+        return None
+    return before
+
+
+def _ended_before(
+    job: Job, retry: Collection[JobEnding], tell: Callable[[Job, Event], None]
+) -> Ended | None:
+    """Return the ending of a run that is not to be trained again; None if it is to be trained."""
+    before = _ending(job, retry)
+    if before is None:
+        return None
+    if before.status == "done":
+        # Training returns a finished run at once, so it needs no process.
+        ending = _train_here(job, tell, checkpoint_every_s=0.0)
+        return replace(_row(job, ending), started=False)
+    try:
+        if isinstance(job.config, RunConfig):
+            resolve_config(job.folder, request(job.config))
+    except RequestError:
+        # The folder holds another run, which training will report.
+        return None
+    return Ended(job, before.status, before.message, started=False)  # type: ignore[arg-type]
+
+
+def _train_here(
+    job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float | None
+) -> RunEnding:
+    work = work_of(job.config, job.folder)
+    return train_job(work, partial(tell, job), checkpoint_every_s)
+
+
+def _row(job: Job, ending: RunEnding) -> Ended:
+    status, message, details = ending
+    return Ended(job, "interrupted" if status == "in use" else status, message, details)
+
+
+def _share_out(
+    jobs: Sequence[Job],
+    team: AbstractContextManager[Processes | Cluster],
+    until: float | None,
+    tell: Callable[[Job, Event], None],
+    note: Callable[[Ended], None],
+) -> None:
+    waiting = deque(enumerate(jobs))
+    busy: dict[int, Job] = {}
+    begun: set[Path] = set()
+    # A worker that is alive has a run until none is waiting.
+    reason = "every worker process died"
+    with handled(TERMINABLE), team as workers:
+        while until is None or time.monotonic() < until:
+            while waiting and workers.has_room():
+                number, job = waiting.popleft()
+                busy[number] = job
+                workers.start(number, work_of(job.config, job.folder))
+            if not busy:
+                break
+            for told in workers.receive(None if until is None else until - time.monotonic()):
+                job = busy[told.job]
+                if isinstance(told, Death):
+                    # Out of memory, for instance. The other workers train the remaining jobs.
+                    del busy[told.job]
+                    note(Ended(job, "failed", f"the process training {job.name} died{told.reason}"))
+                elif isinstance(told.content, Event):
+                    begun.add(job.folder)
+                    tell(job, told.content)
+                else:
+                    del busy[told.job]
+                    note(_row(job, told.content))
+                    if told.content[0] == "interrupted":
+                        raise KeyboardInterrupt
+        else:
+            reason = "the time was up"
+    for job in busy.values():
+        note(Ended(job, "interrupted", reason, started=job.folder in begun))
+    for _, job in waiting:
+        note(Ended(job, "interrupted", reason, started=False))
+
+
+def request(config: RunConfig) -> StoredConfig:
+    """Return the request of a run, which identifies it, and its configuration resolved here.
+
+    Raises:
+        RequestError: if the configuration cannot be resolved.
+    """
+    import_modules(config.imports)
+    return StoredConfig(SCHEMA, config.asked(), config.resolved().to_plain())
+
+
+# Parts of a configuration that `check_here` does not read.
+_UNREAD = ("seed", "optimizer", "objective")
+
+
+def check_all_here(configs: Iterable[RunConfig]) -> None:
+    """Check that this machine can run many configurations, as :func:`check_here` does.
+
+    Of the many that differ in seed, optimiser and objective alone, one is checked: the others have
+    the same answer if their tasks accept the seed and are of the same sizes.
+
+    Args:
+        configs: configurations, resolved or not.
+
+    Raises:
+        RequestError: at the first configuration that cannot be run.
+    """
+    checked = set()
+    for config in configs:
+        task = config.build_task()
+        asked = {name: value for name, value in config.asked().items() if name not in _UNREAD}
+        sizes = (task.length, task.train_size, task.vocab_size, dict(task.heads))
+        question = json.dumps([asked, sizes], sort_keys=True)
+        if question not in checked:
+            check_here(config.resolved())
+            checked.add(question)

@@ -1,0 +1,241 @@
+"""Configurations with a name."""
+
+import pytest
+
+from statemix.errors import RequestError
+from statemix.sweeps import recipes
+from statemix.sweeps.recipes import exact
+from statemix.sweeps.runner import request
+from statemix.tasks import TaskSpec
+
+
+@pytest.mark.parametrize(
+    ("task", "entries"),
+    [
+        (TaskSpec("permutation", group="S_3"), 3),
+        (TaskSpec("permutation", group="A_5"), 5),
+        (TaskSpec("parity"), 2),
+        (TaskSpec("cycle_navigation"), 5),
+    ],
+)
+def test_blocks_have_room_for_the_automaton(task, entries):
+    config = exact(task)
+    assert config.task == task
+    (layer,) = config.model.layers
+    assert layer.options["block_size"] == entries
+    assert request(config).resolved["search"]["attempts"] == 12
+
+
+def test_automata_of_the_user_get_one_block_of_columns():
+    config = exact(TaskSpec("random_automaton", num_states=8))
+    assert [layer.to_plain() for layer in config.model.layers] == [
+        {
+            "name": "bd_lru",
+            "num_blocks": 1,
+            "block_size": 16,
+            "gate": "column_softmax",
+            "initial_state": "unit",
+            "input_gate_bias": -6.0,
+        }
+    ]
+    assert [one.attribute for one in config.schedules.attributes] == [
+        "gate_temperature",
+        "gate_noise",
+    ]
+    assert config.schedules.attributes[1].end == 0.3
+
+
+def test_a_state_with_several_answers_needs_entries_for_each():
+    """After a letter, "closed" tells whether this letter was allowed: it stands for two states."""
+    rules = (
+        "start: closed\nclosed open open ok\nclosed close closed bad\n"
+        "open open open bad\nopen close closed ok"
+    )
+    (layer,) = exact(TaskSpec("automaton", rules=rules)).model.layers
+    assert layer.options["block_size"] == 2 * 4
+    rules = "start: new\nnew x old yes\nnew y old yes\nold x old yes\nold y old no"
+    # No word leads to the start, and to the other state both answers.
+    (layer,) = exact(TaskSpec("automaton", rules=rules)).model.layers
+    assert layer.options["block_size"] == 2 * 3
+
+
+def test_states_that_share_answers_are_told_apart_by_words_of_the_training_length():
+    """Answers tell no state of a language; they do where the answer is the state."""
+    config = exact(TaskSpec("regex", preset="tomita-4"))
+    assert config.task.options["words"] == "distinguishing"
+    # Both answers lead to both states.
+    toggle = "start: p\np x q 0\np y p 0\nq x p 1\nq y q 0"
+    assert exact(TaskSpec("automaton", rules=toggle)).task.options["words"] == "distinguishing"
+    search = config.search
+    assert (search.size, search.length, search.tests) == (2048, 16, 15)
+    assert (search.accept, search.accept_last) == (0.99, 0.95)
+    assert search.attributes == {"gate_temperature": 1 / 8}
+    for unchanged in (
+        TaskSpec("regex", preset="tomita-4", words="covering"),
+        TaskSpec("regex", preset="tomita-4", train_size=1000),
+        TaskSpec("random_automaton"),
+    ):
+        config = exact(unchanged)
+        assert config.task == unchanged
+        assert (config.search.size, config.search.length) == (64, 64)
+    for kept in (
+        TaskSpec("regex", preset="tomita-4", labels="last"),
+        TaskSpec("automaton", preset="login", flipped=0.1),
+    ):
+        assert exact(kept).task == kept
+
+
+def test_single_labels_are_tested_on_many_words_of_the_training_length():
+    config = exact(TaskSpec("regex", preset="D_2", labels="last", length=40))
+    assert config.batches.packed
+    assert (config.search.size, config.search.length, config.search.accept) == (2048, 40, 0.9999)
+    assert not config.search.attributes
+    every = exact(TaskSpec("regex", preset="D_2", length=40))
+    assert not every.batches.packed
+    assert (every.search.size, every.search.length, every.search.accept) == (64, 160, 0.9)
+    noises = [one.schedules.attributes[1].end for one in (config, every)]
+    assert noises == [1.0, 0.3]
+    assert every.schedules.replace(attributes=()) == config.schedules.replace(attributes=())
+
+
+def test_wrong_labels_are_tested_by_labels_alone():
+    right, search = (
+        exact(TaskSpec("automaton", preset="login", words="covering")).search,
+        exact(TaskSpec("automaton", preset="login", flipped=0.1)).search,
+    )
+    # Wrong answers, too, meet wrong labels.
+    for name in ("accept", "accept_last"):
+        share = getattr(right, name)
+        assert getattr(search, name) == pytest.approx(0.9 * share + 0.1 * (1 - share))
+    # 512 words of 64 labels, three standard deviations.
+    assert search.size * search.length == 32_768
+    assert search.confirm == pytest.approx(0.9 - 3 * (0.09 / 32_768) ** 0.5)
+    last = exact(TaskSpec("automaton", preset="login", flipped=0.1, labels="last")).search
+    assert last.size == 2048
+    assert last.confirm == pytest.approx(0.9 - 3 * (0.09 / 2048) ** 0.5)
+
+
+def test_labels_that_tell_nothing_are_refused():
+    assert exact(TaskSpec("automaton", preset="modular-sum", flipped=0.7))
+    message = (
+        r"flipped must be below 0\.8 with 5 answers, where labels begin to tell nothing, got 0\.8"
+    )
+    with pytest.raises(RequestError, match=message):
+        exact(TaskSpec("automaton", preset="modular-sum", flipped=0.8))
+
+
+def test_traces_get_room_for_their_states_and_are_tested_by_their_labels(tmp_path):
+    file = tmp_path / "traces.txt"
+    file.write_text("open/ok read/no close\n" * 30)
+    task = TaskSpec("traces", file=str(file), num_states=3, flipped=0.0)
+    config = exact(task)
+    assert config.model.layers[0].options["block_size"] == 6
+    assert config.search.length == 3
+    assert config.search.confirm == 1
+    # Three of the thirty traces validate, with two labels each.
+    noisy = exact(TaskSpec("traces", file=str(file), flipped=0.1)).search
+    assert noisy.confirm == pytest.approx(0.9 - 3 * (0.09 / 6) ** 0.5)
+    with pytest.raises(RequestError, match=r"must need at most 16 states.* needs 17"):
+        exact(TaskSpec("traces", file=str(file), num_states=17))
+
+
+def test_places_get_one_block_of_value_channels_and_words_in_which_they_all_move():
+    config = exact(TaskSpec("arrangement", moves="(1 2); (1 2 3 4 5 6 7)"))
+    assert config.task.options["length"] == 28
+    (layer,) = config.model.layers
+    sizes = {"num_blocks": 1, "block_size": 11, "value_channels": 8, "gate_noise": 0.5}
+    assert layer.options.items() >= sizes.items()
+    assert (config.model.hidden_size, config.search.length) == (128, 112)
+
+
+def test_many_places_get_wider_networks_and_words_of_64():
+    moves = "(1 2); (" + " ".join(map(str, range(1, 41))) + ")"
+    config = exact(TaskSpec("arrangement", moves=moves))
+    assert (config.model.hidden_size, config.task.options["length"]) == (320, 64)
+    assert exact(TaskSpec("arrangement", moves=moves, length=9)).task.options["length"] == 9
+
+
+def test_a_fixed_training_set_is_repeated_as_long_as_fresh_words_last():
+    few, fresh = exact(TaskSpec("permutation", train_size=250)), exact(TaskSpec("permutation"))
+    assert (few.schedules.epochs, few.schedules.num_steps) == (350, None)
+    assert (fresh.schedules.epochs, fresh.schedules.num_steps) == (None, 700)
+    # Three batches an epoch: no fewer than 700 steps, and evaluations no more often than every 50.
+    three = exact(TaskSpec("permutation", train_size=300))
+    assert (three.schedules.epochs, three.evaluation.every) == (234, 17)
+
+
+def test_the_recipe_is_the_one_that_was_measured():
+    assert exact(TaskSpec("permutation", group="S_4")).asked() == {
+        "task": {"name": "permutation", "group": "S_4"},
+        "model": {
+            "layers": [
+                {
+                    "name": "bd_lru",
+                    "num_blocks": 6,
+                    "block_size": 4,
+                    "initial_state": "learned",
+                    "initial_std": 1.0,
+                    "input_gate_bias": -6.0,
+                }
+            ]
+        },
+        "optimizer": {"learning_rate": 2e-3},
+        "schedules": {
+            "num_steps": 700,
+            "warmup_steps": 50,
+            "attributes": [
+                {
+                    "attribute": "gate_temperature",
+                    "end": 0.125,
+                    "finish": 0.7,
+                    "curve": "geometric",
+                },
+                {"attribute": "block_dropout", "end": 0.5, "finish": 0.01},
+            ],
+        },
+        "search": {
+            "attempts": 12,
+            "length": 64,
+            "accept_last": 0.75,
+            "confirm": 0.99,
+            "attributes": {"gate_temperature": 0.125},
+        },
+        "evaluation": {"every": 50},
+    }
+
+
+@pytest.mark.parametrize("labels", ["all", "last"])
+def test_attempts_on_automata_of_the_user_end_with_a_proof(labels):
+    task = TaskSpec("automaton", preset="flip-flop", labels=labels)
+    assert exact(task).search.confirm == "proof"
+    assert exact(TaskSpec("parity")).search.confirm == 0.99
+
+
+def test_attempts_are_tested_on_words_four_times_as_long():
+    assert exact(TaskSpec("permutation", length=128)).search.length == 512
+
+
+def test_tasks_without_an_automaton_are_refused():
+    message = r"must have a finite automaton, places or traces \(.*parity, .*\), got compression"
+    with pytest.raises(RequestError, match=message):
+        exact(TaskSpec("compression"))
+
+
+def test_a_task_with_a_single_answer_is_refused():
+    task = TaskSpec("automaton", rules="start: a\na x a\na y a")
+    with pytest.raises(RequestError, match=r"task must have two answers or more .*: automaton"):
+        exact(task)
+
+
+def test_automata_of_many_states_are_refused(monkeypatch):
+    with pytest.raises(
+        RequestError, match=r"at most 16 states, .* got modular_arithmetic, which needs 66"
+    ):
+        exact(TaskSpec("modular_arithmetic"))
+    monkeypatch.setattr(recipes, "_MOST_STATES", 5)
+    exact(TaskSpec("cycle_navigation"))
+    monkeypatch.setattr(recipes, "_MOST_STATES", 4)
+    with pytest.raises(
+        RequestError, match=r"at most 4 states, .* got cycle_navigation, which needs 5"
+    ):
+        exact(TaskSpec("cycle_navigation"))

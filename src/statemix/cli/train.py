@@ -368,23 +368,20 @@ def _print_grid(
 
 def _store_grid(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write the table of a grid, after the rows of earlier grids whose runs still exist."""
-    kept: list[dict[str, Any]] = []
-    if path.exists():
-        replaced = {None, "", *(row["folder"] for row in rows)}
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            kept = [
-                row
-                for row in csv.DictReader(file)
-                if row.get("folder") not in replaced and (path.parent / row["folder"]).is_dir()
-            ]
-    columns = dict.fromkeys(column for row in (*rows, *kept) for column in row if column)
-    text = io.StringIO()
-    table = csv.DictWriter(
-        text, sorted(columns, key=_RESULTS.__contains__), restval="", extrasaction="ignore"
-    )
-    table.writeheader()
-    table.writerows([*kept, *rows])
-    write_file(path, text.getvalue().encode())
+    known = {row["folder"] for row in rows}
+    text = path.read_text("utf-8", "replace") if path.exists() else ""
+    kept = [
+        row
+        for row in csv.DictReader(io.StringIO(text))
+        if (name := row.get("folder")) and name not in known and (path.parent / name).is_dir()
+    ]
+    names = dict.fromkeys(name for row in (*rows, *kept) for name in row if name)
+    columns = sorted(names, key=_RESULTS.__contains__)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, columns, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows([*kept, *rows])
+    write_file(path, table.getvalue().encode())
 
 
 def _print_outcome(outcome: Outcome) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -58,18 +59,11 @@ def check_layer(layer: Layer, *, tolerance: float | None = None) -> None:
             )
 
     def run(
-        call: str, function: Callable[..., tuple[Tensor, State]], *arguments: State
+        call: str, function: Callable[..., Any], x: Tensor, state: State = None, *bounds: Tensor
     ) -> tuple[Tensor, State]:
-        given = {
-            name: part
-            for argument, tree in zip(
-                ("x", "the given state", "cu_seqlens"), arguments, strict=False
-            )
-            if tree is not None
-            for name, part in tensors(tree, argument)
-        }
+        given = {"x": x, **dict(tensors(() if state is None else state, "the given state"))}
         before = {name: part.clone() for name, part in given.items()}
-        y, state = function(*arguments)
+        y, state = function(x, state, *bounds)
         if changed := _changed(given, before):
             raise _refusal(layer, f"{call} must not change {changed} in place")
         _check_finite(layer, call, y)
@@ -175,10 +169,7 @@ def _check_finite(layer: nn.Module, call: str, y: Tensor) -> None:
 
 
 def _check_owned(layer: nn.Module, source: str, state: State, others: Mapping[str, Tensor]) -> None:
-    """Check that writing into a state changes no other tensor; comparing addresses is not enough.
-
-    Memory that is copied on write is shared until then.
-    """
+    """Check that writing into a state changes no other tensor; some memory is copied on write."""
     parts = dict(tensors(state))
     for name, part in parts.items():
         condition = f"{name} {source} must own its memory, but"

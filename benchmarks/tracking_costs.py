@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from statemix.training import RunConfig, load_model
+from statemix.training.batches import CrossEntropy, TaskBatches
 from statemix.training.devices import build_fabric
-from statemix.training.run import build_loop
-from statemix.training.schedules import attributes_set
+from statemix.training.loop import Loop
+from statemix.training.schedules import attributes_set, build_optimizer
 from statemix_lab.bench import harness as rows
 from statemix_lab.bench.harness import Measurement, Provider, measure
 from statemix_lab.studies.store import key
@@ -104,7 +105,16 @@ def _runs(work: str, one: StudyEntry, runs: Path) -> bool:
 def _training(config: RunConfig) -> Callable[[], Any]:
     task = config.build_task()
     fabric = build_fabric("cpu", config.runtime.precision)
-    loop = build_loop(config, task, config.build_model(task), fabric)
+    model = config.build_model(task)
+    loop = Loop(
+        model,
+        TaskBatches(task, config.batches, config.schedules, seed=config.seed, device=fabric.device),
+        CrossEntropy(config.objective.position_power, task.length),
+        optimizer=build_optimizer(model, config.optimizer),
+        fabric=fabric,
+        clip_norm=config.optimizer.clip_norm,
+        seed=config.seed,
+    )
     return lambda: loop.train_step(loop.step)
 
 

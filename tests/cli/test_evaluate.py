@@ -3,7 +3,6 @@
 import errno
 import importlib
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from statemix.cli.parser import options_of_class
 from statemix.errors import RequestError
 from statemix.tasks import TASKS
 from statemix.training import evaluate, fit, load_model, load_outcome
-from statemix.training.plain import to_plain
+from statemix.training.settings import to_plain
 
 
 @pytest.fixture
@@ -201,24 +200,6 @@ def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments,
     assert (
         evaluate(model, task.examples("test", 0, 30))["product"].loss != scores["product"]["loss"]
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--lengths", "20", "--tokens", "2" + "0" * 14, "--sequences", "1" + "0" * 13],
-            r"tokens must fit into memory \(1" + "0" * 13 + " sequences of .*, got 2" + "0" * 14,
-        ),
-        (
-            ["--lengths", "2" + "0" * 12],
-            r"lengths must fit into memory \(1 sequence of length 2.*, got 2" + "0" * 12,
-        ),
-    ],
-)
-def test_more_than_memory_holds_is_refused(finished_run, capsys, arguments, message):
-    assert main(["evaluate", str(finished_run), *arguments]) == 2
-    assert re.fullmatch(f"statemix: {message}\n", capsys.readouterr().err)
 
 
 def test_a_run_whose_folder_is_read_only_is_evaluated_into_another(

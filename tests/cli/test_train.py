@@ -295,10 +295,6 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--grid", "seed=1", "--ray", "no place"], "ray must be 'auto', 'local' or the address"),
         (["--grid", "seed=1,2", "--runtime.num-threads", "2000"], "runtime.num_threads must be in"),
         (["--grid", "seed=1,2", "--checkpoint-every-s", "nan"], "checkpoint_every_s must be"),
-        (
-            ["--grid", "seed=1,2", "--workers", "2", "--evaluation.test-size", "2000000000"],
-            "evaluation.test_size must fit into memory",
-        ),
     ],
 )
 def test_bad_request_is_one_line_and_exit_code_2(

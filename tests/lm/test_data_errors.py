@@ -20,7 +20,7 @@ from statemix.lm import shards
 from statemix.lm.corpora import read_corpus
 from statemix.lm.prepared import prepare
 from statemix.lm.shards import read_tokens
-from statemix.tensor_files import load_tensors
+from statemix.training.checkpoint import load_tensors
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from statemix.lm.prepared import read_prepared
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import read_tokens
 from statemix.lm.text_tokenizers import bytes_tokenizer
-from statemix.tensor_files import load_tensors
+from statemix.training.checkpoint import load_tensors
 
 CPU = torch.device("cpu")
 SETTINGS = LanguageSettings(length=4, batch_size=3, steps=20, learning_rate=1e-2, seed=5)

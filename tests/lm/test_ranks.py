@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM
 from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.lm.language_training import TokenBatches
-from statemix.tensor_files import load_tensors
+from statemix.training.checkpoint import load_tensors
+from statemix.training.devices import Ranks, ranks_here
 from statemix.training.folder import read_metrics, read_status
-from statemix.training.ranks import Ranks, ranks_here
 
 STRATEGIES = ("ddp", "fsdp")
 

@@ -20,8 +20,8 @@ from statemix.layers import LAYERS
 from statemix.lm.language_training import TokenBatches
 from statemix.lm.prepared import prepare
 from statemix.lm.presets import LanguageSettings
+from statemix.training.devices import Ranks
 from statemix.training.folder import read_status
-from statemix.training.ranks import Ranks
 
 OPTIONS = {"sequence_parallel": True, "precision": "64-true"}
 

@@ -22,10 +22,9 @@ from statemix.lm import StatemixConfig, StatemixForCausalLM
 from statemix.lm.language_scores import summed_loss
 from statemix.lm.language_training import TokenBatches
 from statemix.lm.presets import LanguageSettings
-from statemix.tensor_files import load_tensors
 from statemix.training import Hook, fit
-from statemix.training.parallel import is_sharded
-from statemix.training.ranks import ranks_here
+from statemix.training.checkpoint import load_tensors
+from statemix.training.devices import is_sharded, ranks_here
 
 SCRIPT = Path(__file__)
 STEPS = 7

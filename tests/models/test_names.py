@@ -8,7 +8,7 @@ import torch
 from statemix.layers import LayerSpec
 from statemix.models import MODELS, MixerSpec, earlier_name
 from statemix.training import OptimizerConfig, ParameterGroup
-from statemix.training.hooks import build_optimizer
+from statemix.training.schedules import build_optimizer
 
 BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
 

@@ -282,11 +282,6 @@ def test_bad_requests_are_named(jobs, monkeypatch, changes, message):
     [
         ({"runtime": RuntimeConfig(num_threads=5)}, r"runtime.num_threads must be in 1\.\.4"),
         ({"runtime": RuntimeConfig(device="cuda")}, "runtime.device must be available"),
-        ({"evaluation": EvaluationConfig(test_size=2**31 - 1)}, "evaluation.test_size must fit"),
-        (
-            {"model": ModelConfig(layers=(LayerSpec("bd_lru", num_blocks=2, block_size=0),))},
-            "model: block_size must be at least 1",
-        ),
         ({"task": TaskSpec("permutation", length=0)}, "task: length must be at least 1"),
         ({"schedules": ScheduleConfig(num_steps=1)}, "schedules.num_steps must not be given"),
     ],

@@ -12,9 +12,11 @@ from statemix.training import (
     RuntimeConfig,
     ScheduleConfig,
 )
-from statemix.training.devices import check_here
-from statemix.training.plain import import_modules
-from statemix.training.run import Run
+from statemix.training.attempts import Attempts
+from statemix.training.devices import build_fabric, check_here
+from statemix.training.loop import Loop
+from statemix.training.run import parts_of
+from statemix.training.settings import import_modules
 
 TINY = RunConfig(
     task=TaskSpec("permutation", group="S_3", length=5, train_size=20),
@@ -54,20 +56,37 @@ def fresh():
     return lambda changes=None, **more: changed(TINY, settings | (changes or {}) | more)
 
 
+class Begun:
+    """A run before its first step, with the parts that ``train`` gives to ``fit``."""
+
+    def __init__(self, config, folder):
+        import_modules(config.imports)
+        self.config, self.folder = config.resolved(), folder
+        config = self.config
+        check_here(config.runtime)
+        folder.mkdir(exist_ok=True)
+        parts = parts_of(config, folder)
+        self.model, self.losses = parts["model"], parts["loss"]
+        self.task = parts["batch"].task
+        self.loop = Loop(
+            self.model,
+            parts["batch"],
+            self.losses,
+            optimizer=parts["optimizer"],
+            fabric=build_fabric(config.runtime.device, config.runtime.precision),
+            hooks=parts["hooks"],
+            clip_norm=config.optimizer.clip_norm,
+            seed=config.seed,
+        )
+        self.schedules, self.evaluation = parts["hooks"][:2]
+        self.attempts = next((h for h in parts["hooks"] if isinstance(h, Attempts)), None)
+
+    def step(self):
+        self.schedules.before_step(self.loop)
+        return self.loop.train_step(self.loop.step)
+
+
 @pytest.fixture
 def begun(tmp_path):
     """Build a run from its configuration, before its first step."""
-
-    def begin(config):
-        import_modules(config.imports)
-        config = config.resolved()
-        run = Run(config, check_here(config), tmp_path / "begun", checkpoint_every_s=1000.0)
-
-        def step():
-            run.schedules.before_step(run.loop)
-            return run.loop.train_step(run.loop.step)
-
-        run.step = step
-        return run
-
-    return begin
+    return lambda config: Begun(config, tmp_path / "begun")

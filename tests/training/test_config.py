@@ -19,8 +19,7 @@ from statemix.training import (
     config_from_plain,
     train,
 )
-from statemix.training.plain import read_tree
-from statemix.training.settings import Assignments
+from statemix.training.settings import Assignments, read_tree
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def test_the_field_reaches_the_run(tiny, begun, tmp_path, request, monkeypatch, 
         if name == "imports":
             # As in a process that has not met it yet. (Patched, it would come back afterwards.)
             del sys.modules["statemix_toys"]
-            monkeypatch.setattr("statemix.training.plain.importlib.import_module",
+            monkeypatch.setattr("statemix.training.settings.importlib.import_module",
                                 lambda name: sys.modules.setdefault(name, toys))  # fmt: skip
         else:
             row = dataclasses.replace(

@@ -255,27 +255,14 @@ def test_a_folder_of_other_settings_or_of_another_model_is_refused(tmp_path):
 
 
 class Odd(nn.Module):
-    """A module with something that a file of weights cannot hold."""
+    """A module whose buffers change when it is called."""
 
     def __init__(self, kind):
         super().__init__()
-        self.kind, self.table = kind, None
+        self.kind = kind
         self.map = nn.Linear(3, 1)
-        if kind == "lazy parameter":
-            self.map = nn.LazyLinear(1)
-        elif kind == "expanded parameter":
-            self.scale = nn.Parameter(torch.ones(1).expand(3))
-        elif kind == "expanded buffer":
-            self.register_buffer("mask", torch.ones(1).expand(3))
-        elif kind == "sparse buffer":
-            self.register_buffer("mask", torch.eye(3).to_sparse())
-        elif kind == "meta buffer":
-            self.register_buffer("mask", torch.ones(3, device="meta"))
-        elif kind == "late buffer":
-            del self.table
-            self.register_buffer("table", None)
-        elif kind in ("growing buffer", "buffer of another dtype"):
-            self.register_buffer("calls", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("table", None)
+        self.register_buffer("calls", torch.zeros(1, dtype=torch.int64))
 
     def forward(self, x):
         if self.kind == "late buffer" and self.table is None:
@@ -286,28 +273,9 @@ class Odd(nn.Module):
             self.calls = self.calls + 0.5
         return self.map(x)
 
-    def get_extra_state(self):
-        return {"calls": object()} if self.kind == "extra state" else torch.zeros(0)
 
-    def set_extra_state(self, state):
-        pass
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "lazy parameter",
-        "expanded parameter",
-        "expanded buffer",
-        "sparse buffer",
-        "meta buffer",
-        "late buffer",
-        "growing buffer",
-        "buffer of another dtype",
-        "extra state",
-    ],
-)
-def test_weights_that_cannot_be_stored_and_loaded_are_refused_before_a_step(tmp_path, kind):
+@pytest.mark.parametrize("kind", ["late buffer", "growing buffer", "buffer of another dtype"])
+def test_weights_that_a_new_model_would_not_have_are_refused_before_a_step(tmp_path, kind):
     steps = []
     with pytest.raises(RequestError, match="weights of the model"):
         fit(
@@ -544,19 +512,12 @@ def test_an_optimizer_without_a_rate_diverges_as_others_do(tmp_path):
 SHORTAGE = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: 12 TB"
 
 
-# Before the first step, and as the run resumes.
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_shortage_of_memory_is_not_blamed_on_the_weights(tmp_path, monkeypatch, number):
+def test_a_shortage_of_memory_is_not_blamed_on_the_weights(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         fit(build(), batch, loss, tmp_path, num_steps=4, device="cpu", on_event=stop_at(2))
-    load = nn.Module.load_state_dict
-    calls = []
 
-    def fail(module, *arguments, **options):
-        calls.append(module)
-        if len(calls) == number:
-            raise RuntimeError(SHORTAGE)
-        return load(module, *arguments, **options)
+    def fail(*_, **__):
+        raise RuntimeError(SHORTAGE)
 
     monkeypatch.setattr(nn.Module, "load_state_dict", fail)
     with pytest.raises(RuntimeError, match="enforce fail") as caught:

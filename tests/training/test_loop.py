@@ -152,7 +152,6 @@ def test_every_part_of_a_step_counts_in_the_average_of_reported_numbers(toys, ti
 def test_a_restored_loop_continues_bit_for_bit_with_its_averages(toys, tiny, begun):
     config = tiny(solvers())
     whole, first, second = (begun(config) for _ in range(3))
-    first.folder.mkdir()
     losses = [whole.step() for _ in range(7)]
     assert [first.step() for _ in range(4)] == losses[:4]
     tensors = {

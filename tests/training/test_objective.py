@@ -163,8 +163,7 @@ def test_in_a_search_attempts_are_penalised_when_they_have_left_their_plateau(fr
         return found
 
     penalty.losses = spy
-    run.folder.mkdir()
-    run.to_the_end()
+    run.loop.run()
     first, second = run.attempts.search.attempts
     assert first.left is not None
     assert second.left is not None

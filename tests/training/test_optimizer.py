@@ -6,7 +6,7 @@ import torch
 from statemix.errors import SettingError
 from statemix.training import OptimizerConfig, ParameterGroup
 from statemix.training.checkpoint import load_optimizer, optimizer_state
-from statemix.training.hooks import build_optimizer
+from statemix.training.schedules import build_optimizer
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 from statemix.errors import RequestError
-from statemix.tensor_files import load_tensors
 from statemix.training import hooks
-from statemix.training.checkpoint import load_optimizer, optimizer_state
+from statemix.training.checkpoint import load_optimizer, load_tensors, optimizer_state
+from statemix.training.devices import Ranks
 from statemix.training.outcome import save_outcome
-from statemix.training.ranks import Ranks
 
 
 class Shard:

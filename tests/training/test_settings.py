@@ -25,8 +25,16 @@ from statemix.training import (
     ScheduleConfig,
     config_from_plain,
 )
-from statemix.training.plain import differences, to_plain
-from statemix.training.settings import SPEC, Assignments, Settings, Text, built, checked
+from statemix.training.settings import (
+    SPEC,
+    Assignments,
+    Settings,
+    Text,
+    built,
+    checked,
+    differences,
+    to_plain,
+)
 
 
 class Inner(Settings):

@@ -634,13 +634,13 @@ def test_a_search_is_expected_to_take_an_attempt():
 
 def test_a_forecast_times_few_tokens_of_a_large_batch(monkeypatch):
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
-    real, sizes = forecast.build_loop, []
+    real, sizes = forecast.TaskBatches, []
 
-    def build(config, *arguments):
-        sizes.append(config.batches.size)
-        return real(config, *arguments)
+    def build(task, batches, *arguments, **named):
+        sizes.append(batches.size)
+        return real(task, batches, *arguments, **named)
 
-    monkeypatch.setattr(forecast, "build_loop", build)
+    monkeypatch.setattr(forecast, "TaskBatches", build)
     length = config.build_task().length
     for size, accumulate in ((128, 1), (10**6, 1), (10**6, 2048)):
         batches = config.batches.replace(size=size, accumulate=accumulate)
@@ -657,14 +657,14 @@ def clocked(monkeypatch):
     def advance(name):
         now[0] += next(durations[name])
 
-    def trainer(*_):
+    def trainer(*_, **__):
         return SimpleNamespace(step=0, train_step=lambda _: advance("step"))
 
     def evaluator(*_, **__):
-        return lambda model: advance("evaluation")
+        return lambda *_, **__: advance("evaluation")
 
     monkeypatch.setattr(forecast, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(forecast, "build_loop", trainer)
+    monkeypatch.setattr(forecast, "Loop", trainer)
     monkeypatch.setattr(forecast, "SplitEvaluator", evaluator)
     return durations
 
@@ -719,7 +719,7 @@ def test_a_forecast_evaluates_with_the_attributes_of_tests(monkeypatch):
     seen = []
 
     def evaluator(*_, **__):
-        return lambda model: seen.extend(
+        return lambda model, **_: seen.extend(
             layer.max_iterations for layer in model.modules() if isinstance(layer, FPRNN)
         )
 

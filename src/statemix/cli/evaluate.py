@@ -1,8 +1,7 @@
 """``statemix evaluate``: score a trained model at any sequence lengths."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,14 +20,11 @@ from statemix.training.config import Device
 from statemix.training.devices import (
     build_fabric,
     check_device,
-    check_scored_fit,
-    sequences_at,
 )
-from statemix.training.evaluation import SplitEvaluator
+from statemix.training.evaluation import SplitEvaluator, sequences_at
 from statemix.training.outcome import Weights
-from statemix.training.plain import finite, to_plain
 from statemix.training.schedules import attributes_set
-from statemix.training.settings import built
+from statemix.training.settings import built, finite, to_plain
 
 EVALUATIONS = "evaluations.jsonl"
 # Width of the table if the output is not a terminal.
@@ -94,7 +90,7 @@ class Evaluate:
         model = load_model(self.folder, self.weights).to(fabric.device)
         # Build all evaluators before scoring: an impossible length must fail before any output.
         evaluators = {
-            length: self._evaluator(task, length, config, fabric.autocast)
+            length: self._evaluator(task, length, config)
             for length in self.lengths or (task.length,)
         }
         record = (self.output or self.folder) / EVALUATIONS
@@ -108,7 +104,7 @@ class Evaluate:
         rows = []
         with attributes_set(model, config.evaluation.attributes):
             for length, evaluator in evaluators.items():
-                scores = evaluator(model)
+                scores = evaluator(model, autocast=fabric.autocast)
                 rows.append((self.weights, length, scores))
                 row = {
                     "weights": self.weights,
@@ -122,29 +118,19 @@ class Evaluate:
         if not self.json:
             print_scores(rows)
 
-    def _evaluator(
-        self,
-        task: Task,
-        length: int,
-        config: RunConfig,
-        autocast: Callable[[], AbstractContextManager[object]],
-    ) -> SplitEvaluator:
+    def _evaluator(self, task: Task, length: int, config: RunConfig) -> SplitEvaluator:
         # The run's own numbers also come from these options.
         at_most = self.sequences or config.evaluation.test_size
         tokens = self.tokens or config.evaluation.tokens
-        check_scored_fit(task, length, at_most=at_most, tokens=tokens)
         count = sequences_at(length, at_most=at_most, tokens=tokens)
-        options = {"batch_size": config.batches.size, "autocast": autocast}
-        built("lengths", SplitEvaluator, task, "test", 1, length, **options)
+        size = config.batches.size
+        built("lengths", SplitEvaluator, task, "test", 1, length, batch_size=size)
         asked = f"{at_most}" if count == at_most else f"{at_most}, of which tokens allow {count}"
         part = (
             f"sequences must be at most the size of the test split at length {length}, got {asked} "
             "(choose fewer by --sequences)"
         )
-        evaluator: SplitEvaluator = built(
-            part, SplitEvaluator, task, "test", count, length, **options
-        )
-        return evaluator
+        return built(part, SplitEvaluator, task, "test", count, length, batch_size=size)
 
 
 def print_scores(rows: Iterable[tuple[str, int, Mapping[str, Scores]]]) -> None:

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from statemix.errors import RequestError
 from statemix.registry import Spec
-from statemix.training.plain import put, to_plain
-from statemix.training.settings import Assignments, Settings, Text
+from statemix.training.settings import Assignments, Settings, Text, put, to_plain
 
 _WORDS = {"none": None, "true": True, "false": False}
 _DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?")

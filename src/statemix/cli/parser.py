@@ -15,8 +15,7 @@ from statemix.cli.help_text import HelpShown, HelpText, show
 from statemix.cli.options import bare, head_of, read_words, takes_many, text_of, words_of
 from statemix.errors import RequestError, suggestion
 from statemix.registry import Spec
-from statemix.training.plain import import_modules
-from statemix.training.settings import Assignments, checked
+from statemix.training.settings import Assignments, checked, import_modules
 
 C = TypeVar("C")
 

@@ -45,9 +45,8 @@ from statemix.training import (
 )
 from statemix.training.devices import check_threads
 from statemix.training.outcome import load_asked
-from statemix.training.plain import import_modules, put, read_tree
 from statemix.training.progress import shown
-from statemix.training.settings import Settings
+from statemix.training.settings import Settings, import_modules, put, read_tree
 
 GRID = "grid.csv"
 """Table of all grids of a folder, beside the folders of their runs."""

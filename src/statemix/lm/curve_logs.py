@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from statemix.errors import RequestError
+from statemix.training.checkpoint import TensorFiles
 from statemix.training.hooks import Event, Hook
 from statemix.training.loop import Loop
-from statemix.training.shards_on_disk import TensorFiles
 
 
 class CurveLog(Hook):

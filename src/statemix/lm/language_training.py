@@ -27,11 +27,10 @@ from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import TokenFile
 from statemix.lm.step_line import StepLine, TimedBatches
 from statemix.training.config import Device, Precision, chosen_device
-from statemix.training.fit import Fitted, fit
+from statemix.training.devices import ALONE, Ranks, ranks_here
+from statemix.training.fit import Fitted, check_arguments, fit
 from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.hooks import Event, Hook
-from statemix.training.ranks import ALONE, Ranks, ranks_here
-from statemix.training.run import check_arguments
 
 # Sequences that an error names.
 _SHOWN = 8

@@ -15,7 +15,7 @@ from statemix.sweeps.runner import Job
 from statemix.sweeps.study_runs import Runnable, configured
 from statemix.training import Outcome, RunConfig, config_from_plain
 from statemix.training.folder import CONFIG
-from statemix.training.plain import lookup, put
+from statemix.training.settings import lookup, put
 
 # Each is a folder and a process of its own.
 _MOST_RUNS = 2000

@@ -1,9 +1,8 @@
 """Many training runs, in this process or in parallel processes, each with its own ending."""
 
-import json
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,8 +27,7 @@ from statemix.training import Event, RunConfig
 from statemix.training.config import SCHEMA, NotNegative
 from statemix.training.devices import check_here, check_threads
 from statemix.training.folder import Status, StoredConfig, read_status, remove_runs, resolve_config
-from statemix.training.plain import import_modules
-from statemix.training.settings import checked
+from statemix.training.settings import checked, import_modules
 
 JobEnding = Literal["done", "diverged", "failed", "interrupted"]
 
@@ -105,7 +103,7 @@ def run_all(
         RequestError: if an argument is out of range or has the wrong type, two jobs share a folder,
             or a job cannot run on this machine; then none has started. With ``ray``, if the cluster
             cannot be reached or is lost, if the parent of a folder cannot be made, or if a machine
-            does not see it; the memory and devices of a job are then checked where it runs.
+            does not see it; the devices of a job are then checked where it runs.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
             the same call resumes.
     """
@@ -130,11 +128,10 @@ def run_all(
         for job in jobs
         if isinstance(job.config, RunConfig) and (fresh or _ending(job, retry) is None)
     ]
-    if ray in (None, "local"):
-        check_all_here(asked)
-    else:
-        for config in asked:
-            request(config)
+    for config in asked:
+        resolved = config.resolved()
+        if ray in (None, "local"):
+            check_here(resolved.runtime)
     if fresh:
         remove_runs([job.folder for job in jobs])
     ended: dict[Path, Ended] = {}
@@ -259,30 +256,3 @@ def request(config: RunConfig) -> StoredConfig:
     """
     import_modules(config.imports)
     return StoredConfig(SCHEMA, config.asked(), config.resolved().to_plain())
-
-
-# Parts of a configuration that `check_here` does not read.
-_UNREAD = ("seed", "optimizer", "objective")
-
-
-def check_all_here(configs: Iterable[RunConfig]) -> None:
-    """Check that this machine can run many configurations, as :func:`check_here` does.
-
-    Of the many that differ in seed, optimiser and objective alone, one is checked: the others have
-    the same answer if their tasks accept the seed and are of the same sizes.
-
-    Args:
-        configs: configurations, resolved or not.
-
-    Raises:
-        RequestError: at the first configuration that cannot be run.
-    """
-    checked = set()
-    for config in configs:
-        task = config.build_task()
-        asked = {name: value for name, value in config.asked().items() if name not in _UNREAD}
-        sizes = (task.length, task.train_size, task.vocab_size, dict(task.heads))
-        question = json.dumps([asked, sizes], sort_keys=True)
-        if question not in checked:
-            check_here(config.resolved())
-            checked.add(question)

@@ -17,12 +17,12 @@ from statemix.proofs import prove_task
 from statemix.tasks import Task
 from statemix.tasks.task_registry import names_of
 from statemix.training.batches import CrossEntropy
+from statemix.training.checkpoint import TensorFiles
 from statemix.training.config import RunConfig, SearchConfig
-from statemix.training.evaluation import SplitEvaluator, accuracy
-from statemix.training.hooks import Evaluation, Hook, Schedules
+from statemix.training.evaluation import RunEvaluation, accuracy
+from statemix.training.hooks import Hook
 from statemix.training.loop import Loop
-from statemix.training.schedules import attributes_set
-from statemix.training.shards_on_disk import TensorFiles
+from statemix.training.schedules import Schedules, attributes_set
 
 MAX_PAIRS = 5000
 """Pairs after which the search for a proof stops; networks that track have a few hundred."""
@@ -177,8 +177,6 @@ class Attempts(Hook):
     Args:
         config: the run's configuration.
         task: the run's task.
-        loop: the loop, to which this hook is added.
-        evaluator: evaluator of the sequences of a test.
         schedules: the schedules that wait.
         evaluation: the evaluation of the run.
         losses: the loss whose plateau is watched.
@@ -194,22 +192,23 @@ class Attempts(Hook):
         self,
         config: RunConfig,
         task: Task,
-        loop: Loop,
-        evaluator: SplitEvaluator,
-        *,
         schedules: Schedules,
-        evaluation: Evaluation,
+        evaluation: RunEvaluation,
         losses: CrossEntropy,
     ) -> None:
         provable = isinstance(task, HasAutomaton | HasPlaces) and config.model.backbone == "causal"
         if config.search.confirm == "proof" and not provable:
             condition = "must be a number unless the task has an automaton or places"
             raise SettingError("search.confirm", condition, "proof")
+        size, length = config.search.size, config.search.length
+        setting = "search.size" if length is None else "search.length"
         self.search = Search(config.search)
-        self._config, self._task, self._evaluator = config, task, evaluator
+        self._config, self._task = config, task
         self._schedules, self._evaluation, self._losses = schedules, evaluation, losses
-        self._loop = loop
-        self._follow()
+        self._evaluator = evaluation.on_split("validation", size, setting, length)
+
+    def on_start(self, loop: Loop) -> None:
+        self._follow(loop)
 
     def before_step(self, loop: Loop) -> None:
         # The last attempt of a run that has got more attempts has failed.
@@ -240,7 +239,7 @@ class Attempts(Hook):
     def _test(self, loop: Loop) -> None:
         model: Any = loop.model
         with attributes_set(model, self._config.search.attributes, "search.attributes"):
-            found = accuracy(self._evaluator(model))
+            found = accuracy(self._evaluation.score(loop, self._evaluator))
         text = f"accuracy {found:.4f} on validation sequences"
         if self.search.unconfirmed:
             passed, why = self._confirms(model, found)
@@ -287,20 +286,24 @@ class Attempts(Hook):
             self._evaluation.forget(step)
             loop.stopped = False
             text += ": failed, the next attempt begins"
-        self._follow()
+        self._follow(loop)
         self._schedules.before_step(loop)
         loop.report(f"step {step}: attempt {number} of {self._config.search.attempts}, {text}")
 
-    def _follow(self) -> None:
+    def _follow(self, loop: Loop) -> None:
         """Let the schedules wait for the end of the search."""
-        origin, scheduled = self.search.origin, self._loop.batches.num_steps
+        origin, scheduled = self.search.origin, loop.batches.num_steps
         self._schedules.origin, self._schedules.began = origin, self.search.began
         waiting = self.search.most_steps(scheduled) if origin is None else origin
-        self._loop.num_steps = scheduled + waiting
+        loop.num_steps = scheduled + waiting
 
     def row(self, loop: Loop) -> dict[str, Any]:
         del loop
         return {"attempt": len(self.search.attempts)}
+
+    def summary(self, loop: Loop) -> dict[str, Any]:
+        del loop
+        return {"attempts": self.search.to_plain()["attempts"]}
 
     def state_dict(self) -> dict[str, Any]:
         return {"search": self.search.to_plain()}
@@ -308,7 +311,6 @@ class Attempts(Hook):
     def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
         del tensors
         self.search.restore(state["search"])
-        self._follow()
 
 
 def seed_of(seed: int, attempt: int) -> int:

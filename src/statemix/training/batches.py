@@ -66,6 +66,19 @@ class Batches(Protocol):
         ...
 
 
+@dataclass
+class FunctionBatches:
+    """Batches of a function of the step, one for each."""
+
+    batch: Callable[[int], Any]
+    num_steps: int
+    steps_per_epoch: int = 1
+
+    def parts(self, step: int) -> Sequence[Any]:
+        """Return the batch of a step."""
+        return [self.batch(step)]
+
+
 class LoaderBatches:
     """Batches of a ``DataLoader``, one for each step, which begins again when it ends.
 
@@ -152,6 +165,9 @@ class TaskBatches:
         schedules: length of training, and of its first sequences.
         seed: seed of the permutations.
         device: device of the batches.
+
+    Attributes:
+        task: as given.
     """
 
     def __init__(
@@ -163,7 +179,7 @@ class TaskBatches:
         seed: int,
         device: torch.device,
     ) -> None:
-        self._task = task
+        self.task = task
         self._config = config
         self._schedules = schedules
         self._seed = seed
@@ -205,7 +221,7 @@ class TaskBatches:
     def _of_step(self, step: int) -> Examples:
         size = self._config.size
         if self._examples is None:
-            return self._task.examples("train", step * size, (step + 1) * size)
+            return self.task.examples("train", step * size, (step + 1) * size)
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._order_epoch:
             self._order = self._permutation(epoch, len(self._examples.tokens))

@@ -4,27 +4,25 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from statemix import files
 from statemix.errors import RequestError
 from statemix.models import earlier_name
-from statemix.tensor_files import load_tensors, tensor_bytes
-from statemix.training.parallel import is_sharded
-from statemix.training.plain import plain_number
-from statemix.training.ranks import ALONE, Ranks
-from statemix.training.shards_on_disk import (
-    TensorFiles,
-    read_shards,
-    spread_tensors,
-    write_shards,
-)
+from statemix.training.devices import ALONE, Ranks, is_sharded
+from statemix.training.settings import plain_number
+
+TensorFiles = dict[str, dict[str, Tensor]]
+"""Name of a file without its suffix -> name of a tensor -> tensor."""
 
 _PREFIX = "step-"
 _UNFINISHED = "unfinished"
@@ -46,6 +44,36 @@ _DAMAGE = (
     RecursionError,
     SafetensorError,
 )
+
+# Stands behind the name of a complex tensor, which is stored as pairs of real numbers.
+_COMPLEX = "#complex"
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return tensors as bytes in the safetensors format.
+
+    Tensors that share memory, such as tied weights, are stored once each.
+    """
+    stored, storages = {}, set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach()
+        if tensor.is_complex():
+            name, tensor = name + _COMPLEX, torch.view_as_real(tensor.resolve_conj())
+        tensor = tensor.resolve_neg().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        stored[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return save(stored)
+
+
+def load_tensors(content: bytes) -> dict[str, Tensor]:
+    """Undo :func:`tensor_bytes`."""
+    return {
+        name.removesuffix(_COMPLEX): (
+            torch.view_as_complex(tensor) if name.endswith(_COMPLEX) else tensor
+        )
+        for name, tensor in load(content).items()
+    }
 
 
 def save_checkpoint(
@@ -126,8 +154,8 @@ def load_checkpoint(
 ) -> tuple[TensorFiles, dict[str, Any]] | None:
     """Load the newest checkpoint that is whole, and rename newer damaged ones.
 
-    Damaged checkpoints would otherwise count among the newest, which the next save keeps. Files
-    that are not the checkpoint's own, such as those of a file manager, do no harm.
+    Damaged checkpoints would otherwise count among the newest, which the next save keeps. A
+    checkpoint that cannot be read is not renamed: it may be whole.
 
     Args:
         folder: folder of the run's checkpoints.
@@ -136,11 +164,8 @@ def load_checkpoint(
         ranks: processes of the run, all of which call this.
 
     Returns:
-        tensors: tensors as given to :func:`save_checkpoint`; those without shards on the CPU.
-        state: state as given to it. A single None replaces both if no checkpoint is whole.
-
-    Raises:
-        OSError: if a checkpoint cannot be read. It may be whole, so nothing is renamed.
+        Tensors and state as given to :func:`save_checkpoint`, those without shards on the CPU; None
+        if no checkpoint is whole.
     """
     loaded: list[tuple[TensorFiles, dict[str, Any]]] = []
 
@@ -171,22 +196,16 @@ def load_checkpoint(
 
 
 def newest_before(folder: Path, step: int) -> Path | None:
-    """Return the newest checkpoint of fewer steps, or None if there is none.
-
-    Args:
-        folder: folder of the run's checkpoints.
-        step: optimiser steps.
-    """
+    """Return the newest checkpoint of fewer steps, or None if there is none."""
     return next((path for path in _newest_first(folder) if _step(path.name) < step), None)
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a finished run, but no file of anyone else."""
-    if folder.is_dir():
-        for path in (folder / _UNFINISHED, *_newest_first(folder)):
-            _remove(path)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+    """Remove the checkpoints of a finished run."""
+    for path in (folder / _UNFINISHED, *_newest_first(folder)):
+        _remove(path)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _step(name: str) -> int:
@@ -197,19 +216,8 @@ def _step(name: str) -> int:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Remove the files that a checkpoint lists, and its folder if nothing else is in it."""
-    if checkpoint.is_symlink() or not checkpoint.is_dir():
-        return
-    own = {_MANIFEST, _STATE}
-    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-        own |= set(json.loads((checkpoint / _MANIFEST).read_bytes()))
-    for path in checkpoint.iterdir():
-        # An unfinished checkpoint has no list.
-        is_own = path.name in own or (checkpoint.name == _UNFINISHED and path.suffix == _SUFFIX)
-        if is_own and (path.is_symlink() or path.is_file()):
-            path.unlink()
-    with contextlib.suppress(OSError):
-        checkpoint.rmdir()
+    # Files of a network file system may stay, and must not end a run.
+    shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:
@@ -262,6 +270,86 @@ def _newest_first(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(found, key=_step, reverse=True)]
 
 
+def write_shards(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
+    """Write tensors, of which each process holds shards or all; all processes must call this.
+
+    Returns "file/name" of each tensor that is another one, such as a tied weight -> that other one.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+
+    flat, ties = {}, {}
+    first: dict[tuple[Any, ...], str] = {}
+    for file, group in tensors.items():
+        for name, tensor in group.items():
+            key = f"{file}/{name}"
+            own: Any = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+            # A shard may be empty and have no address.
+            place = (own.data_ptr(), tensor.shape, own.shape) if own.numel() else (key,)
+            if place in first:
+                ties[key] = first[place]
+            else:
+                first[place], flat[key] = key, tensor.detach()
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    save_sharded(flat, storage_writer=writer)
+    return ties
+
+
+def read_shards(folder: Path, ties: Mapping[str, str], like: Mapping[str, Tensor]) -> TensorFiles:
+    """Read the tensors of :func:`write_shards`, which returned ``ties``.
+
+    A tensor that belongs to a sharded weight of ``like``, and has its shape, is sharded like it;
+    all others are whole.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+
+    reader = HuggingFaceStorageReader(str(folder))
+    flat: dict[str, Tensor] = {}
+    metadata: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
+    for key, stored in metadata.items():
+        weight = _weight_of(key.partition("/")[2], like)
+        dtype = stored.properties.dtype
+        if weight is not None and weight.shape == stored.size:
+            flat[key] = torch.empty_like(weight, dtype=dtype)
+        else:
+            flat[key] = torch.empty(stored.size, dtype=dtype)
+    with warnings.catch_warnings():
+        # Every process reads by itself, and PyTorch warns of it.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        load_sharded(flat, storage_reader=reader, no_dist=True)
+    found: TensorFiles = {}
+    for key, tensor in (flat | {key: flat[other] for key, other in ties.items()}).items():
+        file, _, name = key.partition("/")
+        found.setdefault(file, {})[name] = tensor
+    return found
+
+
+def spread_tensors(tensors: TensorFiles, like: Mapping[str, Tensor]) -> TensorFiles:
+    """Return tensors whose weights, and what belongs to them, are sharded as ``like`` is."""
+    return {
+        file: {name: _spread(tensor, _weight_of(name, like)) for name, tensor in group.items()}
+        for file, group in tensors.items()
+    }
+
+
+def _spread(tensor: Tensor, weight: Any) -> Tensor:
+    if weight is None or is_sharded(tensor) or weight.shape != tensor.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = weight.device_mesh, weight.placements
+    tensor = tensor.to(mesh.device_type)
+    # Every process has the whole tensor, and cuts out its own shard.
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+
+
+def _weight_of(name: str, like: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the sharded weight that a tensor is, or belongs to as "weight/quantity"."""
+    weight = like.get(name, like.get(name.rpartition("/")[0]))
+    return weight if weight is not None and is_sharded(weight) else None
+
+
 def optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -270,9 +358,6 @@ def optimizer_state(
     Returns:
         tensors: "parameter/quantity" -> tensor, such as moments and step counts.
         numbers: options of each group, and whatever else the state holds, as JSON data.
-
-    Raises:
-        RequestError: if the state holds something else.
     """
     own = set(model.parameters())
     further: list[Any] = [key for key in optimizer.state if key not in own]

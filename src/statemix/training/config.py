@@ -11,8 +11,7 @@ from statemix.layers import LayerSpec
 from statemix.models import MODELS, LinearInit, MixerSpec, ModelKind, ReadoutModel
 from statemix.models.backbone import Norm
 from statemix.tasks import TASKS, HasTokenFeatures, Task, TaskSpec
-from statemix.training.plain import import_modules
-from statemix.training.settings import SPEC, Assignments, Settings, built
+from statemix.training.settings import SPEC, Assignments, Settings, built, import_modules
 
 Count = Annotated[int, Ge(1), Lt(2**31)]
 Seed = Annotated[int, Ge(0), Lt(2**63)]

@@ -1,82 +1,52 @@
-"""What a run needs of this machine: a device, CPU threads, memory."""
+"""What a run needs of its machines: devices, CPU threads, and the processes of torchrun.
 
+The processes share one model, whole in each (DDP) or in shards (FSDP2).
+"""
+
+import atexit
 import contextlib
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from statemix import provenance
-from statemix.errors import ABSENT, RequestError, SettingError
-from statemix.memory import available_bytes, gigabytes
-from statemix.tasks import TASKS, Task
-from statemix.training.config import Device, Precision, RunConfig, RuntimeConfig, chosen_device
-from statemix.training.parallel import Strategy, shard_model
-from statemix.training.ranks import ALONE, Ranks
+from statemix.errors import RequestError, SettingError
+from statemix.interrupts import Interrupts
+from statemix.training.config import Device, Precision, RuntimeConfig, chosen_device
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-_TOKEN_BYTES = 8
-# Weights, gradients, AdamW's two moments, and the best weights on validation and test.
-_COPIES = 6
+Strategy = Literal["ddp", "fsdp"]
+"""How processes share a model: "ddp" keeps it whole in each, "fsdp" keeps a shard in each."""
+
+T = TypeVar("T")
+
+# Preparing a corpus or gathering weights may keep the other processes waiting.
+_PATIENCE = timedelta(minutes=30)
 
 
-def build_fabric(
-    device: Device,
-    precision: Precision,
-    ranks: Ranks = ALONE,
-    strategy: Strategy = "ddp",
-) -> "Fabric":
-    """Build Lightning Fabric for devices that are available.
-
-    Args:
-        device: kind of the devices.
-        precision: precision of weights and arithmetic.
-        ranks: processes of the run, connected, with a device each.
-        strategy: how several processes share the model.
-    """
-    # It imports the compiler of PyTorch, which takes as long as everything else together.
-    from lightning_fabric import Fabric
-
-    accelerator = chosen_device(device)
-    if ranks.size == 1:
-        return Fabric(accelerator=accelerator, devices=1, precision=precision)
-    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-    from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
-
-    sharding = ModelParallelStrategy(
-        shard_model, data_parallel_size=ranks.size, tensor_parallel_size=1
-    )
-    fabric = Fabric(
-        accelerator=accelerator,
-        devices=ranks.local_size,
-        num_nodes=ranks.size // ranks.local_size,
-        # Plain DDP changes the order of the gradients after its first step, also in a resumed run.
-        # Sums over three or more processes round by that order.
-        strategy="ddp_find_unused_parameters_true" if strategy == "ddp" else sharding,
-        precision=precision,
-        plugins=[TorchElasticEnvironment()],
-    )
-    fabric.launch()
-    return fabric
+Numbers = Mapping[str, Tensor]
 
 
 def check_device(path: str, device: Device) -> None:
-    """Check that a device is available.
-
-    Args:
-        path: dotted name of the setting, for the message.
-        device: device to check.
-
-    Raises:
-        SettingError: if there is no such device.
-    """
+    """Check that a device is available; messages name the setting ``path``."""
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingError(path, "must be available (PyTorch cannot use a GPU here)", device)
+
+
+def check_here(runtime: RuntimeConfig) -> None:
+    """Check that this machine has the device and the threads of a run."""
+    check_device("runtime.device", runtime.device)
+    if runtime.num_threads is not None:
+        check_threads("runtime.num_threads", runtime.num_threads)
 
 
 # Results depend on the number of threads, so a request may exceed the number of processors, but
@@ -85,15 +55,7 @@ _THREADS_PER_PROCESSOR = 4
 
 
 def check_threads(path: str, number: int) -> None:
-    """Check that a number of CPU threads or processes is reasonable on this machine.
-
-    Args:
-        path: dotted name of the setting, for the message.
-        number: number of threads or processes.
-
-    Raises:
-        SettingError: if the number is below 1 or several times the number of processors.
-    """
+    """Check that a number of CPU threads or processes is at most several times the processors."""
     processors = available_processors()
     most = _THREADS_PER_PROCESSOR * processors
     if not 1 <= number <= most:
@@ -139,164 +101,302 @@ def environment(runtime: RuntimeConfig) -> dict[str, Any]:
     }
 
 
-def sequences_at(length: int, *, at_most: int, tokens: int) -> int:
-    """Return the number of sequences of a length that fit into a token budget, at least 1."""
-    return max(1, min(at_most, tokens // length))
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a run, and this process among them.
+
+    Every method is a collective: all processes call it together, or it waits for ever. With one
+    process nothing is exchanged.
+
+    Attributes:
+        rank: number of this process, from 0.
+        size: number of processes.
+        local_rank: number of this process on its machine, from 0.
+        local_size: number of processes on this machine.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files and reports progress."""
+        return self.rank == 0
+
+    def on_first(self, function: Callable[[], T]) -> T:
+        """Call a function in the first process, and return its result in every process.
+
+        Raises:
+            KeyboardInterrupt: in the other processes, if it is raised in the first.
+            RequestError: in the other processes, if the function raises another error in the first.
+        """
+        if self.size == 1:
+            return function()
+        sent: list[Any] = [None, None]
+        error: BaseException | None = None
+        if self.is_first:
+            try:
+                sent[0] = function()
+            except KeyboardInterrupt as caught:
+                error, sent[1] = caught, KeyboardInterrupt()
+            except BaseException as caught:  # noqa: BLE001 - raised below, when the others know
+                error, sent[1] = caught, RequestError(str(caught) or type(caught).__name__)
+        dist.broadcast_object_list(sent)
+        if error is not None:
+            raise error
+        if sent[1] is not None:
+            raise sent[1]
+        result: T = sent[0]
+        return result
+
+    def any_of(self, *, flag: bool) -> bool:
+        """Return whether the flag of any process is true."""
+        if self.size == 1:
+            return flag
+        flags: list[Any] = [None] * self.size
+        dist.all_gather_object(flags, flag)
+        return any(flags)
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        self.any_of(flag=False)
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """Return the sum over processes, with the same bits in each."""
+        if self.size > 1:
+            dist.all_reduce(numbers)
+        return numbers
 
 
-def check_here(config: RunConfig) -> Task:
-    """Check that this machine can run a configuration, without making its model or its examples.
+ALONE = Ranks()
+"""This process, if it is the only one."""
+
+
+def ranks_here() -> Ranks:
+    """Return the processes of the run by the environment variables that torchrun sets.
+
+    Without ``RANK`` or ``WORLD_SIZE``, this process is alone.
+    """
+    names = ("RANK", "WORLD_SIZE")
+    if any(name not in os.environ for name in names):
+        return ALONE
+    rank, size = (int(os.environ[name]) for name in names)
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    return Ranks(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+
+
+def join_ranks(device: Device) -> Ranks:
+    """Connect the processes of the run until they end, unless they are connected already.
 
     Args:
-        config: a configuration, resolved.
+        device: device of the run; GPUs exchange tensors by NCCL, and CPUs by Gloo.
+    """
+    ranks = ranks_here()
+    if ranks.size == 1:
+        return ranks
+    on_gpu = chosen_device(device) == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(ranks.local_rank)
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, timeout=_PATIENCE)
+        # Processes that have parted cannot meet again, and the next run may need them.
+        atexit.register(_part)
+    return ranks
+
+
+def _part() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def build_fabric(
+    device: Device,
+    precision: Precision,
+    ranks: Ranks = ALONE,
+    strategy: Strategy = "ddp",
+) -> "Fabric":
+    """Build Lightning Fabric for devices that are available.
+
+    Args:
+        device: kind of the devices.
+        precision: precision of weights and arithmetic.
+        ranks: processes of the run, connected, with a device each.
+        strategy: how several processes share the model.
+    """
+    # It imports the compiler of PyTorch, which takes as long as everything else together.
+    from lightning_fabric import Fabric
+
+    accelerator = chosen_device(device)
+    if ranks.size == 1:
+        return Fabric(accelerator=accelerator, devices=1, precision=precision)
+    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+    from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
+
+    sharding = ModelParallelStrategy(
+        shard_model, data_parallel_size=ranks.size, tensor_parallel_size=1
+    )
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=ranks.local_size,
+        num_nodes=ranks.size // ranks.local_size,
+        # Plain DDP changes the order of the gradients after its first step, also in a resumed run.
+        # Sums over three or more processes round by that order.
+        strategy="ddp_find_unused_parameters_true" if strategy == "ddp" else sharding,
+        precision=precision,
+        plugins=[TorchElasticEnvironment()],
+    )
+    fabric.launch()
+    return fabric
+
+
+class WholeModel(nn.Module):
+    """Calls any function of a model, so that DDP and FSDP2 see all that a step does as one call.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[Any], Any]) -> Any:
+        return function(self.model)
+
+
+def shard_model(whole: WholeModel, mesh: Any) -> WholeModel:
+    """Shard each block of a model, and the rest of the model, with FSDP2.
+
+    Args:
+        whole: the model. Its blocks are the entries of each outermost ``nn.ModuleList``.
+        mesh: the devices, with the dimension "data_parallel".
 
     Returns:
-        The task of the run.
-
-    Raises:
-        RequestError: if a part needs more memory, threads or devices than there are, or a layer
-            refuses an option; the message names the setting.
+        The same module; its parameters are now DTensors.
     """
-    if config.runtime.num_threads is not None:
-        check_threads("runtime.num_threads", config.runtime.num_threads)
-    check_device("runtime.device", config.runtime.device)
-    task = config.build_task()
-    _check_examples(config, task)
-    if chosen_device(config.runtime.device) == "cpu":
-        _check_training(config, task)
-    return task
+    from torch.distributed.fsdp import fully_shard
+
+    for block in _blocks(whole):
+        fully_shard(block, mesh=mesh["data_parallel"])
+    fully_shard(whole, mesh=mesh["data_parallel"])
+    return whole
 
 
-def _check_examples(config: RunConfig, task: Task) -> None:
-    evaluation = config.evaluation
-    for name in ("test_size", "validation_size"):
-        count = getattr(evaluation, name)
-        check_examples_fit(f"evaluation.{name}", count, task, count, task.length, scored=True)
-    for split, named in (("test", "lengths"), ("validation", "validation_lengths")):
-        for length in getattr(evaluation, named):
-            check_scored_fit(
-                task,
-                length,
-                at_most=getattr(evaluation, f"{split}_size"),
-                tokens=evaluation.tokens,
-                path="evaluation.",
-                named=named,
-            )
-    if config.search.attempts is not None:
-        size, length = config.search.size, config.search.length or task.length
-        check_examples_fit("search.length", length, task, 1, length, scored=True)
-        check_examples_fit("search.size", size, task, size, length, scored=True)
-    if task.train_size is not None:
-        option = ".train_size" if "train_size" in TASKS.options(config.task.name) else ""
-        check_examples_fit(f"task{option}", task.train_size, task, task.train_size, task.length)
-    sequences = _sequences(config, task)
-    check_examples_fit("batches.size", config.batches.size, task, sequences, task.length)
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        yield from child if isinstance(child, nn.ModuleList) else _blocks(child)
 
 
-def _check_training(config: RunConfig, task: Task) -> None:
-    """Check what is certainly held at once: weights and moments, and the residual stream."""
-    width = 8 if config.runtime.precision == "64-true" else 4
-    parameters, states = _sizes(config, task)
-    text = f"with hidden_size={config.model.hidden_size}, its layers and channel_mixer"
-    _check("model", ABSENT, text, _COPIES * width * parameters)
-    stream = config.model.hidden_size * (len(config.model.stack()) + 1) * task.length
-    at_once = -(-_sequences(config, task) // config.batches.accumulate)
-    text = f"{at_once} sequences at once"
-    _check("batches.size", config.batches.size, text, at_once * 4 * (stream + states))
+def set_up_model(
+    fabric: "Fabric", model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[Any, Any]:
+    """Let Fabric wrap a model and its optimiser for several processes.
+
+    Returns:
+        module: the wrapped :class:`WholeModel`.
+        optimizer: the wrapped optimiser.
+    """
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    names = parameter_names(model)
+    whole = WholeModel(model)
+    if isinstance(fabric.strategy, DDPStrategy):
+        # DDP looks for unused parameters, and would warn of finding none.
+        whole.register_parameter("unused", nn.Parameter(torch.zeros(1)))
+    module = fabric.setup_module(whole)
+    # FSDP2 replaces the parameters.
+    rebind_optimizer(optimizer, names, model)
+    return module, fabric.setup_optimizers(optimizer)
 
 
-def _sequences(config: RunConfig, task: Task) -> int:
-    size = config.batches.size
-    return size if task.train_size is None else min(size, task.train_size)
+def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Return the name of each parameter."""
+    return {parameter: name for name, parameter in model.named_parameters()}
 
 
-_DRAWS = ("normal_", "uniform_", "exponential_", "bernoulli_", "random_")
-
-
-class _WithoutDraws(TorchFunctionMode):
-    """Leaves tensors undrawn: drawing shapes without data imports the compiler of PyTorch."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        is_draw = getattr(func, "__module__", "") == "torch.nn.init" or func.__name__ in _DRAWS
-        if is_draw:
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
-
-
-def _sizes(config: RunConfig, task: Task) -> tuple[int, int]:
-    """Return the numbers of parameters, and of entries of a sequence's states; 0 if unknown."""
-    # Each layer once: the others repeat them.
-    short = config.replace(model=config.model.replace(num_layers=None))
-    try:
-        with torch.device("meta"), _WithoutDraws():
-            model = short.build_model(task)
-            layers: list[Any] = [block.mixer for block in model.backbone.blocks]
-            states = [tree_leaves(layer.init_state(1)) for layer in layers]
-    except RequestError:
-        raise
-    except Exception:  # noqa: BLE001  building the model with data will report it
-        return 0, 0
-    blocks = [sum(p.numel() for p in block.parameters()) for block in model.backbone.blocks]
-    once = sum(p.numel() for p in model.parameters()) - sum(blocks)
-    places = [n % len(blocks) for n in range(len(config.model.stack()))]
-    entries = [sum(t.numel() for t in leaves if isinstance(t, torch.Tensor)) for leaves in states]
-    return once + sum(blocks[n] for n in places), sum(entries[n] for n in places)
-
-
-def check_scored_fit(
-    task: Task,
-    length: int,
-    *,
-    at_most: int,
-    tokens: int,
-    path: str = "",
-    named: str = "lengths",
+def rebind_optimizer(
+    optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], model: nn.Module
 ) -> None:
-    """Check that the examples scored at one length fit into memory.
+    """Let an optimiser without state change the parameters of another model.
 
     Args:
-        task: source of the examples.
-        length: tokens of the longest example.
-        at_most: as in :func:`sequences_at`.
-        tokens: as in :func:`sequences_at`.
-        path: beginning of the dotted names of the settings ``named`` and ``tokens``.
-        named: setting of the lengths.
-
-    Raises:
-        SettingError: if they do not fit; the message names ``named`` where one alone does not.
+        optimizer: the optimiser.
+        names: names of the parameters that it has.
+        model: model with parameters of these names.
     """
-    check_examples_fit(f"{path}{named}", length, task, 1, length, scored=True)
-    count = sequences_at(length, at_most=at_most, tokens=tokens)
-    check_examples_fit(f"{path}tokens", tokens, task, count, length, scored=True)
+    parameters = dict(model.named_parameters())
+    for group in optimizer.param_groups:
+        group["params"] = [parameters[names[parameter]] for parameter in group["params"]]
 
 
-def check_examples_fit(
-    path: str, value: int, task: Task, count: int, length: int, *, scored: bool = False
-) -> None:
-    """Check that examples fit into memory: tokens and targets and, if scored, predictions.
+def is_sharded(tensor: object) -> bool:
+    """Return whether a tensor is a DTensor, without importing them."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor itself, or all of a sharded tensor; all processes must call this."""
+    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return whole
+
+
+class Agreement:
+    """What all processes of a run know after each step: the losses, a signal, and the time.
 
     Args:
-        path: dotted name of the setting that determines the number of examples.
-        value: value of the setting.
-        task: source of the examples.
-        count: number of examples.
-        length: tokens of the longest example.
-        scored: True if a model predicts their targets.
+        ranks: the processes.
+        interrupts: signals that this process got.
+        device: device of the numbers.
 
-    Raises:
-        SettingError: if they do not fit.
+    Attributes:
+        interrupted: whether any process had got a signal.
+        clock: seconds of the first process's clock.
     """
-    arrays = 1 + len(task.heads) * (2 if scored else 1)
-    what = f"{count} sequence{'s' if count > 1 else ''} of length {length}"
-    _check(path, value, what, _TOKEN_BYTES * arrays * count * length)
 
+    def __init__(self, ranks: Ranks, interrupts: Interrupts, device: torch.device) -> None:
+        self._ranks, self._interrupts, self._device = ranks, interrupts, device
+        self.interrupted, self.clock = False, 0.0
 
-def _check(path: str, value: object, what: str, needed: int) -> None:
-    available = available_bytes()
-    if needed > available:
-        condition = (
-            f"must fit into memory ({what}: at least {gigabytes(needed)} needed, "
-            f"{gigabytes(available)} available)"
-        )
-        raise SettingError(path, condition, value)
+    def start(self) -> None:
+        """Agree before the first step."""
+        self.read(self._ranks.total(self._own()).tolist())
+
+    def sums(
+        self, parts: Sequence[Numbers], reports: Sequence[Numbers]
+    ) -> tuple[Tensor, list[dict[str, Tensor]], list[dict[str, Tensor]], Tensor]:
+        """Exchange the numbers of a step.
+
+        Args:
+            parts: losses of each of the step's batches.
+            reports: reported numbers of each of the batches.
+
+        Returns:
+            loss: the sum of all losses, float64.
+            parts: the losses, summed over processes.
+            reports: the reported numbers, averaged over processes.
+            rest: two numbers for :meth:`read`, float64, on the device.
+        """
+        tables = [*parts, *reports]
+        own = [number.detach().double() for table in tables for number in table.values()]
+        total = self._ranks.total(torch.cat([torch.stack(own), self._own()]))
+        numbers = iter(total)
+        summed = [{name: next(numbers) for name in table} for table in tables]
+        means = [
+            {name: number / self._ranks.size for name, number in table.items()}
+            for table in summed[len(parts) :]
+        ]
+        losses = summed[: len(parts)]
+        loss = torch.stack([one for table in losses for one in table.values()]).sum()
+        return loss, losses, means, total[-2:]
+
+    def read(self, numbers: Sequence[float]) -> None:
+        """Take note of what the processes agree on."""
+        self.interrupted, self.clock = numbers[0] > 0, numbers[1]
+
+    def _own(self) -> Tensor:
+        time_s = time.monotonic() if self._ranks.is_first else 0.0
+        numbers = [float(self._interrupts.noted), time_s]
+        return torch.tensor(numbers, dtype=torch.float64, device=self._device)

@@ -5,24 +5,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import BeforeValidator
 from torch import Tensor
 from torch.nn import functional
 
-from statemix.errors import OptionError, RequestError
+from statemix.errors import OptionError, RequestError, SettingError
 from statemix.models import ReadoutModel
 from statemix.ops.checks import bind
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.tasks.addressing import Split
 from statemix.tasks.task import check_examples
 from statemix.training.config import RunConfig
-from statemix.training.devices import sequences_at
-from statemix.training.plain import to_plain
+from statemix.training.hooks import Evaluation, Row
 from statemix.training.schedules import attributes_set
-from statemix.training.settings import built
+from statemix.training.settings import built, to_plain
 
 if TYPE_CHECKING:
     from statemix.training.loop import Loop
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 _TOKENS_PER_CALL = 4096
 # Long sequences run in parallel, so that the kernels can divide the rows among threads.
 _ROWS_AT_LEAST = 16
+
+
+Stored = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A number that files hold as null if it is not finite."""
 
 
 @dataclass(frozen=True)
@@ -46,33 +51,14 @@ class Scores:
     """
 
     num_sequences: int
-    token_accuracy: float
-    mad_accuracy: float
-    sequence_accuracy: float
-    loss: float
+    token_accuracy: Stored
+    mad_accuracy: Stored
+    sequence_accuracy: Stored
+    loss: Stored
 
 
 HeadScores = dict[str, Scores]
 """Head -> its scores."""
-
-
-def check_finite(split: str, scores: Mapping[str, Scores], when: str) -> None:
-    """Check that the weights are still numbers.
-
-    Args:
-        split: name of the split, for the message.
-        scores: head -> its scores.
-        when: the time in the run, for the message.
-
-    Raises:
-        FloatingPointError: if a loss is not finite.
-    """
-    for one in scores.values():
-        if not math.isfinite(one.loss):
-            raise FloatingPointError(
-                f"loss of the {split} sequences must be finite, got {one.loss} {when}; a smaller "
-                "learning rate or clip_norm may help"
-            )
 
 
 def accuracy(scores: Mapping[str, Scores]) -> float:
@@ -89,8 +75,6 @@ class SplitEvaluator:
         num_sequences: number of sequences.
         length: tokens of the longest sequence; None means the training length.
         batch_size: as in :func:`evaluate`.
-        autocast: as in :func:`evaluate`.
-        tick: as in :func:`evaluate`.
 
     Raises:
         ValueError: if the split has too few sequences, or none of this length.
@@ -105,8 +89,6 @@ class SplitEvaluator:
         length: int | None = None,
         *,
         batch_size: int = 128,
-        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
-        tick: Callable[[], None] | None = None,
     ) -> None:
         # Making only the last one shows whether the split has enough sequences.
         try:
@@ -128,87 +110,138 @@ class SplitEvaluator:
                     )
         self._draw = partial(task.examples, split, 0, num_sequences, length)
         self._examples: Examples | None = None
-        self._score = partial(evaluate, batch_size=batch_size, autocast=autocast, tick=tick)
+        self._batch_size = batch_size
 
-    def __call__(self, model: ReadoutModel) -> HeadScores:
-        """Return the scores by head; the sequences are drawn when they are first needed."""
+    def __call__(self, model: ReadoutModel, **options: Any) -> HeadScores:
+        """Return the scores by head; the sequences are drawn when they are first needed.
+
+        Args:
+            model: the model.
+            **options: ``autocast`` and ``tick``, as in :func:`evaluate`.
+        """
         if self._examples is None:
             self._examples = self._draw()
-        return self._score(model, self._examples)
+        return evaluate(model, self._examples, batch_size=self._batch_size, **options)
 
 
-class RunEvaluator:
+def sequences_at(length: int, *, at_most: int, tokens: int) -> int:
+    """Return the number of sequences of a length that fit into a token budget, at least 1."""
+    return max(1, min(at_most, tokens // length))
+
+
+class NumberEvaluation(Evaluation):
+    """Keeps the numbers that a function of the model returns; :func:`statemix.training.fit`.
+
+    Args:
+        evaluate: the function; None leaves the losses alone.
+        criterion: name of the number that chooses weights.
+        mode: whether its best value is the highest ("max") or the lowest ("min").
+        stop_at: value beyond which training ends early.
+        every: as in :class:`Evaluation`.
+        metrics: as in :class:`Evaluation`.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[Any], Mapping[str, float]] | None,
+        criterion: str | None,
+        mode: str,
+        stop_at: float | None,
+        *,
+        every: int,
+        metrics: Path | None,
+    ) -> None:
+        super().__init__(every, metrics)
+        self._function, self._criterion, self._stop_at = evaluate, criterion, stop_at
+        self._sign = 1 if mode == "max" else -1
+
+    def evaluate(self, loop: "Loop") -> tuple[Row, str]:
+        row: Row = {"step": loop.step}
+        if self._function is None:
+            return row, ""
+        loop.model.eval()
+        with torch.no_grad(), loop.fabric.autocast():
+            found = loop.call(self._function)
+        try:
+            row["scores"] = {name: float(value) for name, value in found.items()}
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise RequestError(f"evaluate must return numbers by name, got {found!r}") from error
+        # Another kind of device may round otherwise, but all processes must decide alike.
+        row["scores"] = loop.ranks.on_first(lambda: row["scores"])
+        return row, "".join(f", {name} {value:.4f}" for name, value in row["scores"].items())
+
+    def scores(self, row: Row) -> dict[str, float]:
+        if self._criterion is None:
+            return {}
+        scores = row.get("scores", {})
+        if self._criterion not in scores:
+            condition = f"must be a number of evaluate ({sorted(scores)})"
+            raise SettingError("criterion", condition, self._criterion)
+        value = scores[self._criterion]
+        # Files of finished runs have None for NaN.
+        is_number = value is not None and not math.isnan(value)
+        return {"best": self._sign * value if is_number else -math.inf}
+
+    def ends(self, row: Row) -> bool:
+        stop_at = self._stop_at
+        return stop_at is not None and self.scores(row)["best"] > self._sign * stop_at
+
+
+class RunEvaluation(Evaluation):
     """Scores a run's model on its validation and test sequences.
 
     Args:
         config: the run.
         task: its task.
-        autocast: as in :func:`evaluate`.
-        tick: as in :func:`evaluate`.
+        steps_per_epoch: steps of one epoch; 1 on fresh examples.
+        metrics: file of the rows.
 
     Raises:
         RequestError: if the task cannot make sequences of a length.
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        task: Task,
-        autocast: Callable[[], AbstractContextManager[object]],
-        tick: Callable[[], None],
+        self, config: RunConfig, task: Task, *, steps_per_epoch: int, metrics: Path
     ) -> None:
-        self._task, self._settings = task, config.evaluation
-        self._options = {"batch_size": config.batches.size, "autocast": autocast, "tick": tick}
+        self._task, self._settings, self._batch_size = task, config.evaluation, config.batches.size
+        assert self._settings.every is not None
+        super().__init__(self._settings.every * steps_per_epoch, metrics)
         self._validation = self.on_split(
-            "validation", config.evaluation.validation_size, "evaluation.validation_size"
+            "validation", self._settings.validation_size, "evaluation.validation_size"
         )
-        self._test = self.on_split("test", config.evaluation.test_size, "evaluation.test_size")
-        self._test_at = {
-            length: self._at("test", length, "lengths") for length in config.evaluation.lengths
-        }
-        self._validation_at = {
-            length: self._at("validation", length, "validation_lengths")
-            for length in config.evaluation.validation_lengths
-        }
+        self._test = self.on_split("test", self._settings.test_size, "evaluation.test_size")
+        self._test_at = self._at("test", "lengths")
+        self._validation_at = self._at("validation", "validation_lengths")
 
     def on_split(
         self, split: Split, count: int, setting: str, length: int | None = None
     ) -> SplitEvaluator:
-        """Return an evaluator on the first sequences of a split.
+        """Return an evaluator on the first sequences of a split; messages name the setting."""
+        options = {"batch_size": self._batch_size}
+        return built(setting, SplitEvaluator, self._task, split, count, length, **options)
 
-        Args:
-            split: as in :class:`SplitEvaluator`.
-            count: number of sequences.
-            setting: dotted name of the setting that asks for them, for messages.
-            length: as in :class:`SplitEvaluator`.
+    def _at(self, split: Split, name: str) -> dict[int, SplitEvaluator]:
+        at_most, tokens = getattr(self._settings, f"{split}_size"), self._settings.tokens
+        lengths = getattr(self._settings, name)
+        found = {}
+        for length in lengths:
+            count = sequences_at(length, at_most=at_most, tokens=tokens)
+            found[length] = self.on_split(split, count, f"evaluation.{name}", length)
+        return found
 
-        Raises:
-            RequestError: if there are not so many sequences.
-        """
-        arguments = (self._task, split, count, length)
-        evaluator: SplitEvaluator = built(setting, SplitEvaluator, *arguments, **self._options)
-        return evaluator
-
-    def _at(self, split: Split, length: int, name: str) -> SplitEvaluator:
-        at_most = getattr(self._settings, f"{split}_size")
-        count = sequences_at(length, at_most=at_most, tokens=self._settings.tokens)
-        return self.on_split(split, count, f"evaluation.{name}", length)
-
-    def __call__(self, loop: "Loop") -> tuple[dict[str, Any], str]:
-        """Return a row of metrics, and what to say about it.
-
-        Raises:
-            FloatingPointError: if a loss is not finite.
-        """
+    def score(self, loop: "Loop", evaluator: SplitEvaluator) -> HeadScores:
+        """Return the scores of a loop's model; a signal ends the evaluation."""
         model: Any = loop.model
+        return evaluator(model, autocast=loop.fabric.autocast, tick=loop.interrupts.check)
+
+    def evaluate(self, loop: "Loop") -> tuple[Row, str]:
         batches: Any = loop.batches
-        with attributes_set(model, self._settings.attributes):
-            test, validation = self._test(model), self._validation(model)
-            further = {length: one(model) for length, one in self._validation_at.items()}
-        when = f"after step {loop.step} of {loop.num_steps}"
-        check_finite("test", test, when)
+        with attributes_set(loop.model, self._settings.attributes):
+            test, validation = self.score(loop, self._test), self.score(loop, self._validation)
+            further = {length: self.score(loop, at) for length, at in self._validation_at.items()}
+        _check_finite("test", test, loop)
         for heads in (validation, *further.values()):
-            check_finite("validation", heads, when)
+            _check_finite("validation", heads, loop)
         row = {
             "step": loop.step,
             "epoch": batches.epoch(loop.step),
@@ -221,18 +254,50 @@ class RunEvaluator:
             text += f", validation at length {length} {accuracy(heads):.4f}"
         return row, text
 
-    def at_further_lengths(self, loop: "Loop") -> dict[int, HeadScores]:
-        """Return test scores at the further lengths, in tokens."""
-        model: Any = loop.model
-        scores = {}
-        with attributes_set(model, self._settings.attributes):
+    def scores(self, row: Row) -> dict[str, float]:
+        return {
+            "best_test": _stored_accuracy(row["test"][str(self._task.length)]),
+            "best_validation": _stored_accuracy(row["validation"]),
+        }
+
+    def ends(self, row: Row) -> bool:
+        stop_at = self._settings.stop_at
+        return stop_at is not None and _stored_accuracy(row["validation"]) > stop_at
+
+    def summary(self, loop: "Loop") -> dict[str, Any]:
+        rows = {
+            "last": self.rows["last"],
+            "best_test": self.rows["best_test"],
+            "test_at_best_validation": self.rows["best_validation"],
+        }
+        kept = ("step", "epoch", "attributes", "validation", "test")
+        summary: dict[str, Any] = {
+            name: {key: row[key] for key in kept} for name, row in rows.items()
+        }
+        test = dict(summary["last"]["test"])
+        with attributes_set(loop.model, self._settings.attributes):
             for length, evaluator in self._test_at.items():
                 # The evaluations during training have covered the training length.
                 if length != self._task.length:
-                    scores[length] = evaluator(model)
-                    text = f"length {length}: test {accuracy(scores[length]):.4f}"
-                    loop.emit("evaluated", text)
-        return scores
+                    scores = self.score(loop, evaluator)
+                    test[str(length)] = to_plain(scores)
+                    loop.emit("evaluated", f"length {length}: test {accuracy(scores):.4f}")
+        summary["last"]["test"] = {length: test[length] for length in sorted(test, key=int)}
+        return summary
+
+
+def _check_finite(split: str, heads: HeadScores, loop: "Loop") -> None:
+    for scores in heads.values():
+        if not math.isfinite(scores.loss):
+            raise FloatingPointError(
+                f"loss of the {split} sequences must be finite, got {scores.loss} after step "
+                f"{loop.step} of {loop.num_steps}; a smaller learning rate or clip_norm may help"
+            )
+
+
+def _stored_accuracy(heads: Mapping[str, Mapping[str, float]]) -> float:
+    """Return the mean token accuracy over heads of a row."""
+    return math.fsum(scores["token_accuracy"] for scores in heads.values()) / len(heads)
 
 
 def evaluate(

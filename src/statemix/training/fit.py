@@ -3,10 +3,8 @@
 import contextlib
 import copy
 import inspect
-import json
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,15 +12,15 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from statemix.errors import RequestError, SettingError
+from statemix.errors import RequestError
 from statemix.interrupts import Interrupts
 from statemix.memory import freed_memory_kept
-from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
-from statemix.training.batches import Batches, LoaderBatches
+from statemix.training.batches import Batches, FunctionBatches, LoaderBatches
 from statemix.training.config import (
     Device,
     NotNegative,
@@ -32,31 +30,23 @@ from statemix.training.config import (
     chosen_device,
 )
 from statemix.training.devices import (
+    Strategy,
     build_fabric,
     check_device,
     environment,
+    join_ranks,
     own_random_numbers,
+    parameter_names,
+    rebind_optimizer,
     threads,
 )
-from statemix.training.hooks import Checkpoints, Evaluation, Event, Hook, Row, TorchSchedule
-from statemix.training.identity import (
-    comparable,
-    describe_model,
-    describe_optimizer,
-    describe_schedule,
-    fingerprint,
-    structure,
-)
+from statemix.training.evaluation import NumberEvaluation
+from statemix.training.hooks import Checkpoints, Evaluation, Event, Hook, Row
+from statemix.training.identity import comparable, describe_code, request_of
 from statemix.training.loop import Loop
 from statemix.training.outcome import save_outcome
-from statemix.training.parallel import Strategy, parameter_names, rebind_optimizer
-from statemix.training.plain import plain_number
-from statemix.training.ranks import join_ranks
-from statemix.training.run import check_arguments, resume, run_loop
+from statemix.training.schedules import TorchSchedule, options_restored
 from statemix.training.settings import checked
-
-# Version of what `fit` stores; runs of `train` have versions of their own.
-_SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -76,18 +66,6 @@ class Fitted:
     time_s: float
 
 
-@dataclass
-class _Batches:
-    """Batches by step, one for each."""
-
-    batch: Callable[[int], Any]
-    num_steps: int
-    steps_per_epoch: int = 1
-
-    def parts(self, step: int) -> Sequence[Any]:
-        return [self.batch(step)]
-
-
 def fit(
     model: nn.Module,
     batch: Callable[[int], Any] | Batches | DataLoader[Any],
@@ -95,14 +73,14 @@ def fit(
     folder: Path | str,
     *,
     num_steps: int,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
     scheduler: LRScheduler | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate_every: int = 100,
     criterion: str | None = None,
     mode: Literal["max", "min"] = "max",
     stop_at: float | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | runs.StoredConfig | None = None,
     information: Mapping[str, Any] | None = None,
     hooks: Sequence[Hook] = (),
     clip_norm: float | None = None,
@@ -158,9 +136,11 @@ def fit(
             that holds another run is refused. A warning says if the code of ``batch``, ``loss``,
             ``evaluate``, hooks or schedule has changed, the kinds of the model's modules, threads,
             or software. Data that such code reads, attributes of modules and the sampler of a
-            ``DataLoader`` are not compared: state them in ``settings``.
+            ``DataLoader`` are not compared: state them in ``settings``. A ``StoredConfig`` is the
+            whole request.
         information: JSON data that is stored, and named by a warning if it changes.
-        hooks: hooks of your own, such as a schedule of the learning rate.
+        hooks: hooks of your own, such as a schedule of the learning rate. An
+            :class:`~statemix.training.hooks.Evaluation` among them replaces that by ``evaluate``.
         clip_norm: largest norm of the gradient.
         precision: precision of weights and arithmetic.
         device: device, to which the model is moved.
@@ -174,7 +154,7 @@ def fit(
             weights by blocks, the entries of ``nn.ModuleList``. One process keeps the whole model.
 
     Raises:
-        RequestError: if an argument is out of range, the weights cannot be stored and loaded, or
+        RequestError: if an argument is out of range, the model makes weights when it is called, or
             the folder holds another run, is in use or cannot be written.
         FloatingPointError: if the loss or the gradient is not finite.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved.
@@ -192,23 +172,40 @@ def fit(
     """
     folder = Path(folder)
     check_arguments(on_event)
-    _check_numbers(num_steps=num_steps, evaluate_every=evaluate_every)
-    parts = getattr(batch, "parts", batch)
-    is_loader = isinstance(batch, DataLoader)
-    _check_parts(model, hooks, optimizer, batch=abs if is_loader else parts, loss=loss)
+    for name, number in (("num_steps", num_steps), ("evaluate_every", evaluate_every)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise RequestError(f"{name} must be an int of at least 1, got {number!r}")
+    is_batches = callable(getattr(batch, "parts", batch)) or isinstance(batch, DataLoader)
+    for is_right, condition, given in (
+        (isinstance(model, nn.Module), "model must be a module", model),
+        *((isinstance(hook, Hook), "hooks must be hooks", hook) for hook in hooks),
+        (
+            isinstance(optimizer, Optimizer | None),
+            "optimizer must be an optimiser or None",
+            optimizer,
+        ),
+        (is_batches, "batch must be a function", batch),
+        (callable(loss), "loss must be a function", loss),
+        (evaluate is None or callable(evaluate), "evaluate must be a function or None", evaluate),
+        (evaluate or criterion is None, "criterion must be None without evaluate", criterion),
+        (mode in ("max", "min"), "mode must be 'max' or 'min'", mode),
+        (criterion or stop_at is None, "stop_at must be None without a criterion", stop_at),
+        (
+            getattr(batch, "num_steps", num_steps) == num_steps,
+            "num_steps must be that of the batches",
+            num_steps,
+        ),
+        (type(seed) is int, "seed must be an int", seed),
+        (strategy in get_args(Strategy), "strategy must be 'ddp' or 'fsdp'", strategy),
+    ):
+        if not is_right:
+            raise RequestError(f"{condition}, got {given!r}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RequestError("model must have weights that are trained, got none")
     _check_scheduler(scheduler, optimizer, criterion, mode)
-    if evaluate is not None and not callable(evaluate):
-        raise RequestError(f"evaluate must be a function or None, got {evaluate!r}")
-    if evaluate is None and criterion is not None:
-        raise RequestError(f"criterion must be None without evaluate, got {criterion!r}")
-    if mode not in ("max", "min"):
-        raise RequestError(f"mode must be 'max' or 'min', got {mode!r}")
-    if criterion is None and stop_at is not None:
-        raise RequestError(f"stop_at must be None without a criterion, got {stop_at}")
-    if getattr(batch, "num_steps", num_steps) != num_steps:
-        raise RequestError(f"num_steps must be that of the batches, got {num_steps}")
-    if type(seed) is not int:
-        raise RequestError(f"seed must be an int, got {seed!r}")
+    if optimizer is None:
+        optimizer = torch.optim.AdamW(model.parameters())
+    _check_optimizer(optimizer, model)
     clip_norm = checked(Positive | None, clip_norm, "clip_norm")
     stop_at = checked(float | None, stop_at, "stop_at")
     checkpoint_every_s = checked(NotNegative | None, checkpoint_every_s, "checkpoint_every_s")
@@ -218,36 +215,20 @@ def fit(
         device=chosen_device(device),
         num_threads=torch.get_num_threads() if num_threads is None else num_threads,
     )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise RequestError("model must have weights that are trained, got none")
-    check_storable(model)
-    if strategy not in get_args(Strategy):
-        raise RequestError(f"strategy must be 'ddp' or 'fsdp', got {strategy!r}")
-    if optimizer is None:
-        optimizer = torch.optim.AdamW(model.parameters())
-    identity = {
-        "seed": seed,
-        **describe_model(model),
-        "optimizer": describe_optimizer(optimizer, model),
-        "clip_norm": clip_norm,
-        "precision": precision,
-        "criterion": criterion,
-        "mode": mode,
-        "stop_at": stop_at,
-    }
-    request = _request(identity, settings or {}, num_steps)
-    described = {
-        **environment(runtime),
-        "code": {
-            "batch": fingerprint(batch),
-            "loss": fingerprint(loss),
-            "evaluate": fingerprint(evaluate),
-            "hooks": [fingerprint(hook) for hook in hooks if hook.changes_results],
-            "scheduler": describe_schedule(scheduler),
-            "modules of the model": structure(model),
-        },
-        "information": {"evaluate_every": evaluate_every, **(information or {})},
-    }
+    described = {**environment(runtime), "information": dict(information or {})}
+    if isinstance(settings, runs.StoredConfig):
+        request = settings
+    else:
+        options = {
+            "clip_norm": clip_norm,
+            "precision": precision,
+            "criterion": criterion,
+            "mode": mode,
+            "stop_at": stop_at,
+        }
+        request = request_of(settings or {}, seed, model, optimizer, options, num_steps)
+        described["information"]["evaluate_every"] = evaluate_every
+        described["code"] = describe_code(batch, loss, evaluate, hooks, scheduler, model)
     with contextlib.ExitStack() as stack:
         ranks = join_ranks(device)
         described["num_processes"] = ranks.size
@@ -264,12 +245,16 @@ def fit(
 
             on_event = partial(stack.enter_context(shown()), folder.name)
 
+        def wanted() -> runs.StoredConfig:
+            return request if request is settings else comparable(request, folder)
+
         def begin() -> runs.StoredConfig | None:
             # A folder that cannot be written is still read.
-            stored = runs.resolve_config(folder, _comparable(request, folder), extend=extend)
+            stored = runs.resolve_config(folder, wanted(), extend=extend)
             if not runs.is_finished(folder, stored):
                 stack.enter_context(runs.lock_folder(folder))
-                stored = runs.resolve_config(folder, _comparable(request, folder), extend=extend)
+                # Another process may have begun or finished the run meanwhile.
+                stored = runs.resolve_config(folder, wanted(), extend=extend)
             if not runs.is_finished(folder, stored):
                 return stored
             runs.warn_of_changes(folder, described)
@@ -282,10 +267,12 @@ def fit(
                 step, text = found.last["step"], f"{folder} holds this run, finished"
                 on_event(Event("finished", step, step, text=text))
             return found
+        if request is settings and stored != request:
+            raise runs.FolderInUseError(f"another process has begun the run in {folder}")
         stack.enter_context(threads(runtime.num_threads))
         stack.enter_context(freed_memory_kept())
         stack.enter_context(own_random_numbers(runtime.device))
-        stack.enter_context(_restored(optimizer, scheduler))
+        stack.enter_context(options_restored(optimizer, scheduler))
         interrupts = stack.enter_context(Interrupts())
         # Whoever calls keeps a model without shards.
         trained = copy.deepcopy(model) if sharded else model
@@ -296,85 +283,49 @@ def fit(
             batch = LoaderBatches(batch, num_steps, seed, fabric.to_device)
         loop = Loop(
             trained,
-            _Batches(batch, num_steps) if callable(batch) else batch,
+            FunctionBatches(batch, num_steps) if callable(batch) else batch,
             lambda net, item: _by_name(loss(net, item)),
             optimizer=optimizer,
             fabric=fabric,
+            hooks=hooks,
             clip_norm=clip_norm,
             seed=seed,
             emit=on_event if ranks.is_first else None,
             interrupts=interrupts,
             ranks=ranks,
         )
-        _check_optimizer(loop)
 
-        def score(row: Row) -> float:
-            return _value(row, criterion, 1 if mode == "max" else -1)
-
-        evaluation = Evaluation(
-            lambda loop: _evaluate(loop, evaluate),
-            every=evaluate_every,
-            metrics=folder / runs.METRICS if ranks.is_first else None,
-            criteria={} if criterion is None else {"best": score},
-            stop_if=None
-            if stop_at is None
-            else lambda row: score(row) > (stop_at if mode == "max" else -stop_at),
-        )
+        evaluation = next((hook for hook in hooks if isinstance(hook, Evaluation)), None)
+        if evaluation is None:
+            metrics = folder / runs.METRICS if ranks.is_first else None
+            evaluation = NumberEvaluation(
+                *(evaluate, criterion, mode, stop_at), every=evaluate_every, metrics=metrics
+            )
+            loop.hooks.append(evaluation)
+        if scheduler is not None:
+            loop.hooks.append(TorchSchedule(scheduler, evaluation, criterion))
         checkpoints = Checkpoints(folder / runs.CHECKPOINTS, checkpoint_every_s)
-        schedule = [] if scheduler is None else [TorchSchedule(scheduler, evaluation, criterion)]
-        loop.hooks += [*hooks, evaluation, *schedule, checkpoints]
+        loop.hooks.append(checkpoints)
         ranks.on_first(lambda: runs.begin_run(folder, stored, described))
         with runs.record_status(folder) if ranks.is_first else contextlib.nullcontext():
-            if not resume(loop, folder):
+            if not checkpoints.resume(loop) and request is not settings:
                 # Another process may be given a model with other weights.
                 checkpoints.save(loop)
-            run_loop(loop, folder)
-            save_outcome(loop, folder, evaluation.rows)
+            try:
+                loop.run()
+            except FloatingPointError as error:
+                text = f"{error}; {checkpoints.before_failure(loop.step)}"
+                raise FloatingPointError(text) from error
+            save_outcome(loop, folder)
         if ranks.any_of(flag=interrupts.noted):
             raise KeyboardInterrupt
         return _load(model, folder)
 
 
-@contextlib.contextmanager
-def _restored(optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> Iterator[None]:
-    """Leave the options of an optimiser and its schedule as they were, so that a call repeats.
-
-    Within, rates that are tensors are numbers, which can be stored.
-    """
-    options = [
-        {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
-    ]
-    state = None if scheduler is None else copy.deepcopy(scheduler.state_dict())
-    for group, before in zip(optimizer.param_groups, options, strict=True):
-        group.update({name: plain_number(value) for name, value in before.items()})
-    try:
-        yield
-    finally:
-        for group, before in zip(optimizer.param_groups, options, strict=True):
-            group.update(before)
-        if scheduler is not None and state is not None:
-            scheduler.load_state_dict(state)
-
-
-def _check_numbers(**numbers: object) -> None:
-    for name, number in numbers.items():
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise RequestError(f"{name} must be an int of at least 1, got {number!r}")
-
-
-def _check_parts(
-    model: object, hooks: Sequence[object], optimizer: object, **functions: object
-) -> None:
-    if not isinstance(model, nn.Module):
-        raise RequestError(f"model must be a module, got {model!r}")
-    for hook in hooks:
-        if not isinstance(hook, Hook):
-            raise RequestError(f"hooks must be hooks, got {hook!r}")
-    if not isinstance(optimizer, torch.optim.Optimizer | None):
-        raise RequestError(f"optimizer must be an optimiser or None, got {optimizer!r}")
-    for name, function in functions.items():
-        if not callable(function):
-            raise RequestError(f"{name} must be a function, got {function!r}")
+def check_arguments(on_event: object) -> None:
+    """Check the arguments that every run has."""
+    if on_event is not None and not callable(on_event):
+        raise RequestError(f"on_event must be a function or None, got {on_event!r}")
 
 
 def _check_scheduler(
@@ -393,36 +344,13 @@ def _check_scheduler(
             )
 
 
-def _request(
-    identity: Mapping[str, Any], settings: Mapping[str, Any], num_steps: int
-) -> runs.StoredConfig:
-    try:
-        plain = {
-            "fit": {"settings": dict(settings), **identity},
-            "schedules": {"num_steps": num_steps},
-        }
-        plain = json.loads(json.dumps(plain, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"settings must be JSON data, got {settings!r} ({error})") from error
-    return runs.StoredConfig(_SCHEMA, plain, plain)
-
-
-def _comparable(request: runs.StoredConfig, folder: Path) -> runs.StoredConfig:
-    """Return a request without what a run of an older version in its folder does not state."""
-    stored = runs.stored_config(folder, _SCHEMA)
-    if stored is None or "fit" not in stored.asked:
-        return request
-    plain = {**request.asked, "fit": comparable(request.asked["fit"], stored.asked["fit"])}
-    return runs.StoredConfig(_SCHEMA, plain, plain)
-
-
-def _check_optimizer(loop: Loop) -> None:
-    own = set(loop.model.parameters())
-    if any(p not in own for group in loop.optimizer.param_groups for p in group["params"]):
+def _check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
+    own = set(model.parameters())
+    if any(p not in own for group in optimizer.param_groups for p in group["params"]):
         raise RequestError("optimizer must have parameters of the model alone")
-    closure = inspect.signature(loop.optimizer.step).parameters.get("closure")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
-        kind = type(loop.optimizer).__name__
+        kind = type(optimizer).__name__
         raise RequestError(f"optimizer must make a step without a closure, got {kind}")
 
 
@@ -436,32 +364,6 @@ def _by_name(found: Any) -> dict[str, Tensor]:
             got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else repr(part)
             raise RequestError(f"{condition}, got {got} for {name!r}")
     return dict(losses)
-
-
-def _evaluate(loop: Loop, evaluate: Callable[[Any], Mapping[str, float]] | None) -> tuple[Row, str]:
-    row: Row = {"step": loop.step}
-    if evaluate is None:
-        return row, ""
-    loop.model.eval()
-    with torch.no_grad(), loop.fabric.autocast():
-        found = loop.call(evaluate)
-    try:
-        row["scores"] = {name: float(value) for name, value in found.items()}
-    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise RequestError(f"evaluate must return numbers by name, got {found!r}") from error
-    # Another kind of device may round otherwise, but all processes must decide alike.
-    row["scores"] = loop.ranks.on_first(lambda: row["scores"])
-    return row, "".join(f", {name} {value:.4f}" for name, value in row["scores"].items())
-
-
-def _value(row: Row, criterion: str | None, sign: int) -> float:
-    scores = row.get("scores", {})
-    if criterion not in scores:
-        condition = f"must be a number of evaluate ({sorted(scores)})"
-        raise SettingError("criterion", condition, criterion)
-    value = scores[criterion]
-    # Files of finished runs have None for NaN.
-    return -math.inf if value is None or math.isnan(value) else sign * value
 
 
 def _load(model: nn.Module, folder: Path) -> Fitted:

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from statemix.errors import ABSENT, RequestError, SettingError
 from statemix.files import write_file
-from statemix.tensor_files import load_tensors, tensor_bytes
-from statemix.training.checkpoint import save_checkpoint
-from statemix.training.plain import differences, finite, lookup
+from statemix.training.checkpoint import load_tensors, save_checkpoint, tensor_bytes
+from statemix.training.settings import differences, finite, lookup
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
@@ -108,11 +107,7 @@ def stored_config(folder: Path, schema: int) -> StoredConfig | None:
 
 
 def check_imported(path: Path, names: Any) -> None:
-    """Check that the user has imported the modules that a file names: its code may be a stranger's.
-
-    Raises:
-        RequestError: if one is not imported.
-    """
+    """Refuse modules that the user has not imported: the code of a file may be a stranger's."""
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and name not in sys.modules:
             raise RequestError(
@@ -136,11 +131,13 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
     Raises:
         RequestError: if the folder holds another run, something else, or a damaged run.
     """
-    with _folder_errors(folder):
+    try:
         stored = stored_config(folder, config.schema)
+        is_new = stored is None and folder.exists()
+        names = sorted(entry.name for entry in folder.iterdir()) if is_new else []
+    except OSError as error:
+        raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
     if stored is None:
-        with _folder_errors(folder):
-            names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
         strangers = [name for name in names if name not in _BEGUN]
         if strangers:
             raise RequestError(
@@ -169,11 +166,9 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
 
 def _is_extension(stored: StoredConfig, config: StoredConfig) -> bool:
     """Return whether a request differs from a stored one in a longer training alone."""
-    try:
-        longer = _with_length(stored, config)
-    except SettingError:
-        return False
-    return not list(differences(config.asked, longer.asked))
+    with contextlib.suppress(SettingError):
+        return config.asked == _with_length(stored, config).asked
+    return False
 
 
 def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
@@ -221,11 +216,8 @@ def lock_folder(
     """Lock a folder that a command writes; make it if absent.
 
     Nothing of the lock stays, and a folder that was made goes again if nothing was put into it.
-
-    Args:
-        folder: the folder.
-        name: option that holds the path.
-        patience_s: seconds to wait for another process.
+    Messages name the option ``name`` that holds the path; another process has ``patience_s``
+    seconds to end.
 
     Raises:
         FolderInUseError: if another process has locked the folder.
@@ -263,13 +255,7 @@ def lock_folder(
 
 
 def begin_run(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) -> None:
-    """Write the configuration of a run into its locked folder, unless it is there.
-
-    Args:
-        folder: the run's folder.
-        config: configuration that :func:`resolve_config` returned for the folder.
-        environment: software and machine of the run.
-    """
+    """Write the configuration of a run, and its software and machine, unless they are there."""
     stored = stored_config(folder, config.schema)
     if stored is None:
         write_file(folder / ENVIRONMENT, _json(environment))
@@ -295,14 +281,10 @@ def warn_of_changes(folder: Path, environment: Mapping[str, Any]) -> None:
 
     What a run does not state, such as a run of an older version, is not compared. The machine has
     no influence on a finished run.
-
-    Args:
-        folder: the run's folder.
-        environment: as for :func:`begin_run`, now.
     """
     before = read_environment(folder)
     changed = []
-    if before.get("python") == environment["python"]:
+    if before.get("python") == environment.get("python"):
         # Another Python has another byte code.
         then = before.get("code", {})
         changed += [k for k, v in environment.get("code", {}).items() if then.get(k, v) != v]
@@ -349,20 +331,10 @@ def _reopen_run(folder: Path) -> None:
     (folder / SUMMARY).unlink()
 
 
-@contextlib.contextmanager
-def _folder_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
-
-
 def remove_runs(folders: Iterable[Path]) -> None:
     """Remove folders that hold runs, or the remains of runs that were killed as they began.
 
-    Raises:
-        FolderInUseError: if another process trains one of the runs; none is then removed.
-        RequestError: if a folder holds something else.
+    None is removed if another process trains one of the runs, or a folder holds something else.
     """
     folders = [folder for folder in folders if folder.exists()]
     for folder in folders:
@@ -454,11 +426,7 @@ def save_weights(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> str:
 def load_weights(
     folder: Path, file: str, sha256: str, stated_in: str = SUMMARY
 ) -> dict[str, Tensor]:
-    """Read a file of weights and check its SHA-256, which another file states.
-
-    Raises:
-        RequestError: if the file is missing or damaged.
-    """
+    """Read a file of weights and check its SHA-256, which another file states."""
     path = folder / file
     try:
         content = path.read_bytes()

@@ -2,9 +2,11 @@
 
 import functools
 import hashlib
+import json
 import operator
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from statemix.training.parallel import parameter_names
-from statemix.training.plain import plain_number
+from statemix.errors import RequestError
+from statemix.training import folder as runs
+from statemix.training.devices import parameter_names
+from statemix.training.hooks import Hook
+from statemix.training.settings import plain_number
 
+# Version of what `fit` stores; runs of `train` have versions of their own.
+_SCHEMA = 1
 # Options of PyTorch's optimisers that choose an implementation of the same step.
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -72,15 +79,64 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description without what an older version of this library or of PyTorch lacks."""
+def request_of(
+    settings: Mapping[str, Any],
+    seed: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    options: Mapping[str, Any],
+    num_steps: int,
+) -> runs.StoredConfig:
+    """Return what identifies a call of ``fit``.
+
+    Raises:
+        RequestError: if the settings are not JSON data.
+    """
+    identity = {
+        "seed": seed,
+        **describe_model(model),
+        "optimizer": describe_optimizer(optimizer, model),
+        **options,
+    }
+    try:
+        plain = {
+            "fit": {"settings": dict(settings), **identity},
+            "schedules": {"num_steps": num_steps},
+        }
+        plain = json.loads(json.dumps(plain, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"settings must be JSON data, got {settings!r} ({error})") from error
+    return runs.StoredConfig(_SCHEMA, plain, plain)
+
+
+def comparable(request: runs.StoredConfig, folder: Path) -> runs.StoredConfig:
+    """Return a request of ``fit`` without what the older version that began its run lacks."""
+    stored = runs.stored_config(folder, request.schema)
+    if stored is None or "fit" not in stored.asked:
+        return request
+    ours, theirs = request.asked["fit"], stored.asked["fit"]
     kept = {name: value for name, value in ours.items() if name in theirs}
     if "optimizer" in kept:
         pairs = zip(ours["optimizer"]["groups"], theirs["optimizer"]["groups"], strict=False)
         groups = [{k: v for k, v in one.items() if k in other} for one, other in pairs]
         groups += ours["optimizer"]["groups"][len(groups) :]
         kept["optimizer"] = {**ours["optimizer"], "groups": groups}
-    return kept
+    plain = {**request.asked, "fit": kept}
+    return runs.StoredConfig(request.schema, plain, plain)
+
+
+def describe_code(
+    batch: Any, loss: Any, evaluate: Any, hooks: Sequence[Hook], scheduler: Any, model: nn.Module
+) -> dict[str, Any]:
+    """Return fingerprints of what a call of ``fit`` is given."""
+    return {
+        "batch": fingerprint(batch),
+        "loss": fingerprint(loss),
+        "evaluate": fingerprint(evaluate),
+        "hooks": [fingerprint(hook) for hook in hooks if hook.changes_results],
+        "scheduler": describe_schedule(scheduler),
+        "modules of the model": structure(model),
+    }
 
 
 def structure(model: nn.Module) -> str:

@@ -11,13 +11,17 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from statemix.errors import RequestError
 from statemix.interrupts import Interrupts
-from statemix.tensor_files import check_forms, forms
 from statemix.training.batches import Averages, Batches
-from statemix.training.checkpoint import load_optimizer, optimizer_state
+from statemix.training.checkpoint import TensorFiles, load_optimizer, optimizer_state
+from statemix.training.devices import (
+    ALONE,
+    Agreement,
+    Ranks,
+    is_sharded,
+    set_up_model,
+    whole_tensor,
+)
 from statemix.training.hooks import Event, Hook, add_stored
-from statemix.training.parallel import Agreement, is_sharded, set_up_model, whole_tensor
-from statemix.training.ranks import ALONE, Ranks
-from statemix.training.shards_on_disk import TensorFiles
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -96,7 +100,7 @@ class Loop:
         else:
             self._wrapped = set_up_model(fabric, model, optimizer)
             self._agreement = Agreement(ranks, self.interrupts, fabric.device)
-        self._forms = forms(model.state_dict())
+        self._forms = _forms(model)
         self._parameters = list(model.parameters())
         self._reporting = {
             name: module for name, module in model.named_modules() if hasattr(module, "reports")
@@ -267,7 +271,17 @@ class Loop:
         Raises:
             RequestError: if they have, or changed a shape or a dtype; the message names one.
         """
-        check_forms(self._forms, forms(self.model.state_dict()))
+        before, after = self._forms, _forms(self.model)
+        for name in sorted(before.keys() | after.keys()):
+            if before.get(name) != after.get(name):
+                place = "before" if name not in after else "after"
+                which = (
+                    "with another shape or dtype" if name in before and name in after else "only"
+                )
+                raise RequestError(
+                    "weights of the model must be the same before and after a call, got "
+                    f"{name!r} {which} {place} it"
+                )
 
     def restart(self, weights: Mapping[str, Tensor]) -> None:
         """Continue with new weights and a new state of the optimiser, but with the next batches."""
@@ -364,6 +378,12 @@ class Loop:
         self.averages.load_state_dict(state["trainer"], self.fabric.device)
         for hook in self.hooks:
             hook.load_state_dict(state, tensors)
+
+
+def _forms(model: nn.Module) -> dict[str, Any]:
+    """Return shape and dtype of each weight."""
+    weights = model.state_dict().items()
+    return {name: (t.shape, t.dtype) for name, t in weights if isinstance(t, Tensor)}
 
 
 class RunClock:

@@ -1,29 +1,28 @@
 """The scores and the network of a finished run."""
 
 import contextlib
-import dataclasses
-import math
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
+from annotated_types import MinLen
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from statemix.errors import RequestError, SettingError
-from statemix.memory import is_shortage
 from statemix.models import ReadoutModel
 from statemix.training import folder as runs
 from statemix.training.attempts import Attempt
 from statemix.training.checkpoint import remove_checkpoints
 from statemix.training.config import SCHEMA, RunConfig, config_from_plain
-from statemix.training.evaluation import HeadScores, Scores, accuracy
+from statemix.training.devices import whole_tensor
+from statemix.training.evaluation import HeadScores, accuracy
 from statemix.training.hooks import Event
 from statemix.training.loop import Loop
-from statemix.training.parallel import whole_tensor
 from statemix.training.schedules import restore_attributes
-from statemix.training.settings import checked
 
 Weights = Literal["last", "best_validation", "best_test"]
 _MOMENTS: dict[Weights, str] = {
@@ -53,55 +52,34 @@ class Selection:
     step: int
     epoch: int | None
     attributes: dict[str, float]
-    validation: HeadScores
-    test: dict[int, HeadScores]
+    validation: Annotated[HeadScores, MinLen(1)]
+    test: Annotated[dict[int, Annotated[HeadScores, MinLen(1)]], MinLen(1)]
 
     @property
     def validation_accuracy(self) -> float:
         """Token accuracy on the validation split, the mean over heads."""
         return accuracy(self.validation)
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return JSON data, in which lengths are strings."""
-        stored = dataclasses.asdict(self)
-        return stored | {"test": {str(length): row for length, row in stored["test"].items()}}
 
-    @classmethod
-    def from_plain(cls, stored: dict[str, Any]) -> "Selection":
-        """Undo :meth:`to_plain`."""
-        return cls(
-            step=_typed(int, "step", stored["step"]),
-            epoch=_typed(int | None, "epoch", stored["epoch"]),
-            attributes=_typed(dict[str, float], "attributes", stored["attributes"]),
-            validation=_scores(stored["validation"]),
-            test={int(length): _scores(heads) for length, heads in _filled(stored["test"]).items()},
-        )
+@dataclass(frozen=True)
+class _Summary:
+    """What ``summary.json`` holds."""
 
-
-def _scores(stored: dict[str, Any]) -> HeadScores:
-    hints = get_type_hints(Scores)
-    return {
-        head: Scores(**{name: _typed(hints[name], name, one) for name, one in scores.items()})
-        for head, scores in _filled(stored).items()
-    }
+    last: Selection
+    best_test: Selection
+    test_at_best_validation: Selection
+    num_parameters: int
+    time_s: float
+    weights: dict[str, str]
+    # Absent in runs of older versions.
+    cpu_s: float | None = None
+    attempts: tuple[Attempt, ...] = ()
 
 
-def _attempt(stored: dict[str, Any]) -> Attempt:
-    hints = get_type_hints(Attempt)
-    return Attempt(**{name: _typed(hints[name], name, one) for name, one in stored.items()})
-
-
-def _filled(scores: dict[str, Any]) -> dict[str, Any]:
-    if not scores:
-        raise ValueError("scores must not be empty")
-    return scores
-
-
-def _typed(annotation: Any, name: str, value: Any) -> Any:
-    # A loss may be infinite or no number, for which JSON has null.
-    if annotation is float and (value is None or isinstance(value, float)):
-        return math.nan if value is None else value
-    return checked(annotation, value, name)
+# Building it takes longer than reading a summary.
+@cache
+def _summary_adapter() -> TypeAdapter[_Summary]:
+    return TypeAdapter(_Summary)
 
 
 @dataclass(frozen=True)
@@ -135,15 +113,15 @@ class Outcome:
     weights: dict[str, str]
 
 
-_SELECTIONS = ("last", "best_test", "test_at_best_validation")
-
-
-def save_outcome(loop: Loop, folder: Path, summary: Mapping[str, Any]) -> None:
+def save_outcome(loop: Loop, folder: Path) -> None:
     """Write the weights and the summary of a run, which mark it as done.
 
     Sharded tensors are gathered one by one, and only the first process keeps them, in its main
     memory and for one file at a time.
     """
+    summary: dict[str, Any] = {}
+    for hook in loop.hooks:
+        summary |= hook.summary(loop)
     hashes: dict[str, str] = {}
     for name, group in loop.tensors().items():
         whole = {}
@@ -176,23 +154,16 @@ def load_outcome(folder: Path | str) -> Outcome:
         RequestError: if the folder holds no run, an unfinished one, or damaged files.
     """
     folder = Path(folder)
-    summary = runs.read_summary(folder)
+    stored = runs.read_summary(folder)
     config = load_config(folder)
     try:
-        return Outcome(
-            folder,
-            config,
-            **{name: Selection.from_plain(summary[name]) for name in _SELECTIONS},
-            # Absent in runs of versions without a search.
-            attempts=tuple(_attempt(stored) for stored in summary.get("attempts", [])),
-            num_parameters=_typed(int, "num_parameters", summary["num_parameters"]),
-            time_s=_typed(float, "time_s", summary["time_s"]),
-            cpu_s=_typed(float | None, "cpu_s", summary.get("cpu_s")),
-            weights=_typed(dict[str, str], "weights", summary["weights"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        path = folder / runs.SUMMARY
-        raise RequestError(f"{path} must hold a run's summary, got: {error!r}") from error
+        # As JSON, where the names of lengths are strings.
+        summary = _summary_adapter().validate_json(json.dumps(stored), strict=True)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        text = f"{folder / runs.SUMMARY} must hold a run's summary, got: {reason}"
+        raise RequestError(text) from error
+    return Outcome(folder, config, **vars(summary))
 
 
 def load_finished(folder: Path, on_event: Callable[[Event], None] | None = None) -> Outcome:
@@ -219,12 +190,7 @@ def load_config(folder: Path | str) -> RunConfig:
 
 
 def resolved_config(folder: Path, stored: runs.StoredConfig) -> RunConfig:
-    """Build the whole configuration of a run from what its folder holds.
-
-    Raises:
-        RequestError: if the stored configuration is damaged, naming the file, or names a module
-            that is not imported.
-    """
+    """Build the whole configuration of a run from what its folder holds."""
     runs.check_imported(folder / runs.CONFIG, stored.resolved.get("imports"))
     try:
         config = config_from_plain(stored.resolved)
@@ -235,12 +201,7 @@ def resolved_config(folder: Path, stored: runs.StoredConfig) -> RunConfig:
 
 
 def load_asked(folder: Path | str) -> RunConfig:
-    """Read the request of a run, with everything else left to defaults.
-
-    Raises:
-        RequestError: if the folder holds no run, or a damaged configuration, or one that names a
-            module that is not imported.
-    """
+    """Read the request of a run, with everything else left to defaults."""
     asked = _stored(Path(folder)).asked
     runs.check_imported(Path(folder) / runs.CONFIG, asked.get("imports"))
     return config_from_plain(asked)
@@ -259,12 +220,7 @@ def _stored(folder: Path) -> runs.StoredConfig:
 
 
 def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> ReadoutModel:
-    """Build the network of a run with given weights, on the CPU, in evaluation mode.
-
-    Args:
-        tensors: name -> weights.
-        config: whole configuration of the run.
-        file: where the weights come from, for the message.
+    """Build the network of a run with the weights of a file, on the CPU, in evaluation mode.
 
     Raises:
         RequestError: if the weights do not fit the network.
@@ -275,8 +231,6 @@ def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> Rea
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
-        if is_shortage(error):
-            raise
         reason = " ".join(str(error).split())
         raise RequestError(f"{file} must fit the run's network: {reason}") from error
     return model.eval()
@@ -284,10 +238,6 @@ def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> Rea
 
 def load_model(folder: Path | str, weights: Weights = "last") -> ReadoutModel:
     """Load the network of a finished run, on the CPU, in evaluation mode.
-
-    Args:
-        folder: the run's folder.
-        weights: "last", "best_validation" or "best_test".
 
     Raises:
         RequestError: if the folder holds no finished run or its files are damaged.
@@ -310,11 +260,7 @@ def load_model(folder: Path | str, weights: Weights = "last") -> ReadoutModel:
 
 
 def load_weights_of(model: ReadoutModel, source: Path) -> None:
-    """Give a model the last weights of a finished run.
-
-    Raises:
-        RequestError: if the run is not finished, or its weights do not fit.
-    """
+    """Give a model the last weights of a finished run."""
     try:
         file = "model.safetensors"
         hashes = runs.read_summary(source)["weights"]

@@ -1,14 +1,159 @@
-"""Schedules of attributes that layers declare, and other values of these in evaluation."""
+"""The optimiser of a run, and schedules of its learning rate and of attributes of layers."""
 
+import contextlib
+import copy
+import json
+import math
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from statemix.errors import ABSENT, OptionError, SettingError
 from statemix.models import earlier_name
-from statemix.training.config import AttributeSchedule
+from statemix.training.checkpoint import TensorFiles
+from statemix.training.config import AttributeSchedule, OptimizerConfig, ScheduleConfig
+from statemix.training.hooks import Evaluation, Hook
+from statemix.training.settings import plain_number
+
+if TYPE_CHECKING:
+    from statemix.training.loop import Loop
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """Build AdamW over all parameters.
+
+    As in MAD, biases, norms and embeddings decay unless a group sets their weight decay. The fused
+    step is used on every device: it is one pass over the parameters instead of a dozen, which
+    matters for models that need a millisecond per step.
+
+    Raises:
+        SettingError: if a group's pattern matches no parameter.
+    """
+    members: list[list[nn.Parameter]] = [[] for _ in (*config.groups, None)]
+    for name, parameter in model.named_parameters():
+        names = (name, earlier_name(name))
+        matching = (
+            any(fnmatchcase(one, group.parameters) for one in names) for group in config.groups
+        )
+        # The last list is for parameters that no group matches.
+        place = next((n for n, matches in enumerate(matching) if matches), -1)
+        members[place].append(parameter)
+    groups: list[dict[str, Any]] = [{"params": members[-1], "rate_factor": 1.0}]
+    for place, group in enumerate(config.groups):
+        if not members[place]:
+            condition = "must match at least one parameter that no group before it matches"
+            raise SettingError(f"optimizer.groups.{place}.parameters", condition, group.parameters)
+        decay = config.weight_decay if group.weight_decay is None else group.weight_decay
+        groups.append(
+            {
+                "params": members[place],
+                "rate_factor": group.learning_rate_factor,
+                "weight_decay": decay,
+            }
+        )
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+class Schedules(Hook):
+    """Sets the learning rate and the scheduled attributes before every step.
+
+    Args:
+        config: the schedules.
+        base_rate: learning rate at the beginning.
+        model: model whose attributes are scheduled; it has its initial values.
+        num_steps: steps of the schedules.
+        steps_per_epoch: steps of one epoch; 1 on fresh examples.
+
+    Attributes:
+        origin: steps done when the schedules begin; None while they wait for it.
+        began: steps done when the present weights were new; the warm-up begins there.
+
+    Raises:
+        SettingError: if no layer declares an attribute, two schedules change it, or a layer refuses
+            its start or end value.
+    """
+
+    def __init__(
+        self,
+        config: ScheduleConfig,
+        base_rate: float,
+        model: nn.Module,
+        *,
+        num_steps: int,
+        steps_per_epoch: int = 1,
+    ) -> None:
+        self._config, self._base_rate = config, base_rate
+        self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
+        self.origin: int | None = 0
+        self.began = 0
+        self._followers: dict[str, tuple[AttributeSchedule, nn.Module, Any]] = {}
+        for place, schedule in enumerate(config.attributes):
+            path = f"schedules.attributes.{place}"
+            for name, module in holders(model, schedule.attribute, f"{path}.attribute").items():
+                follower = f"{name}.{schedule.attribute}"
+                if follower in self._followers:
+                    condition = "must have only one schedule"
+                    raise SettingError(f"{path}.attribute", condition, schedule.attribute)
+                initial = getattr(module, schedule.attribute)
+                _check_bounds(schedule, module, initial, path)
+                self._followers[follower] = (schedule, module, initial)
+
+    def before_step(self, loop: "Loop") -> None:
+        self.attributes(loop.step)
+        rate = self.learning_rate(loop.step)
+        for group in loop.optimizer.param_groups:
+            group["lr"] = rate * group["rate_factor"]
+
+    def row(self, loop: "Loop") -> dict[str, Any]:
+        rate = self.learning_rate(max(loop.step - 1, 0))
+        return {"attributes": self.attributes(loop.step), "learning_rate": rate}
+
+    def learning_rate(self, step: int) -> float:
+        r"""Return the learning rate of step ``step``, counted from 0.
+
+        .. math:: \eta = \eta_{min} + (\eta_0 - \eta_{min}) (1 + \cos(\pi p)) / 2
+
+        where p is the fraction of training done *when the epoch began*. The rate is constant within
+        an epoch, as with PyTorch's ``CosineAnnealingLR`` stepped once per epoch (MAD intends this
+        but never applies it). The warm-up is a factor that rises linearly to 1.
+        """
+        rate, config = self._base_rate, self._config
+        if config.learning_rate == "cosine":
+            epoch = self._scheduled(step) // self._steps_per_epoch
+            progress = epoch * self._steps_per_epoch / self._num_steps
+            low = config.min_learning_rate
+            rate = low + (rate - low) * (1 + math.cos(math.pi * progress)) / 2
+        if config.warmup_steps:
+            rate *= min((step - self.began + 1) / config.warmup_steps, 1.0)
+        return rate
+
+    def attributes(self, step: int) -> dict[str, float]:
+        """Set the scheduled attributes to their values at a step; return them by module.
+
+        Values of an attribute that was an integer or None at the beginning are rounded.
+        """
+        values = {}
+        for follower, (schedule, module, initial) in self._followers.items():
+            value = scheduled_value(schedule, initial, self._scheduled(step), self._num_steps)
+            values[follower] = value if isinstance(initial, float) else round(value)
+            path = f"schedules.attributes: {follower} at step {step}"
+            _set(module, schedule.attribute, values[follower], path)
+        return values
+
+    def _scheduled(self, step: int) -> int:
+        """Return the steps of the schedules that are done before step ``step``."""
+        return 0 if self.origin is None else max(step - self.origin, 0)
 
 
 def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_steps: int) -> float:
@@ -53,13 +198,8 @@ def schedulable(model: nn.Module) -> dict[str, dict[str, nn.Module]]:
 def holders(model: nn.Module, attribute: str, path: str) -> dict[str, nn.Module]:
     """Return the modules that declare an attribute schedulable, by name.
 
-    Args:
-        model: model to search.
-        attribute: name of the attribute.
-        path: dotted name of the setting that names the attribute, for the message.
-
     Raises:
-        SettingError: if no module declares it.
+        SettingError: if no module declares it; the message names the setting ``path``.
     """
     found = schedulable(model)
     if attribute not in found:
@@ -68,56 +208,29 @@ def holders(model: nn.Module, attribute: str, path: str) -> dict[str, nn.Module]
     return found[attribute]
 
 
-class Attributes:
-    """The scheduled attributes of a model.
+def _check_bounds(schedule: AttributeSchedule, module: nn.Module, initial: Any, path: str) -> None:
+    """Check that a schedule can begin at its layer's own value, and the layer takes its values."""
+    above = "" if schedule.curve == "linear" else f" and above 0 with curve={schedule.curve!r}"
+    if schedule.start is None and (initial is None or (above and initial <= 0)):
+        condition = f"must be given{above} where {schedule.attribute} begins at {initial}"
+        raise SettingError(f"{path}.start", condition, ABSENT)
+    for bound in ("start", "end"):
+        value = getattr(schedule, bound)
+        if value is not None:
+            value = value if isinstance(initial, float) else round(value)
+            _set(module, schedule.attribute, value, f"{path}.{bound}")
+            setattr(module, schedule.attribute, initial)
 
-    Args:
-        model: the model, whose layers have their initial values.
-        schedules: schedules of the attributes.
 
-    Raises:
-        SettingError: if no layer of the model declares an attribute, or a layer refuses its start
-            or end value.
-    """
-
-    def __init__(self, model: nn.Module, schedules: tuple[AttributeSchedule, ...]) -> None:
-        self._followers: dict[str, tuple[AttributeSchedule, nn.Module, Any]] = {}
-        for place, schedule in enumerate(schedules):
-            path = f"schedules.attributes.{place}"
-            for name, module in holders(model, schedule.attribute, f"{path}.attribute").items():
-                initial = getattr(module, schedule.attribute)
-                follower = f"{name}.{schedule.attribute}"
-                if follower in self._followers:
-                    condition = "must have only one schedule"
-                    raise SettingError(f"{path}.attribute", condition, schedule.attribute)
-                if schedule.start is None:
-                    _check_initial(schedule, initial, path)
-                for bound in ("start", "end"):
-                    value = getattr(schedule, bound)
-                    if value is not None:
-                        _try(module, schedule.attribute, value, f"{path}.{bound}")
-                self._followers[follower] = (schedule, module, initial)
-
-    def set(self, step: int, num_steps: int) -> dict[str, float]:
-        """Set all attributes to their values at a step; return "module.attribute" -> value.
-
-        Values of an attribute that was an integer or None at the beginning are rounded.
-        """
-        values = {}
-        for follower, (schedule, module, initial) in self._followers.items():
-            value = scheduled_value(schedule, initial, step, num_steps)
-            value = _like(initial, value)
-            try:
-                setattr(module, schedule.attribute, value)
-            except OptionError as error:
-                condition = f"must suit its layer at every step, but not at step {step} ({error})"
-                raise SettingError(f"schedules.attributes: {follower}", condition, value) from error
-            values[follower] = value
-        return values
+def _set(module: nn.Module, attribute: str, value: Any, path: str) -> None:
+    try:
+        setattr(module, attribute, value)
+    except OptionError as error:
+        raise SettingError(path, f"must suit {attribute} ({error})", value) from error
 
 
 def restore_attributes(model: nn.Module, values: Mapping[str, float]) -> None:
-    """Set the attributes of a model to the values that :meth:`Attributes.set` returned."""
+    """Set the attributes of a model to the values that :meth:`Schedules.attributes` returned."""
     modules = dict(model.named_modules())
     modules |= {earlier_name(name): module for name, module in modules.items()}
     for follower, value in values.items():
@@ -127,30 +240,7 @@ def restore_attributes(model: nn.Module, values: Mapping[str, float]) -> None:
         setattr(modules[module], attribute, value)
 
 
-def _like(initial: float | None, value: float) -> float:
-    """Return a value as an integer if the attribute was no float."""
-    return value if isinstance(initial, float) else round(value)
-
-
-def _check_initial(schedule: AttributeSchedule, initial: float | None, path: str) -> None:
-    """Check that a schedule can begin at an attribute's own value."""
-    above = "" if schedule.curve == "linear" else f" and above 0 with curve={schedule.curve!r}"
-    if initial is None or (above and initial <= 0):
-        condition = f"must be given{above} where {schedule.attribute} begins at {initial}"
-        raise SettingError(f"{path}.start", condition, ABSENT)
-
-
-def _try(module: nn.Module, attribute: str, value: Any, path: str) -> None:
-    """Set and reset an attribute, so that a module refuses a bad value before training."""
-    before = getattr(module, attribute)
-    try:
-        setattr(module, attribute, _like(before, value))
-    except OptionError as error:
-        raise SettingError(path, f"must suit {attribute} ({error})", value) from error
-    setattr(module, attribute, before)
-
-
-@contextmanager
+@contextlib.contextmanager
 def attributes_set(
     model: nn.Module, values: Mapping[str, Any], setting: str = "evaluation.attributes"
 ) -> Iterator[None]:
@@ -171,10 +261,84 @@ def attributes_set(
     ]
     try:
         for module, attribute, _ in before:
-            path = f"{setting}.{attribute}"
-            _try(module, attribute, values[attribute], path)
-            setattr(module, attribute, values[attribute])
+            _set(module, attribute, values[attribute], f"{setting}.{attribute}")
         yield
     finally:
         for module, attribute, value in before:
             setattr(module, attribute, value)
+
+
+class TorchSchedule(Hook):
+    """A schedule of PyTorch, which steps after each step of the optimiser.
+
+    ``ReduceLROnPlateau`` steps after each evaluation, whose score ``criterion`` it reads. The
+    others depend on the number of steps alone, so a resumed run repeats their steps.
+    """
+
+    def __init__(
+        self, scheduler: LRScheduler, evaluation: Evaluation, criterion: str | None
+    ) -> None:
+        self._scheduler, self._evaluation, self._criterion = scheduler, evaluation, criterion
+        self._options = _options(scheduler.optimizer)
+        self._is_plateau = isinstance(scheduler, ReduceLROnPlateau)
+        self._read_at = 0
+
+    def before_step(self, loop: "Loop") -> None:
+        del loop
+        if self._is_plateau and self._evaluation.evaluated_at > self._read_at:
+            self._scheduler.step(self._evaluation.rows["last"]["scores"][self._criterion])
+            self._read_at = self._evaluation.evaluated_at
+
+    def after_step(self, loop: "Loop", loss: float) -> None:
+        del loop, loss
+        if not self._is_plateau:
+            self._scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._is_plateau:
+            return {}
+        # As text: infinities are no JSON.
+        return {"plateau": [self._read_at, json.dumps(self._scheduler.state_dict())]}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
+        del tensors
+        if self._is_plateau:
+            self._read_at, text = state["plateau"]
+            self._scheduler.load_state_dict(json.loads(text))
+            return
+        groups = self._scheduler.optimizer.param_groups
+        for group, options in zip(groups, self._options, strict=True):
+            group.update(options)
+        with warnings.catch_warnings():
+            # The optimiser has made these steps in another process.
+            warnings.filterwarnings("ignore", "Detected call of .lr_scheduler.step", UserWarning)
+            for _ in range(state["trainer"]["step"]):
+                self._scheduler.step()
+
+
+def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+@contextlib.contextmanager
+def options_restored(
+    optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None
+) -> Iterator[None]:
+    """Leave the options of an optimiser and its schedule as they were, so that a call repeats.
+
+    Within, rates that are tensors are numbers, which can be stored.
+    """
+    options = _options(optimizer)
+    state = None if scheduler is None else copy.deepcopy(scheduler.state_dict())
+    for group, before in zip(optimizer.param_groups, options, strict=True):
+        group.update({name: plain_number(value) for name, value in before.items()})
+    try:
+        yield
+    finally:
+        for group, before in zip(optimizer.param_groups, options, strict=True):
+            group.update(before)
+        if scheduler is not None and state is not None:
+            scheduler.load_state_dict(state)

@@ -123,16 +123,9 @@ def representations(model: ReadoutModel, task: Task) -> dict[str, float]:
 
 
 class Representations(Hook):
-    """Adds the shares of the representations to every row of the metrics.
-
-    Args:
-        model: the model.
-        task: its task.
-    """
-
-    def __init__(self, model: ReadoutModel, task: Task) -> None:
-        self._model, self._task = model, task
+    """Adds the shares of the representations to every row of the metrics."""
 
     def row(self, loop: Loop) -> dict[str, Any]:
-        del loop
-        return {"representations": representations(self._model, self._task)}
+        model: Any = loop.model
+        batches: Any = loop.batches
+        return {"representations": representations(model, batches.task)}

@@ -12,8 +12,8 @@ from statemix.layers import Recurrence
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel
 from statemix.tasks import Task
-from statemix.training import RunConfig
-from statemix.training.schedules import Attributes, restore_attributes
+from statemix.training import RunConfig, ScheduleConfig
+from statemix.training.schedules import Schedules, restore_attributes
 from statemix_lab.bench.compared_layers import display_name
 from statemix_lab.inspection.recurrences import (
     Recorded,
@@ -242,7 +242,9 @@ def softened(model: ReadoutModel, config: RunConfig, task: Task) -> ReadoutModel
     if not schedules:
         return None
     copied = copy.deepcopy(model)
-    restore_attributes(copied, Attributes(config.build_model(task), schedules).set(0, 1))
+    begin = ScheduleConfig(attributes=schedules)
+    initial = Schedules(begin, 1.0, config.build_model(task), num_steps=1).attributes(0)
+    restore_attributes(copied, initial)
     return copied
 
 

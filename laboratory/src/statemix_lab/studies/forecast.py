@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from statemix.sweeps.study_runs import Runnable, StudyRun
-from statemix.training import OptimizerConfig, RunConfig
+from statemix.training import OptimizerConfig, RunConfig, ScheduleConfig
+from statemix.training.batches import CrossEntropy, TaskBatches
 from statemix.training.devices import build_fabric, threads
 from statemix.training.evaluation import SplitEvaluator
-from statemix.training.run import build_loop
-from statemix.training.schedules import attributes_set
+from statemix.training.loop import Loop
+from statemix.training.schedules import attributes_set, build_optimizer
 
 # Calls that are timed, after one that is not; the fastest counts, as other programs only slow down.
 _CALLS = 3
@@ -101,24 +102,25 @@ def _measure(config: RunConfig) -> _Price:
     model = config.build_model(task)
     batches = config.batches
     count = min(batches.size, max(_TOKENS // task.length, batches.accumulate))
-    schedules = config.schedules.replace(learning_rate="constant", first_length=None)
     # A run may have fewer steps than are timed.
-    if schedules.epochs is None:
-        schedules = schedules.replace(num_steps=max(schedules.num_steps or 0, 1 + _CALLS))
-    else:
-        schedules = schedules.replace(epochs=max(schedules.epochs, 1 + _CALLS))
-    # Weights that hardly move, so that no learning rate diverges here.
-    still = config.replace(
-        batches=batches.replace(size=count),
-        optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
-        schedules=schedules,
+    most = 1 + _CALLS
+    is_fresh = task.train_size is None
+    schedules = ScheduleConfig(num_steps=most) if is_fresh else ScheduleConfig(epochs=most)
+    few = batches.replace(size=count)
+    loop = Loop(
+        model,
+        TaskBatches(task, few, schedules, seed=config.seed, device=fabric.device),
+        CrossEntropy(config.objective.position_power, task.length),
+        # Weights that hardly move, so that no learning rate diverges here.
+        optimizer=build_optimizer(model, OptimizerConfig(learning_rate=1e-12, weight_decay=0.0)),
+        fabric=fabric,
+        seed=config.seed,
     )
-    loop = build_loop(still, task, model, fabric)
-    evaluator = SplitEvaluator(task, "test", count, batch_size=count, autocast=fabric.autocast)
+    evaluator = SplitEvaluator(task, "test", count, batch_size=count)
     tokens = task.length * count
     step = _fastest(lambda: loop.train_step(loop.step))
     with attributes_set(model, config.evaluation.attributes):
-        evaluation = _fastest(lambda: evaluator(model))
+        evaluation = _fastest(lambda: evaluator(model, autocast=fabric.autocast))
     return _Price(step / tokens, evaluation / tokens)
 
 

@@ -21,7 +21,7 @@ from statemix.sweeps.study_runs import Runnable, StudyRun
 from statemix.training import RunConfig, load_outcome
 from statemix.training.config import SCHEMA
 from statemix.training.folder import ENVIRONMENT
-from statemix.training.plain import finite, to_plain
+from statemix.training.settings import finite, to_plain
 
 
 class PlainScores(TypedDict):

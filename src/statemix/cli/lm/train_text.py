@@ -28,11 +28,9 @@ from statemix.training.config import (
     Seed,
     chosen_device,
 )
-from statemix.training.devices import check_device
+from statemix.training.devices import Strategy, check_device, join_ranks
 from statemix.training.folder import WRITING_S, lock_folder
-from statemix.training.parallel import Strategy
 from statemix.training.progress import shown
-from statemix.training.ranks import join_ranks
 
 
 def _silent(*arguments: object) -> None:

@@ -10,7 +10,7 @@ from statemix.models import MixerSpec, ModelKind
 from statemix.sweeps.study_runs import configured
 from statemix.tasks import TASKS, TaskSpec
 from statemix.training import config_from_plain
-from statemix.training.plain import put
+from statemix.training.settings import put
 from statemix_lab.studies.higher_order.contenders import CONTENDERS
 from statemix_lab.studies.higher_order.protocols import MLP_DECODER, Column, Data, cell
 from statemix_lab.studies.study_entries import (

@@ -18,7 +18,7 @@ from statemix.training import (
     ScheduleConfig,
     config_from_plain,
 )
-from statemix.training.plain import put
+from statemix.training.settings import put
 from statemix_lab.studies.higher_order.contenders import Contender, single
 from statemix_lab.studies.store import StoredRow
 from statemix_lab.studies.study_entries import (

@@ -65,7 +65,7 @@ class Begun:
         config = self.config
         check_here(config.runtime)
         folder.mkdir(exist_ok=True)
-        parts = parts_of(config, folder)
+        parts = parts_of(config, config.build_task(), folder)
         self.model, self.losses = parts["model"], parts["loss"]
         self.task = parts["batch"].task
         self.loop = Loop(

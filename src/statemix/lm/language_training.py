@@ -26,9 +26,9 @@ from statemix.lm.prepared import without_progress_bars
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import TokenFile
 from statemix.lm.step_line import StepLine, TimedBatches
+from statemix.training import Fitted, fit
 from statemix.training.config import Device, Precision, chosen_device
 from statemix.training.devices import ALONE, Ranks, ranks_here
-from statemix.training.fit import Fitted, check_arguments, fit
 from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.hooks import Event, Hook
 
@@ -226,7 +226,6 @@ def train_language_model(
         FloatingPointError: if the loss or the gradient is not finite. The message names the step,
             the last good checkpoint and the batch.
     """
-    check_arguments(on_event)
     if sequence_parallel:
         check_sequence_parallel(config, compiled=compiled)
     for given in (tokens, held_out):

@@ -165,9 +165,6 @@ def cluster(
         num_tasks: tasks at a time; None for as many as there are GPUs, or processors if there is
             no GPU.
         checkpoint_every_s: as in :func:`statemix.training.train`.
-
-    Raises:
-        RequestError: if Ray is missing or the cluster cannot be reached.
     """
     with connected(address) as ray, ExitStack() as undo:
         tasks = Cluster(ray, address, num_tasks, checkpoint_every_s, undo)
@@ -182,9 +179,6 @@ def connected(address: str) -> Iterator[Any]:
     """Connect this process to a cluster, unless it is connected already; leave it on exit.
 
     Yields the package ``ray``.
-
-    Raises:
-        RequestError: if Ray is missing or the cluster cannot be reached.
     """
     try:
         import ray

@@ -42,10 +42,6 @@ def grid(config: RunConfig, folder: Path, axes: Sequence[Axis]) -> list[Job]:
         config: common configuration of all runs.
         folder: parent of the run folders.
         axes: settings that differ, the first one outermost.
-
-    Raises:
-        RequestError: if a setting or a value is not possible, a value or an axis is repeated, there
-            are more than 2,000 combinations, or the folder itself holds a run.
     """
     if (folder / CONFIG).exists():
         raise RequestError(f"folder of a grid must not itself hold a run, got {folder}")
@@ -101,11 +97,7 @@ def _plain(value: Any) -> str:
 
 
 def best_by_validation(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the run with the highest validation token accuracy, the first of equals.
-
-    Raises:
-        RequestError: if there is no run.
-    """
+    """Return the run with the highest validation token accuracy, the first of equals."""
     found = list(outcomes)
     if not found:
         raise RequestError("outcomes must hold at least one run, got none")

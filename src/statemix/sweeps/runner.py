@@ -249,10 +249,6 @@ def _share_out(
 
 
 def request(config: RunConfig) -> StoredConfig:
-    """Return the request of a run, which identifies it, and its configuration resolved here.
-
-    Raises:
-        RequestError: if the configuration cannot be resolved.
-    """
+    """Return the request of a run, which identifies it, and its configuration resolved here."""
     import_modules(config.imports)
     return StoredConfig(SCHEMA, config.asked(), config.resolved().to_plain())

@@ -15,9 +15,16 @@ from statemix.training.config import (
     config_from_plain,
 )
 from statemix.training.evaluation import Scores, accuracy, evaluate
-from statemix.training.fit import Fitted, fit
+from statemix.training.fit import fit
 from statemix.training.hooks import Event, Hook
-from statemix.training.outcome import Outcome, Selection, load_config, load_model, load_outcome
+from statemix.training.outcome import (
+    Fitted,
+    Outcome,
+    Selection,
+    load_config,
+    load_model,
+    load_outcome,
+)
 from statemix.training.run import train
 
 __all__ = [

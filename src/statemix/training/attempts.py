@@ -66,11 +66,7 @@ class Search:
         self._first = self._average = 0.0
 
     def most_steps(self, scheduled: int) -> int:
-        """Return the steps after which the last schedules begin, however the search goes on.
-
-        Args:
-            scheduled: steps of the schedules.
-        """
+        """Return the steps after which the last of the schedules, of ``scheduled`` steps, begin."""
         assert self._config.attempts is not None
         left = self._config.attempts - len(self.attempts)
         each = self._config.max_steps + self._config.every * self._config.tests
@@ -174,15 +170,7 @@ class Search:
 class Attempts(Hook):
     """Lets the schedules wait until an attempt has passed, and begins the next one if it fails.
 
-    Args:
-        config: the run's configuration.
-        task: the run's task.
-        schedules: the schedules that wait.
-        evaluation: the evaluation of the run.
-        losses: the loss whose plateau is watched.
-
-    Raises:
-        SettingError: if ``search.confirm`` is "proof" and networks on the task have no proof.
+    ``losses`` is the loss whose plateau is watched.
 
     Attributes:
         search: the attempts so far.

@@ -14,9 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from statemix.errors import RequestError
+from statemix.errors import RequestError, SettingError
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.training.config import BatchConfig, ScheduleConfig
+
+# Examples that show whether the beginnings of examples have labels.
+_TRIED = 32
 
 
 @dataclass(frozen=True)
@@ -86,14 +89,7 @@ class LoaderBatches:
     epoch and the place in it alone. A run that resumes within an epoch reads the epoch again up to
     its step.
 
-    Args:
-        loader: the loader.
-        num_steps: steps of the run.
-        seed: seed of what the loader draws.
-        to_device: function that moves a batch to the device of the model.
-
-    Raises:
-        RequestError: if the loader does not know its length, or is empty.
+    The batches are moved by ``to_device``.
     """
 
     def __init__(
@@ -159,15 +155,7 @@ class TaskBatches:
     A fixed training set is drawn once. Every epoch permutes it by (seed, epoch), and the last step
     of an epoch uses the remaining examples. Fresh examples are used in order, each once.
 
-    Args:
-        task: source of the examples.
-        config: size and layout of the batches.
-        schedules: length of training, and of its first sequences.
-        seed: seed of the permutations.
-        device: device of the batches.
-
-    Attributes:
-        task: as given.
+    Schedules give the length of training, and of its first sequences.
     """
 
     def __init__(
@@ -194,6 +182,13 @@ class TaskBatches:
             self._examples = task.examples("train", 0, task.train_size)
             self.steps_per_epoch = -(-task.train_size // config.size)
             self.num_steps = schedules.epochs * self.steps_per_epoch
+        first = schedules.first_length
+        if first is not None:
+            tried = task.examples("train", 0, min(task.train_size or _TRIED, _TRIED))
+            targets = beginnings(tried, first).targets.values()
+            if all((classes == IGNORED).all() for classes in targets):
+                condition = f"must reach the labels of the examples ({task.name} has none before)"
+                raise SettingError("schedules.first_length", condition, first)
         self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._order_epoch = -1
 
@@ -312,13 +307,7 @@ class CrossEntropy:
         self.unweighted: list[Tensor] | None = None
 
     def __call__(self, model: Callable[..., Any], batch: Batch) -> dict[str, Tensor]:
-        """Return head -> loss.
-
-        Args:
-            model: function of tokens, ``cu_seqlens`` and ``lengths`` that returns head -> logits
-                (B, T, classes).
-            batch: the sequences.
-        """
+        """Return head -> loss of a model that returns head -> logits (B, T, classes)."""
         logits = model(batch.tokens, batch.cu_seqlens, batch.lengths)
         losses, unweighted = {}, {}
         for head, classes in batch.targets.items():
@@ -357,13 +346,7 @@ class Averages:
     def collect(
         self, parts: Sequence[Mapping[str, Tensor]], reports: Sequence[Mapping[str, Tensor]]
     ) -> None:
-        """Add the losses of a step and the numbers that layers reported.
-
-        Args:
-            parts: losses of each of the step's batches. They add up to one loss per step, so they
-                count once.
-            reports: reported numbers of each forward pass.
-        """
+        """Add the losses of a step's batches, which add up, and what layers reported in each."""
         for name in parts[0]:
             self._add(f"loss/{name}", *(losses[name] for losses in parts))
         for numbers in reports:

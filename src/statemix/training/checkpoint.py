@@ -392,9 +392,6 @@ def load_optimizer(
     """Restore the result of :func:`optimizer_state`, bit-identical and in its own dtypes.
 
     Stored options, such as the learning rate, replace the options of the optimiser's groups.
-
-    Raises:
-        RuntimeError: if the state is that of another kind of optimiser, or of other groups.
     """
     groups = numbers.get("groups", [{}] * len(optimizer.param_groups))
     if len(groups) != len(optimizer.param_groups):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, cast
 import torch
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from statemix.errors import ABSENT, SettingError
+from statemix.errors import SettingError
 from statemix.layers import LayerSpec
 from statemix.models import MODELS, LinearInit, MixerSpec, ModelKind, ReadoutModel
 from statemix.models.backbone import Norm
@@ -293,24 +293,13 @@ class RunConfig(Settings):
             raise SettingError("schedules.first_length", f"{condition} positions", first)
 
     def build_task(self) -> Task:
-        """Build the task, with the run's seed unless the task's options hold one.
-
-        Raises:
-            RequestError: if an option is out of range.
-        """
-        seeded = {} if "seed" in self.task.options else self._seeding()
+        """Build the task, with the run's seed unless the task's options hold one."""
+        is_open = "seed" in TASKS.options(self.task.name) and "seed" not in self.task.options
+        seeded = {"seed": self.seed} if is_open else {}
         return cast(Task, built("task", self.task.build, **seeded))
 
     def build_model(self, task: Task, seed: int | None = None) -> ReadoutModel:
-        """Build the network of the run, with its initial weights.
-
-        Args:
-            task: the run's task.
-            seed: seed of the weights; None means the run's.
-
-        Raises:
-            RequestError: if an option of a layer or a mixer is out of range or has the wrong type.
-        """
+        """Build the network of the run, with initial weights of a seed: the run's if None."""
         model = self.model
         features = None
         if model.embedding_init == "features":
@@ -337,9 +326,6 @@ class RunConfig(Settings):
         )
         return network
 
-    def _seeding(self) -> dict[str, int]:
-        return {"seed": self.seed} if "seed" in TASKS.options(self.task.name) else {}
-
     def completed(self) -> "RunConfig":
         """Return the same configuration with every option of its specifications written out."""
         mixer = self.model.channel_mixer
@@ -352,20 +338,22 @@ class RunConfig(Settings):
         options = {k: v for k, v in self.task.complete().options.items() if k not in left}
         return self.replace(model=model, task=TaskSpec(self.task.name, **options))
 
-    def resolved(self) -> "RunConfig":
-        """Return the configuration with every default written out.
+    def resolved(self, task: Task | None = None) -> "RunConfig":
+        """Return the configuration with every default written out; its task, if built, spares time.
 
         If the task uses the run's seed, its options do not hold a seed.
-
-        Raises:
-            RequestError: if options do not fit the task, or ``epochs`` and ``num_steps`` do not fit
-                the task's kind of training data.
         """
-        task = self.build_task()
-        self._check_length(task)
+        task = task or self.build_task()
+        epochs, num_steps = self.schedules.epochs, self.schedules.num_steps
+        if task.train_size is None and epochs is not None:
+            condition = "must not be given for a task with fresh examples"
+            raise SettingError("schedules.epochs", condition, epochs)
+        if task.train_size is not None and num_steps is not None:
+            sized = f"for a task with train_size={task.train_size}"
+            condition = f"must not be given {sized}, where schedules.epochs sets the length"
+            raise SettingError("schedules.num_steps", condition, num_steps)
         fresh = task.train_size is None
-        given = self.schedules.epochs or self.schedules.num_steps
-        length = {} if given else {"num_steps": 2000} if fresh else {"epochs": 200}
+        length = {} if epochs or num_steps else {"num_steps": 2000} if fresh else {"epochs": 200}
         whole = self.completed()
         return whole.replace(
             model=whole.model.replace(
@@ -383,35 +371,6 @@ class RunConfig(Settings):
                 num_threads=self.runtime.num_threads or torch.get_num_threads(),
             ),
         )
-
-    def _check_length(self, task: Task) -> None:
-        """Check that epochs and steps suit the task's kind of training data."""
-        epochs, num_steps = self.schedules.epochs, self.schedules.num_steps
-        if task.train_size is None:
-            if epochs is not None:
-                condition = "must not be given for a task with fresh examples"
-                raise SettingError("schedules.epochs", condition, epochs)
-        elif num_steps is not None:
-            sized = f"for a task with train_size={task.train_size}"
-            condition = f"must not be given {sized}, where schedules.epochs sets the length"
-            raise SettingError("schedules.num_steps", condition, num_steps)
-
-    def check_resolved(self) -> None:
-        """Check that nothing is left open, as in the result of :meth:`resolved`.
-
-        Raises:
-            RequestError: if a setting is open, or the length of training does not suit the task.
-        """
-        self._check_length(self.build_task())
-        for name, value in (
-            ("schedules.epochs", self.schedules.epochs or self.schedules.num_steps),
-            ("evaluation.every", self.evaluation.every),
-            ("runtime.num_threads", self.runtime.num_threads),
-        ):
-            if value is None:
-                raise SettingError(name, "must be given", ABSENT)
-        if self.runtime.device == "auto":
-            raise SettingError("runtime.device", "must be the device that was chosen", "auto")
 
     def __reduce__(self) -> Any:
         # Another process must import the user's modules before it reads the names they register.

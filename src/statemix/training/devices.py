@@ -32,7 +32,6 @@ T = TypeVar("T")
 # Preparing a corpus or gathering weights may keep the other processes waiting.
 _PATIENCE = timedelta(minutes=30)
 
-
 Numbers = Mapping[str, Tensor]
 
 
@@ -126,12 +125,7 @@ class Ranks:
         return self.rank == 0
 
     def on_first(self, function: Callable[[], T]) -> T:
-        """Call a function in the first process, and return its result in every process.
-
-        Raises:
-            KeyboardInterrupt: in the other processes, if it is raised in the first.
-            RequestError: in the other processes, if the function raises another error in the first.
-        """
+        """Call a function in the first process, and return its result in every process."""
         if self.size == 1:
             return function()
         sent: list[Any] = [None, None]
@@ -218,14 +212,7 @@ def build_fabric(
     ranks: Ranks = ALONE,
     strategy: Strategy = "ddp",
 ) -> "Fabric":
-    """Build Lightning Fabric for devices that are available.
-
-    Args:
-        device: kind of the devices.
-        precision: precision of weights and arithmetic.
-        ranks: processes of the run, connected, with a device each.
-        strategy: how several processes share the model.
-    """
+    """Build Lightning Fabric for processes that are connected and have an available device each."""
     # It imports the compiler of PyTorch, which takes as long as everything else together.
     from lightning_fabric import Fabric
 
@@ -253,11 +240,7 @@ def build_fabric(
 
 
 class WholeModel(nn.Module):
-    """Calls any function of a model, so that DDP and FSDP2 see all that a step does as one call.
-
-    Args:
-        model: the model.
-    """
+    """Calls any function of a model, so that DDP and FSDP2 see all that a step does as one call."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -270,12 +253,7 @@ class WholeModel(nn.Module):
 def shard_model(whole: WholeModel, mesh: Any) -> WholeModel:
     """Shard each block of a model, and the rest of the model, with FSDP2.
 
-    Args:
-        whole: the model. Its blocks are the entries of each outermost ``nn.ModuleList``.
-        mesh: the devices, with the dimension "data_parallel".
-
-    Returns:
-        The same module; its parameters are now DTensors.
+    Blocks are the entries of each outermost ``nn.ModuleList``. The parameters become DTensors.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -293,12 +271,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 def set_up_model(
     fabric: "Fabric", model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[Any, Any]:
-    """Let Fabric wrap a model and its optimiser for several processes.
-
-    Returns:
-        module: the wrapped :class:`WholeModel`.
-        optimizer: the wrapped optimiser.
-    """
+    """Let Fabric wrap a model, as a :class:`WholeModel`, and its optimiser for many processes."""
     from lightning_fabric.strategies.ddp import DDPStrategy
 
     names = parameter_names(model)
@@ -320,13 +293,7 @@ def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
 def rebind_optimizer(
     optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], model: nn.Module
 ) -> None:
-    """Let an optimiser without state change the parameters of another model.
-
-    Args:
-        optimizer: the optimiser.
-        names: names of the parameters that it has.
-        model: model with parameters of these names.
-    """
+    """Let an optimiser without state change the parameters of another model of the same names."""
     parameters = dict(model.named_parameters())
     for group in optimizer.param_groups:
         group["params"] = [parameters[names[parameter]] for parameter in group["params"]]
@@ -346,11 +313,6 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 class Agreement:
     """What all processes of a run know after each step: the losses, a signal, and the time.
 
-    Args:
-        ranks: the processes.
-        interrupts: signals that this process got.
-        device: device of the numbers.
-
     Attributes:
         interrupted: whether any process had got a signal.
         clock: seconds of the first process's clock.
@@ -367,11 +329,7 @@ class Agreement:
     def sums(
         self, parts: Sequence[Numbers], reports: Sequence[Numbers]
     ) -> tuple[Tensor, list[dict[str, Tensor]], list[dict[str, Tensor]], Tensor]:
-        """Exchange the numbers of a step.
-
-        Args:
-            parts: losses of each of the step's batches.
-            reports: reported numbers of each of the batches.
+        """Exchange the losses and the reported numbers of each batch of a step.
 
         Returns:
             loss: the sum of all losses, float64.

@@ -67,19 +67,7 @@ def accuracy(scores: Mapping[str, Scores]) -> float:
 
 
 class SplitEvaluator:
-    """Scores a model on the first sequences of a split of a task.
-
-    Args:
-        task: source of the sequences.
-        split: split of the task.
-        num_sequences: number of sequences.
-        length: tokens of the longest sequence; None means the training length.
-        batch_size: as in :func:`evaluate`.
-
-    Raises:
-        ValueError: if the split has too few sequences, or none of this length.
-        RequestError: if the examples do not fit what the task says of them.
-    """
+    """Scores a model on the first sequences of a split; ``length`` is that of training if None."""
 
     def __init__(
         self,
@@ -113,12 +101,7 @@ class SplitEvaluator:
         self._batch_size = batch_size
 
     def __call__(self, model: ReadoutModel, **options: Any) -> HeadScores:
-        """Return the scores by head; the sequences are drawn when they are first needed.
-
-        Args:
-            model: the model.
-            **options: ``autocast`` and ``tick``, as in :func:`evaluate`.
-        """
+        """Return the scores by head; options are ``autocast`` and ``tick`` of :func:`evaluate`."""
         if self._examples is None:
             self._examples = self._draw()
         return evaluate(model, self._examples, batch_size=self._batch_size, **options)
@@ -130,16 +113,7 @@ def sequences_at(length: int, *, at_most: int, tokens: int) -> int:
 
 
 class NumberEvaluation(Evaluation):
-    """Keeps the numbers that a function of the model returns; :func:`statemix.training.fit`.
-
-    Args:
-        evaluate: the function; None leaves the losses alone.
-        criterion: name of the number that chooses weights.
-        mode: whether its best value is the highest ("max") or the lowest ("min").
-        stop_at: value beyond which training ends early.
-        every: as in :class:`Evaluation`.
-        metrics: as in :class:`Evaluation`.
-    """
+    """Keeps the numbers that a function of the model returns, as the options of ``fit`` say."""
 
     def __init__(
         self,
@@ -188,17 +162,7 @@ class NumberEvaluation(Evaluation):
 
 
 class RunEvaluation(Evaluation):
-    """Scores a run's model on its validation and test sequences.
-
-    Args:
-        config: the run.
-        task: its task.
-        steps_per_epoch: steps of one epoch; 1 on fresh examples.
-        metrics: file of the rows.
-
-    Raises:
-        RequestError: if the task cannot make sequences of a length.
-    """
+    """Scores a run's model on its validation and test sequences."""
 
     def __init__(
         self, config: RunConfig, task: Task, *, steps_per_epoch: int, metrics: Path

@@ -2,10 +2,8 @@
 
 import contextlib
 import copy
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from statemix.errors import RequestError
@@ -41,29 +39,12 @@ from statemix.training.devices import (
     threads,
 )
 from statemix.training.evaluation import NumberEvaluation
-from statemix.training.hooks import Checkpoints, Evaluation, Event, Hook, Row
+from statemix.training.hooks import Checkpoints, Evaluation, Event, Hook
 from statemix.training.identity import comparable, describe_code, request_of
 from statemix.training.loop import Loop
-from statemix.training.outcome import save_outcome
-from statemix.training.schedules import TorchSchedule, options_restored
+from statemix.training.outcome import Fitted, load_fitted, save_outcome
+from statemix.training.schedules import TorchSchedule, check_optimizer, options_restored
 from statemix.training.settings import checked
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What :func:`fit` returns.
-
-    Attributes:
-        folder: folder of the run.
-        last: last row of the metrics: "step", the numbers of ``evaluate``, and the means of losses.
-        best: first row with the best criterion; the last row without a criterion.
-        time_s: seconds of training and evaluation, without interruptions.
-    """
-
-    folder: Path
-    last: Row
-    best: Row
-    time_s: float
 
 
 def fit(
@@ -161,51 +142,43 @@ def fit(
 
     Example:
         >>> import tempfile
-        >>> layer = nn.Linear(2, 1)
         >>> def square(model, x):
         ...     return model(x).square().mean()
         >>> def batch(step):
         ...     return torch.ones(4, 2)
-        >>> found = fit(layer, batch, square, tempfile.mkdtemp(), num_steps=3)
+        >>> found = fit(nn.Linear(2, 1), batch, square, tempfile.mkdtemp(), num_steps=3)
         >>> found.last["step"]
         3
     """
     folder = Path(folder)
-    check_arguments(on_event)
     for name, number in (("num_steps", num_steps), ("evaluate_every", evaluate_every)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise RequestError(f"{name} must be an int of at least 1, got {number!r}")
+    steps = getattr(batch, "num_steps", num_steps)
+    is_optimizer = isinstance(optimizer, Optimizer | None)
     is_batches = callable(getattr(batch, "parts", batch)) or isinstance(batch, DataLoader)
     for is_right, condition, given in (
         (isinstance(model, nn.Module), "model must be a module", model),
         *((isinstance(hook, Hook), "hooks must be hooks", hook) for hook in hooks),
-        (
-            isinstance(optimizer, Optimizer | None),
-            "optimizer must be an optimiser or None",
-            optimizer,
-        ),
+        (is_optimizer, "optimizer must be an optimiser or None", optimizer),
         (is_batches, "batch must be a function", batch),
         (callable(loss), "loss must be a function", loss),
         (evaluate is None or callable(evaluate), "evaluate must be a function or None", evaluate),
         (evaluate or criterion is None, "criterion must be None without evaluate", criterion),
         (mode in ("max", "min"), "mode must be 'max' or 'min'", mode),
         (criterion or stop_at is None, "stop_at must be None without a criterion", stop_at),
-        (
-            getattr(batch, "num_steps", num_steps) == num_steps,
-            "num_steps must be that of the batches",
-            num_steps,
-        ),
+        (steps == num_steps, "num_steps must be that of the batches", num_steps),
         (type(seed) is int, "seed must be an int", seed),
+        (on_event is None or callable(on_event), "on_event must be a function or None", on_event),
         (strategy in get_args(Strategy), "strategy must be 'ddp' or 'fsdp'", strategy),
     ):
         if not is_right:
             raise RequestError(f"{condition}, got {given!r}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RequestError("model must have weights that are trained, got none")
-    _check_scheduler(scheduler, optimizer, criterion, mode)
     if optimizer is None:
         optimizer = torch.optim.AdamW(model.parameters())
-    _check_optimizer(optimizer, model)
+    check_optimizer(optimizer, scheduler, model, criterion, mode)
     clip_norm = checked(Positive | None, clip_norm, "clip_norm")
     stop_at = checked(float | None, stop_at, "stop_at")
     checkpoint_every_s = checked(NotNegative | None, checkpoint_every_s, "checkpoint_every_s")
@@ -262,7 +235,7 @@ def fit(
 
         stored = ranks.on_first(begin)
         if stored is None:
-            found = _load(model, folder)
+            found = load_fitted(model, folder)
             if on_event is not None and ranks.is_first:
                 step, text = found.last["step"], f"{folder} holds this run, finished"
                 on_event(Event("finished", step, step, text=text))
@@ -284,7 +257,7 @@ def fit(
         loop = Loop(
             trained,
             FunctionBatches(batch, num_steps) if callable(batch) else batch,
-            lambda net, item: _by_name(loss(net, item)),
+            loss,
             optimizer=optimizer,
             fabric=fabric,
             hooks=hooks,
@@ -319,58 +292,4 @@ def fit(
             save_outcome(loop, folder)
         if ranks.any_of(flag=interrupts.noted):
             raise KeyboardInterrupt
-        return _load(model, folder)
-
-
-def check_arguments(on_event: object) -> None:
-    """Check the arguments that every run has."""
-    if on_event is not None and not callable(on_event):
-        raise RequestError(f"on_event must be a function or None, got {on_event!r}")
-
-
-def _check_scheduler(
-    scheduler: object, optimizer: object, criterion: str | None, mode: str
-) -> None:
-    if not isinstance(scheduler, LRScheduler | None):
-        raise RequestError(f"scheduler must be a schedule of PyTorch or None, got {scheduler!r}")
-    if scheduler is not None and scheduler.optimizer is not optimizer:
-        raise RequestError("scheduler must be a schedule of the optimizer that is given")
-    if isinstance(scheduler, ReduceLROnPlateau):
-        if criterion is None:
-            raise RequestError("criterion must be given with ReduceLROnPlateau, which reads it")
-        if scheduler.mode != mode:
-            raise RequestError(
-                f"mode must be that of the scheduler, {scheduler.mode!r}, got {mode!r}"
-            )
-
-
-def _check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
-    own = set(model.parameters())
-    if any(p not in own for group in optimizer.param_groups for p in group["params"]):
-        raise RequestError("optimizer must have parameters of the model alone")
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        kind = type(optimizer).__name__
-        raise RequestError(f"optimizer must make a step without a closure, got {kind}")
-
-
-def _by_name(found: Any) -> dict[str, Tensor]:
-    losses = {"train": found} if isinstance(found, Tensor) else found
-    condition = "loss must be a tensor of shape (), or a table of such tensors by name"
-    if not isinstance(losses, Mapping) or not losses:
-        raise RequestError(f"{condition}, got {found!r}")
-    for name, part in losses.items():
-        if not isinstance(part, Tensor) or part.shape:
-            got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else repr(part)
-            raise RequestError(f"{condition}, got {got} for {name!r}")
-    return dict(losses)
-
-
-def _load(model: nn.Module, folder: Path) -> Fitted:
-    summary = runs.read_summary(folder)
-    weights = runs.load_weights(
-        folder, "model.safetensors", summary["weights"]["model.safetensors"]
-    )
-    model.load_state_dict(weights)
-    last = summary["last"]
-    return Fitted(folder, last, summary.get("best", last), summary["time_s"])
+        return load_fitted(model, folder)

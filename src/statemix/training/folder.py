@@ -77,11 +77,7 @@ class Status:
 
 
 def stored_config(folder: Path, schema: int) -> StoredConfig | None:
-    """Read the configuration of the run in a folder; None if there is no run.
-
-    Raises:
-        RequestError: if the file is damaged or has another schema.
-    """
+    """Read the configuration of the run in a folder; None if there is no run."""
     path = folder / CONFIG
     if not path.exists():
         return None
@@ -127,9 +123,6 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
         config: the request, and its configuration resolved here.
         extend: accept a request that differs from the stored one in a longer training alone, or in
             more attempts alone; the configuration returned is the stored one with that length.
-
-    Raises:
-        RequestError: if the folder holds another run, something else, or a damaged run.
     """
     try:
         stored = stored_config(folder, config.schema)
@@ -173,6 +166,10 @@ def _is_extension(stored: StoredConfig, config: StoredConfig) -> bool:
 
 def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
     """Return a stored configuration with the length of a longer one."""
+    first = stored.resolved.get("schedules", {}).get("first_length")
+    if first is not None:
+        whole = "must be absent to extend a run, whose sequences are no longer cut"
+        raise SettingError("schedules.first_length", whole, first)
     changed = [stored.asked, stored.resolved]
     searched = stored.resolved.get("search", {}).get("attempts") is not None
     for group, name in _LENGTHS:
@@ -452,11 +449,7 @@ def missing_run(folder: Path) -> RequestError:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Read the summary of a finished run.
-
-    Raises:
-        RequestError: if the folder holds no run, an unfinished one, or a damaged summary.
-    """
+    """Read the summary of a finished run."""
     if not (folder / CONFIG).is_file():
         raise missing_run(folder)
     path = folder / SUMMARY

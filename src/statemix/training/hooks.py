@@ -111,11 +111,7 @@ class Hook:
 
 
 def add_stored(stored: dict[str, Any], further: Mapping[str, Any], reserved: Sequence[str]) -> None:
-    """Add what a hook stores, under names of files that nothing else has.
-
-    Raises:
-        RequestError: if a name is taken, or is no name of a file.
-    """
+    """Add what a hook stores, under names of files that nothing else has."""
     for name in further:
         if name in stored or name in reserved or Path(name).name != name:
             raise RequestError(f"hooks must store under names of their own, got {name!r}")
@@ -235,11 +231,7 @@ class Checkpoints(Hook):
         self._wait_s = LEAST_S if every_s is None else every_s
 
     def resume(self, loop: "Loop") -> bool:
-        """Restore a loop from the newest checkpoint; return whether there is one.
-
-        Raises:
-            RequestError: if the checkpoint is that of another model or optimiser.
-        """
+        """Restore a loop from the newest checkpoint; return whether there is one."""
         if loop.ranks.size == 1 and not self._folder.exists():
             return False
         found = load_checkpoint(self._folder, loop.report, loop.model.state_dict(), loop.ranks)

@@ -87,11 +87,7 @@ def request_of(
     options: Mapping[str, Any],
     num_steps: int,
 ) -> runs.StoredConfig:
-    """Return what identifies a call of ``fit``.
-
-    Raises:
-        RequestError: if the settings are not JSON data.
-    """
+    """Return what identifies a call of ``fit``."""
     identity = {
         "seed": seed,
         **describe_model(model),

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-class Losses(Protocol):
-    """The losses of a model on a batch: training minimises their sum."""
-
-    def __call__(self, model: Callable[..., Any], batch: Any) -> dict[str, Tensor]:
-        """Return name -> scalar loss; each is summed over the batches of an optimiser step."""
-        ...
-
-
 class Loop:
     """Trains any model on batches, independent of tasks and layers.
 
@@ -46,10 +38,11 @@ class Loop:
     Args:
         model: model to train, in place.
         batches: batches by step.
-        losses: losses of a batch; their sum is minimised.
+        losses: loss of the model on a batch, or losses by name, whose sum is minimised; each is
+            summed over the batches of a step.
         optimizer: optimiser of the model's parameters.
         fabric: device and precision.
-        hooks: hooks in the order of their calls.
+        hooks: hooks in the order of their calls; they may be added until the loop runs.
         clip_norm: largest norm of the gradient, or None.
         seed: seed of what layers draw, such as noise.
         emit: function called with each event.
@@ -57,16 +50,9 @@ class Loop:
         ranks: the processes of the run. Losses and gradients are summed over processes.
 
     Attributes:
-        model: the model as it was given.
-        batches: as given.
-        optimizer: as given.
-        fabric: as given.
-        hooks: as given; they may be added until the loop runs.
         step: optimiser steps done.
         num_steps: optimiser steps of the whole run; hooks may change it.
         stopped: whether a hook has ended training early.
-        interrupts: as given.
-        ranks: as given.
         averages: losses and reported numbers since the last row.
     """
 
@@ -74,7 +60,7 @@ class Loop:
         self,
         model: nn.Module,
         batches: Batches,
-        losses: Losses,
+        losses: Callable[[Any, Any], Tensor | dict[str, Tensor]],
         *,
         optimizer: torch.optim.Optimizer,
         fabric: "Fabric",
@@ -107,12 +93,7 @@ class Loop:
         }
 
     def run(self) -> None:
-        """Train up to the last step, or until a hook stops the loop.
-
-        Raises:
-            FloatingPointError: if loss or gradient are not finite.
-            KeyboardInterrupt: after a signal.
-        """
+        """Train up to the last step, or until a hook stops the loop."""
         self._run_clock.begin()
         began = "resumed" if self._resumed else "started"
         if self.ranks.size > 1:
@@ -158,19 +139,9 @@ class Loop:
             raise error
 
     def train_step(self, step: int) -> float:
-        """Make one optimiser step.
+        """Make the optimiser step of a number, counted from 0; return the loss before it.
 
-        Args:
-            step: its number, counted from 0.
-
-        Returns:
-            The loss before the step.
-
-        Raises:
-            FloatingPointError: if the loss or the norm of the gradient is not finite; the weights
-                are then unchanged.
-            RequestError: if the model has made or changed weights in its first step, or the state
-                of the optimiser cannot be stored.
+        If the loss or the gradient is not finite, FloatingPointError leaves the weights unchanged.
         """
         model, optimizer = self._wrapped
         model.train()
@@ -217,7 +188,7 @@ class Loop:
 
     def _batch_losses(self, model: Any, batch: Any) -> dict[str, Tensor]:
         def losses(net: Any) -> dict[str, Tensor]:
-            found = self._losses(net, batch)
+            found = _by_name(self._losses(net, batch))
             for hook in self.hooks:
                 found |= hook.losses(self, batch)
             return found
@@ -266,11 +237,7 @@ class Loop:
         }
 
     def check_weights(self) -> None:
-        """Check that calls of the model have made no weights, which a new model would not have.
-
-        Raises:
-            RequestError: if they have, or changed a shape or a dtype; the message names one.
-        """
+        """Check that calls of the model have made no weights, which a new model would not have."""
         before, after = self._forms, _forms(self.model)
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
@@ -355,11 +322,7 @@ class Loop:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
-        """Restore the results of :meth:`state_dict` and :meth:`tensors`.
-
-        Raises:
-            RuntimeError: if the weights are those of another model.
-        """
+        """Restore the results of :meth:`state_dict` and :meth:`tensors`."""
         self.model.load_state_dict(tensors["model"])
         for name, buffer in tensors.get("buffers", {}).items():
             path, _, attribute = name.rpartition(".")
@@ -378,6 +341,18 @@ class Loop:
         self.averages.load_state_dict(state["trainer"], self.fabric.device)
         for hook in self.hooks:
             hook.load_state_dict(state, tensors)
+
+
+def _by_name(found: Any) -> dict[str, Tensor]:
+    losses = {"train": found} if isinstance(found, Tensor) else found
+    condition = "loss must be a tensor of shape (), or a table of such tensors by name"
+    if not isinstance(losses, Mapping) or not losses:
+        raise RequestError(f"{condition}, got {found!r}")
+    for name, part in losses.items():
+        if not isinstance(part, Tensor) or part.shape:
+            got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else repr(part)
+            raise RequestError(f"{condition}, got {got} for {name!r}")
+    return dict(losses)
 
 
 def _forms(model: nn.Module) -> dict[str, Any]:

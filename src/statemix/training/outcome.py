@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 from pydantic import TypeAdapter
-from torch import Tensor
+from torch import Tensor, nn
 
 from statemix.errors import RequestError, SettingError
 from statemix.models import ReadoutModel
@@ -20,7 +20,7 @@ from statemix.training.checkpoint import remove_checkpoints
 from statemix.training.config import SCHEMA, RunConfig, config_from_plain
 from statemix.training.devices import whole_tensor
 from statemix.training.evaluation import HeadScores, accuracy
-from statemix.training.hooks import Event
+from statemix.training.hooks import Event, Row
 from statemix.training.loop import Loop
 from statemix.training.schedules import restore_attributes
 
@@ -113,6 +113,32 @@ class Outcome:
     weights: dict[str, str]
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """What :func:`statemix.training.fit` returns.
+
+    Attributes:
+        folder: folder of the run.
+        last: last row of the metrics: "step", the numbers of ``evaluate``, and the means of losses.
+        best: first row with the best criterion; the last row without a criterion.
+        time_s: seconds of training and evaluation, without interruptions.
+    """
+
+    folder: Path
+    last: Row
+    best: Row
+    time_s: float
+
+
+def load_fitted(model: nn.Module, folder: Path) -> Fitted:
+    """Read the result of a finished run, and give a model its last weights."""
+    summary = runs.read_summary(folder)
+    file = "model.safetensors"
+    model.load_state_dict(runs.load_weights(folder, file, summary["weights"][file]))
+    last = summary["last"]
+    return Fitted(folder, last, summary.get("best", last), summary["time_s"])
+
+
 def save_outcome(loop: Loop, folder: Path) -> None:
     """Write the weights and the summary of a run, which mark it as done.
 
@@ -193,11 +219,9 @@ def resolved_config(folder: Path, stored: runs.StoredConfig) -> RunConfig:
     """Build the whole configuration of a run from what its folder holds."""
     runs.check_imported(folder / runs.CONFIG, stored.resolved.get("imports"))
     try:
-        config = config_from_plain(stored.resolved)
-        config.check_resolved()
+        return config_from_plain(stored.resolved)
     except RequestError as error:
         raise RequestError(f"{folder / runs.CONFIG}: {error}") from error
-    return config
 
 
 def load_asked(folder: Path | str) -> RunConfig:
@@ -220,11 +244,7 @@ def _stored(folder: Path) -> runs.StoredConfig:
 
 
 def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> ReadoutModel:
-    """Build the network of a run with the weights of a file, on the CPU, in evaluation mode.
-
-    Raises:
-        RequestError: if the weights do not fit the network.
-    """
+    """Build the network of a run with the weights of a file, on the CPU, in evaluation mode."""
     model = config.build_model(config.build_task())
     if config.runtime.precision == "64-true":
         model.double()

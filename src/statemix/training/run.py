@@ -5,18 +5,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from statemix.errors import RequestError, SettingError
+from statemix.errors import RequestError
 from statemix.models import ReadoutModel
 from statemix.ops import BackendUnavailableError
-from statemix.tasks import IGNORED, Task
-from statemix.tasks.addressing import SPLITS
+from statemix.tasks import Task
 from statemix.tasks.permutation import Permutation
 from statemix.training import folder as runs
 from statemix.training.attempts import Attempts
-from statemix.training.batches import CrossEntropy, TaskBatches, beginnings
+from statemix.training.batches import CrossEntropy, TaskBatches
 from statemix.training.config import SCHEMA, RunConfig
 from statemix.training.devices import check_here, own_random_numbers, ranks_here, threads
 from statemix.training.evaluation import RunEvaluation
@@ -32,9 +30,6 @@ from statemix.training.outcome import (
 from statemix.training.schedules import Schedules, attributes_set, build_optimizer
 from statemix.training.settings import import_modules, source_digests
 from statemix.training.transition_hooks import PermutationPenalty, Representations
-
-# Examples of each split that show whether a task scores every position.
-_TRIED = 32
 
 
 def train(
@@ -78,23 +73,24 @@ def train(
     """
     folder = Path(folder)
     import_modules(config.imports)
-    resolved = config.resolved()
+    task = config.build_task()
+    resolved = config.resolved(task)
     request = runs.StoredConfig(SCHEMA, config.asked(), resolved.to_plain())
     stored = runs.resolve_config(folder, request, extend=extend)
-    if extend and config.schedules.first_length is not None:
-        condition = "must be absent to extend a run, whose sequences are no longer cut"
-        raise SettingError("schedules.first_length", condition, config.schedules.first_length)
     sources = source_digests(config.imports)
     # A machine that could not train a finished run still reads it.
     if runs.is_finished(folder, stored):
         runs.warn_of_changes(folder, {"information": sources})
         return load_finished(folder, on_event)
     # A stored run keeps the choices that were made when it began.
-    config = resolved if stored is request else resolved_config(folder, stored)
+    config = resolved
+    if stored is not request:
+        config = resolved_config(folder, stored)
+        task = config.build_task()
     runtime = config.runtime
     check_here(runtime)
     with threads(runtime.num_threads), own_random_numbers(runtime.device):
-        parts = parts_of(config, folder)
+        parts = parts_of(config, task, folder)
     fit(
         **parts,
         folder=folder,
@@ -113,22 +109,10 @@ def train(
     return load_outcome(folder)
 
 
-def parts_of(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Build what a configuration asks for.
-
-    Args:
-        config: resolved configuration of the run.
-        folder: folder of the run.
-
-    Returns:
-        Arguments of :func:`statemix.training.fit`: model, batch, loss, optimizer, hooks.
-
-    Raises:
-        RequestError: if a part of the configuration cannot be run here.
-    """
+def parts_of(config: RunConfig, task: Task, folder: Path) -> dict[str, Any]:
+    """Build what a resolved configuration asks for: model, batch, loss, optimizer and hooks."""
     if ranks_here().size > 1:
         raise RequestError("`train` has one process, not those of torchrun; `fit` can use them")
-    task = config.build_task()
     model = config.build_model(task)
     device = torch.device(config.runtime.device)
     batches = TaskBatches(task, config.batches, config.schedules, seed=config.seed, device=device)
@@ -150,53 +134,14 @@ def parts_of(config: RunConfig, folder: Path) -> dict[str, Any]:
         attempts = Attempts(config, task, schedules, evaluation, losses)
         hooks.append(attempts)
     if config.objective.permutation_penalty:
-        penalty = PermutationPenalty(config.objective.permutation_penalty, model, attempts)
-        hooks.append(penalty)
+        hooks.append(PermutationPenalty(config.objective.permutation_penalty, model, attempts))
     if isinstance(task, Permutation):
         hooks.append(Representations())
-    _check_backbone(config, task)
-    _check_first_length(config, task)
     _call_once(config, model, device)
     if config.start_from is not None:
         load_weights_of(model, Path(config.start_from))
-    return {
-        "model": model,
-        "batch": batches,
-        "loss": losses,
-        "optimizer": optimizer,
-        "hooks": hooks,
-    }
-
-
-def _check_backbone(config: RunConfig, task: Task) -> None:
-    """Refuse an autoencoder, which rebuilds every position, if some positions have no target."""
-    if config.model.backbone != "autoencoder":
-        return
-    sizes = {
-        "train": task.train_size or _TRIED,
-        "validation": config.evaluation.validation_size,
-        "test": config.evaluation.test_size,
-    }
-    for split in SPLITS:
-        tokens, targets, lengths = task.examples(split, 0, min(sizes[split], _TRIED))
-        present = np.ones_like(tokens, dtype=np.bool_)
-        if lengths is not None:
-            present = np.arange(tokens.shape[1]) < lengths[:, None]
-        if any((classes[present] == IGNORED).any() for classes in targets.values()):
-            condition = f"must be 'causal' for a task that leaves positions unscored ({task.name})"
-            raise SettingError("model.backbone", condition, config.model.backbone)
-
-
-def _check_first_length(config: RunConfig, task: Task) -> None:
-    """Check that the beginnings of some training examples have labels."""
-    first = config.schedules.first_length
-    if first is None:
-        return
-    examples = task.examples("train", 0, min(task.train_size or _TRIED, _TRIED))
-    kept = beginnings(examples, first)
-    if all((classes == IGNORED).all() for classes in kept.targets.values()):
-        condition = f"must reach the labels of the examples ({task.name} has none before)"
-        raise SettingError("schedules.first_length", condition, first)
+    parts = {"model": model, "batch": batches, "loss": losses}
+    return {**parts, "optimizer": optimizer, "hooks": hooks}
 
 
 def _call_once(config: RunConfig, model: ReadoutModel, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import inspect
 import json
 import math
 import warnings
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from statemix.errors import ABSENT, OptionError, SettingError
+from statemix.errors import ABSENT, OptionError, RequestError, SettingError
 from statemix.models import earlier_name
 from statemix.training.checkpoint import TensorFiles
 from statemix.training.config import AttributeSchedule, OptimizerConfig, ScheduleConfig
@@ -30,9 +31,6 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
     As in MAD, biases, norms and embeddings decay unless a group sets their weight decay. The fused
     step is used on every device: it is one pass over the parameters instead of a dozen, which
     matters for models that need a millisecond per step.
-
-    Raises:
-        SettingError: if a group's pattern matches no parameter.
     """
     members: list[list[nn.Parameter]] = [[] for _ in (*config.groups, None)]
     for name, parameter in model.named_parameters():
@@ -196,11 +194,7 @@ def schedulable(model: nn.Module) -> dict[str, dict[str, nn.Module]]:
 
 
 def holders(model: nn.Module, attribute: str, path: str) -> dict[str, nn.Module]:
-    """Return the modules that declare an attribute schedulable, by name.
-
-    Raises:
-        SettingError: if no module declares it; the message names the setting ``path``.
-    """
+    """Return the modules that declare an attribute schedulable, by name."""
     found = schedulable(model)
     if attribute not in found:
         known = f" (the layers of this model declare {sorted(found) or 'none'})"
@@ -250,9 +244,6 @@ def attributes_set(
         model: the model.
         values: attribute -> value.
         setting: dotted name of the setting that holds the values, for messages.
-
-    Raises:
-        SettingError: if no layer of the model declares an attribute, or one refuses its value.
     """
     before = [
         (module, attribute, getattr(module, attribute))
@@ -314,6 +305,34 @@ class TorchSchedule(Hook):
             warnings.filterwarnings("ignore", "Detected call of .lr_scheduler.step", UserWarning)
             for _ in range(state["trainer"]["step"]):
                 self._scheduler.step()
+
+
+def check_optimizer(
+    optimizer: torch.optim.Optimizer,
+    scheduler: object,
+    model: nn.Module,
+    criterion: str | None,
+    mode: str,
+) -> None:
+    """Check that an optimiser and a schedule of PyTorch suit a model and a criterion."""
+    own = set(model.parameters())
+    if any(p not in own for group in optimizer.param_groups for p in group["params"]):
+        raise RequestError("optimizer must have parameters of the model alone")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        kind = type(optimizer).__name__
+        raise RequestError(f"optimizer must make a step without a closure, got {kind}")
+    if not isinstance(scheduler, LRScheduler | None):
+        raise RequestError(f"scheduler must be a schedule of PyTorch or None, got {scheduler!r}")
+    if scheduler is not None and scheduler.optimizer is not optimizer:
+        raise RequestError("scheduler must be a schedule of the optimizer that is given")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        if criterion is None:
+            raise RequestError("criterion must be given with ReduceLROnPlateau, which reads it")
+        if scheduler.mode != mode:
+            raise RequestError(
+                f"mode must be that of the scheduler, {scheduler.mode!r}, got {mode!r}"
+            )
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -91,18 +91,10 @@ class Settings(BaseModel):
         return _read(value, validate)
 
     def check(self) -> None:
-        """Check conditions that connect several fields.
-
-        Raises:
-            SettingError: if a condition does not hold.
-        """
+        """Check conditions that connect several fields."""
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with other values of some fields.
-
-        Raises:
-            SettingError: if a value is invalid.
-        """
+        """Return a copy with other values of some fields."""
         return type(self)(**{**dict(self), **changes})
 
     def asked(self) -> dict[str, Any]:
@@ -225,9 +217,6 @@ def read_spec(kind: type[S], value: object) -> S:
     Args:
         kind: class of the specification.
         value: a table that holds the name and the options, a bare name, or a specification.
-
-    Raises:
-        SettingError: if the value is not such a table, or does not fit the entry.
     """
     if isinstance(value, kind):
         table: Any = {"name": value.name, **value.options}
@@ -351,11 +340,7 @@ def finite(value: Any) -> Any:
 
 
 def lookup(tree: Any, name: str) -> Any:
-    """Return the value of a dotted name in nested plain tables.
-
-    Raises:
-        SettingError: if the name does not exist.
-    """
+    """Return the value of a dotted name in nested plain tables."""
     for step in name.split("."):
         key: Any = step if isinstance(tree, dict) and step in tree else _index(tree, step, name)
         tree = tree[key]
@@ -367,9 +352,6 @@ def put(tree: dict[str, Any], name: str, value: Any) -> None:
 
     A table that does not exist is made, and a name in the place of a table becomes one: it is the
     name of a specification whose options follow.
-
-    Raises:
-        SettingError: if the name does not fit the tables.
     """
     *path, last = name.split(".")
     place: Any = tree
@@ -449,11 +431,7 @@ def source_digests(names: Iterable[str]) -> dict[str, str]:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """Read a configuration file, TOML or JSON by its suffix, as nested plain tables.
-
-    Raises:
-        RequestError: if the file cannot be read or is not valid.
-    """
+    """Read a configuration file, TOML or JSON by its suffix, as nested plain tables."""
     if path.exists() and not path.is_file():
         # Some devices and pipes never end.
         raise RequestError(f"{path} must be a regular file")

@@ -21,16 +21,7 @@ _MOST_ENTRIES = 10_000
 
 
 class PermutationPenalty(Hook):
-    """Adds the penalty to the loss; an attempt has it when it has left its plateau.
-
-    Args:
-        coefficient: factor of the penalty.
-        model: model whose first layer is penalised.
-        attempts: the attempts of the run, if there are any.
-
-    Raises:
-        SettingError: if the first layer has no square transitions.
-    """
+    """Adds the penalty to the loss; an attempt has it when it has left its plateau."""
 
     def __init__(
         self, coefficient: float, model: ReadoutModel, attempts: Attempts | None = None
@@ -58,9 +49,6 @@ def permutation_penalty(model: ReadoutModel) -> Tensor:
 
     over tokens x and units k, such as blocks. A matrix that is not negative and whose rows sum to 1
     has penalty 0 if and only if it permutes.
-
-    Args:
-        model: a model whose first layer runs a linear recurrence.
     """
     transitions = token_transitions(model, model.backbone.vocab_size)
     assert transitions is not None
@@ -73,14 +61,8 @@ def token_transitions(model: ReadoutModel, num_tokens: int) -> Tensor | None:
     """Return the transitions of the first layer under each of the first tokens.
 
     The layer sees a token's normalised embedding at the beginning of a sequence. What came before
-    matters only to layers with a short convolution.
-
-    Args:
-        model: the model.
-        num_tokens: number of tokens.
-
-    Returns:
-        Shape (num_tokens, units, m, m); None if the layer runs no linear recurrence.
+    matters only to layers with a short convolution. The shape is (num_tokens, units, m, m); None
+    means that the layer runs no linear recurrence.
     """
     layer = model.backbone.blocks[0].mixer
     if not isinstance(layer, Layer):
@@ -97,10 +79,6 @@ def representations(model: ReadoutModel, task: Task) -> dict[str, float]:
     The table of transitions :math:`A(g)`, one for each token g, is a function on the group. The
     part that belongs to the group's action on its points can be sharpened into permutations of the
     entries; a network whose gates hold another part tracks short words alone, or a quotient.
-
-    Args:
-        model: the model.
-        task: its task.
 
     Returns:
         Name of each representation but the constant one

@@ -208,8 +208,7 @@ def test_a_property_is_about_the_words_of_the_task(tmp_path, capsys):
     assert main([*train, "--evaluation.validation-size", "2"]) == 0
     assert main(["certify", run, "--property", str(first)]) == 0
     first.write_text("start: s\nbad: b\ns switch * b\n")
-    with pytest.warns(UserWarning, match=r"property-first\.json held the verdict on another prop"):
-        assert main(["certify", run, "--property", str(first)]) == 1
+    assert main(["certify", run, "--property", str(first)]) == 1
     assert "refuted: switch leads to b" in capsys.readouterr().out
 
 

@@ -334,7 +334,7 @@ def test_a_folder_of_another_run_is_a_failed_row(jobs):
     run_all(jobs[:1])
     (row,) = run_all([dataclasses.replace(jobs[0], config=run(seed=5))])
     assert row.status == "failed"
-    assert "seed=0 by default, not 5" in row.message
+    assert "seed=its default, not 5" in row.message
     assert row.details == ""
 
 

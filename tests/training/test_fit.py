@@ -408,7 +408,7 @@ def test_an_optimizer_that_cannot_be_resumed_is_refused_at_once(tmp_path, make, 
 
 def test_another_model_in_the_folder_is_refused_by_its_tensors(tmp_path):
     fit(build(), batch, loss, tmp_path, num_steps=2, device="cpu")
-    with pytest.raises(RequestError, match=r"fit\.model\.\S+=.*no such tensor"):
+    with pytest.raises(RequestError, match=r"with fit\.model\.\S+="):
         fit(nn.Linear(3, 3), batch, loss, tmp_path, num_steps=2, device="cpu")
 
 

@@ -89,11 +89,11 @@ PERMUTATION = {"group": "S_3", "length": 5, "train_size": 20}
     [
         (
             {"optimizer.learning_rate": 0.5},
-            r"optimizer\.learning_rate=0\.5, not 0\.001 by default;",
+            r"optimizer\.learning_rate=0\.5, not its default;",
         ),
         ({"runtime.num_threads": 2}, r"runtime\.num_threads=2, not 1;"),
-        ({"model.bos": False}, r"model\.bos=False by default, not True;"),
-        ({"seed": 3}, "seed=3, not 0 by default;"),
+        ({"model.bos": False}, r"model\.bos=its default, not True;"),
+        ({"seed": 3}, "seed=3, not its default;"),
         (
             {"task": TaskSpec("permutation", **PERMUTATION | {"length": 6})},
             r"task\.length=6, not 5;",
@@ -108,7 +108,7 @@ PERMUTATION = {"group": "S_3", "length": 5, "train_size": 20}
         ),
         (
             {"model.layers": (LayerSpec("bd_lru", num_blocks=2, block_size=3, gate="sigmoid"),)},
-            r"model\.layers\.0\.gate='sigmoid', not 'softmax' by default;",
+            r"model\.layers\.0\.gate='sigmoid', not its default;",
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_run_of_another_task_is_refused_by_its_name(tmp_path):
     stored = RunConfig()
     begin(stored, tmp_path)
     other = stored.replace(task=TaskSpec("parity", length=16))
-    message = r"with task\.name='permutation' by default, not 'parity'"
+    message = r"with task\.name=its default, not 'parity'"
     with pytest.raises(RequestError, match=message):
         train(other, tmp_path)
 
@@ -262,7 +262,7 @@ def test_damaged_weights_are_not_loaded(tiny, tmp_path, weights, damage):
     [
         ("{", "summary.json must hold a run's summary, got: "),
         ("[]", "summary.json must hold a run's summary, got a list"),
-        ("{}", "summary.json must hold a run's summary, got: KeyError"),
+        ("{}", "summary.json must hold a run's summary, got: last: Field required"),
         (None, r"folder must hold a finished run, got .* without summary.json; train it again"),
     ],
 )
@@ -297,25 +297,12 @@ def test_weights_that_do_not_fit_the_network_are_named(tiny, tmp_path):
         load_model(tmp_path / "run")
 
 
-def test_a_stored_length_that_does_not_suit_the_task_is_refused(tiny, tmp_path):
-    begin = tiny({"schedules.epochs": 1})
-    train(begin, tmp_path)
-    (tmp_path / "summary.json").unlink()
-    path = tmp_path / "config.json"
-    stored = json.loads(path.read_text())
-    del stored["resolved"]["task"]["train_size"]
-    path.write_text(json.dumps(stored))
-    message = rf"^{path}: schedules.epochs must not be given for a task with fresh examples"
-    with pytest.raises(RequestError, match=message):
-        train(begin, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (
             {"task": {"name": "permutation", "group": "S_3", "length": 2**63}},
-            "config.json: task: length must",
+            "task: length must",
         ),
         ({"model": {"hidden_size": 12, "layers": ["unknown"]}}, "must be one of"),
     ],
@@ -469,12 +456,12 @@ def test_a_killed_run_reads_as_interrupted(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.update(num_parameters="many"), "num_parameters must be a valid integer"),
-        (lambda s: s["last"].update(step=1.5), "step must be a valid integer"),
+        (lambda s: s.update(num_parameters="many"), "num_parameters: .* valid integer"),
+        (lambda s: s["last"].update(step=1.5), "last.step: .* valid integer"),
         (lambda s: s["last"]["test"]["5"]["product"].update(token_accuracy="x"), "token_accuracy"),
-        (lambda s: s["best_test"].update(validation={}), "scores must not be empty"),
-        (lambda s: s["best_test"].update(test={}), "scores must not be empty"),
-        (lambda s: s.update(weights={"model.safetensors": 1}), "must be a valid string"),
+        (lambda s: s["best_test"].update(validation={}), "best_test.validation: .* at least 1"),
+        (lambda s: s["best_test"].update(test={}), "best_test.test: .* at least 1"),
+        (lambda s: s.update(weights={"model.safetensors": 1}), "valid string"),
     ],
 )
 def test_a_summary_with_a_field_of_another_type_is_refused(tiny, tmp_path, change, message):

@@ -364,16 +364,13 @@ def test_a_half_written_row_is_made_again(config, whole, tmp_path):
 
 
 @pytest.mark.parametrize("cut", ["all", "half a row"])
-def test_lost_rows_are_reported_and_the_run_continues(config, whole, tmp_path, cut):
+def test_a_run_that_has_lost_rows_continues(config, whole, tmp_path, cut):
     assert run_killed(config, tmp_path / "run", events=18)  # after the save at step 7
     path = tmp_path / "run" / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     assert len(lines) == 2
     path.write_text("" if cut == "all" else lines[0] + lines[1][:20])
-    events = []
-    train(config, tmp_path / "run", on_event=events.append)
-    (message,) = (event.text for event in events if event.kind == "message")
-    assert message.startswith("metrics.jsonl has lost rows: ")
+    train(config, tmp_path / "run")
     rows, *rest = result(tmp_path / "run")
     assert rest == list(whole[1:])
     assert rows == whole[0][2:] if cut == "all" else rows == [whole[0][0], *whole[0][2:]]

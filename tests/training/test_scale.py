@@ -38,9 +38,9 @@ def test_the_end_of_a_run_gathers_one_tensor_at_a_time(tmp_path, monkeypatch, ra
     files = {name: {"a": Shard(), "b": Shard()} for name in ("model", "optimizer")}
     loop = SimpleNamespace(
         tensors=lambda: files, state_dict=dict, ranks=Ranks(rank, 2), num_parameters=6,
-        time_s=1.0, cpu_s=1.0, step=1, emit=lambda *_: None,
+        time_s=1.0, cpu_s=1.0, step=1, emit=lambda *_: None, hooks=[],
     )  # fmt: skip
-    save_outcome(loop, tmp_path, {})
+    save_outcome(loop, tmp_path)
     # The name of the last one still holds it.
     assert max(Shard.alive) <= (2 if rank == 0 else 1)
     stored = {path.name for path in tmp_path.iterdir()}

@@ -1,12 +1,8 @@
 """A Ray cluster that trains runs."""
 
-import os
-import socket
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -27,8 +23,6 @@ from statemix.training import Event
 
 # Steps are shown to a person; a small network does a thousand in a second.
 _STEP_EVERY_S = 1.0
-# Time for the head of a cluster to answer.
-_CONNECT_S = 5.0
 # Time between two looks at which tasks have died.
 _POLL_S = 1.0
 
@@ -40,11 +34,8 @@ class Cluster:
         self, ray: Any, address: str, num_tasks: int | None, every_s: float | None, undo: ExitStack
     ) -> None:
         self._ray, self._address, self._checkpoint_every_s = ray, address, every_s
-        self._undo = undo
         # Number of a run in training -> Ray's reference to its task.
         self._busy: dict[int, Any] = {}
-        # Parent of run folders -> a file that shows whether a machine sees the same folder.
-        self._marks: dict[Path, Path] = {}
         resources = ray.cluster_resources()
         self._has_gpus = resources.get("GPU", 0) >= 1
         if resources.get("CPU", 0) < 1:
@@ -86,10 +77,9 @@ class Cluster:
             "max_retries": 0,
         }
         train = self._ray.remote(**options)(_train)
-        mark = self._mark(folder.parent)
-        self._busy[number] = train.remote(
-            number, (asked, folder), mark, self._news, self._checkpoint_every_s
-        )
+        files.make_folder("folder", folder.parent)
+        work = (asked, folder)
+        self._busy[number] = train.remote(number, work, self._news, self._checkpoint_every_s)
 
     def receive(self, timeout_s: float | None) -> Iterator[Message | Death]:
         """Wait for news of the tasks; there may be none."""
@@ -144,15 +134,6 @@ class Cluster:
             return f": {type(error).__name__}"
         return ""
 
-    def _mark(self, parent: Path) -> Path:
-        if parent not in self._marks:
-            files.make_folder("folder", parent)
-            file, name = tempfile.mkstemp(prefix=".shared-", dir=parent)
-            os.close(file)
-            self._undo.callback(os.unlink, name)
-            self._marks[parent] = Path(name)
-        return self._marks[parent]
-
 
 @contextmanager
 def cluster(
@@ -160,11 +141,7 @@ def cluster(
 ) -> Iterator[Cluster]:
     """Connect to a cluster, and end its tasks on exit, runs under way with a checkpoint.
 
-    Args:
-        address: as in :func:`statemix.sweeps.runner.run_all`.
-        num_tasks: tasks at a time; None for as many as there are GPUs, or processors if there is
-            no GPU.
-        checkpoint_every_s: as in :func:`statemix.training.train`.
+    There are ``num_tasks`` tasks at a time; None means as many as GPUs, or processors without GPUs.
     """
     with connected(address) as ray, ExitStack() as undo:
         tasks = Cluster(ray, address, num_tasks, checkpoint_every_s, undo)
@@ -189,7 +166,6 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
         return
     try:
-        _check_listening(address)
         # Ray handles SIGTERM by itself, without a checkpoint.
         with handled({}):
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -210,25 +186,18 @@ def _most_threads(nodes: Sequence[Mapping[str, Any]], *, with_gpu: bool) -> int:
     return max(int(machine.get("CPU", 0)) for machine in machines)
 
 
-def _check_listening(address: str) -> None:
-    """Raise if nobody listens at an address, for which Ray would look for minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-
-
 def _train(
     number: int,
     work: Work,
-    mark: Path,
     news: Any,
     checkpoint_every_s: float | None,
 ) -> None:
     """Train a run on a machine of the cluster, and report its events and its ending."""
     from ray.exceptions import RayError
 
-    if not mark.exists():
-        text = f"the machines of a cluster must share the folder {mark.parent}, one does not"
+    parent = work[1].parent
+    if not parent.exists():
+        text = f"the machines of a cluster must share the folder {parent}, one does not"
         raise RequestError(text)
     reported = 0.0
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,17 +55,13 @@ def certify_run(
     Args:
         folder: folder of the run.
         weights: weights of the network.
-        soft: search the network as it was trained, as in :func:`statemix.proofs.prove`.
-        max_pairs: as in :func:`statemix.proofs.prove`.
+        soft: search the network as it was trained.
+        max_pairs: pairs after which the verdict is open.
         output: folder for the certificate; None means the run's folder.
-        on_progress: as in :func:`statemix.proofs.prove`.
+        on_progress: function called with the number of pairs so far.
 
     Returns:
         The certificate and the files that were written; no files if a stored proof stays.
-
-    Raises:
-        RequestError: if the task has neither an automaton nor places, the model is an autoencoder,
-            the folder holds no finished run, or the output cannot be written.
     """
     config = load_outcome(folder).config
     task = config.build_task()
@@ -118,24 +113,13 @@ def check_property(
     trained one with gates of 0 and 1. With ``soft``, or without softmax gates, it is the trained
     one as it is. If the task has an automaton, words that it does not allow are left out.
 
-    Args:
-        folder: folder of the run.
-        property_file: text of the property, as :func:`statemix.proofs.parse_property` reads it. The
-            verdict is written to ``property-NAME.json`` with the file's name without its ending.
-            Other weights and ``soft`` change the name, as in :func:`certificate_paths`.
-        weights: weights of the network.
-        soft: search the network as it was trained.
-        max_states: states of the network after which the verdict is open.
-        output: folder for the verdict; None means the run's folder.
-        on_progress: as in :func:`statemix.proofs.prove_safety`.
+    The verdict is written to ``property-NAME.json`` with the property file's name without its
+    ending. Other weights and ``soft`` change the name, as in :func:`certificate_paths`. It is open
+    after ``max_states`` states of the network. The other arguments are as in :func:`certify_run`.
 
     Returns:
         The verdict, with the names of letters and answers; and the file that was written. It is
         None if the verdict is open and the file holds another one on the same network and property.
-
-    Raises:
-        RequestError: if the folder holds no finished run, the model is an autoencoder, the property
-            cannot be read, or the output cannot be written.
     """
     outcome = load_outcome(folder)
     config, task = outcome.config, outcome.config.build_task()
@@ -180,22 +164,10 @@ def check_property(
         "reason": result.reason,
     }
     with runs.lock_folder(path.parent, patience_s=runs.WRITING_S):
-        if _stored_property(path) not in (None, text):
-            replaced = f"{path} held the verdict on another property, which is replaced"
-            warnings.warn(replaced, stacklevel=2)
         if result.verdict == "open" and _is_decided(path, row):
             return row, None
         files.write_file(path, (json.dumps(row, indent=1) + "\n").encode())
     return row, path
-
-
-def _stored_property(path: Path) -> str | None:
-    """Return the property that a file decides; None if it decides none."""
-    try:
-        found = json.loads(path.read_text())["property"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return found if isinstance(found, str) else None
 
 
 def _is_decided(path: Path, row: dict[str, Any]) -> bool:
@@ -232,13 +204,7 @@ def explore_run(
     max_states: int = 100_000,
     on_progress: Callable[[int], None] | None = None,
 ) -> ExploredRun:
-    """Visit all states of a finished run's network with gates of 0 and 1.
-
-    Args:
-        folder: folder of the run.
-        weights: weights of the network.
-        max_states: states after which the search gives up.
-        on_progress: as in :func:`statemix.proofs.prove_safety`.
+    """Visit all states, up to ``max_states``, of a run's network with gates of 0 and 1.
 
     Raises:
         RequestError: if the folder holds no finished run, the network cannot be hardened, not all
@@ -343,11 +309,7 @@ def load_proven(
 ) -> ReadoutModel:
     """Load the proven network of a run, on the CPU, in evaluation mode.
 
-    Args:
-        folder: folder of the run.
-        weights: weights that the proof is about.
-        soft: whether the network was searched as it was trained.
-        output: folder of the certificate; None means the run's folder.
+    The arguments are as in :func:`certify_run`.
 
     Raises:
         RequestError: if the run is not finished, there is no proof of these weights, or a file is

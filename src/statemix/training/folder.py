@@ -24,7 +24,7 @@ from torch import Tensor
 from statemix.errors import ABSENT, RequestError, SettingError
 from statemix.files import write_file
 from statemix.training.checkpoint import load_tensors, save_checkpoint, tensor_bytes
-from statemix.training.settings import differences, finite, lookup
+from statemix.training.settings import differences, finite
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
@@ -141,17 +141,10 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
         stored = _with_length(stored, config)
     different = list(differences(config.asked, stored.asked))
     if different:
-        # A default that is written out differs in nothing. A task is named before its options.
-        name, ours, theirs = min(
-            different,
-            key=lambda one: (
-                _value(one[1], one[0], config) == _value(one[2], one[0], stored),
-                not one[0].endswith("name"),
-            ),
-        )
+        name, ours, theirs = different[0]
         raise RequestError(
             f"folder must hold a run of the same configuration, got {folder} with "
-            f"{name}={_shown(theirs, name, stored)}, not {_shown(ours, name, config)}; "
+            f"{name}={_shown(theirs)}, not {_shown(ours)}; "
             f"{'extend the run or ' if _is_extension(stored, config) else ''}choose another folder"
         )
     return stored
@@ -189,21 +182,8 @@ def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
     return StoredConfig(stored.schema, *changed)
 
 
-def _value(value: Any, name: str, config: StoredConfig) -> str | None:
-    """Return a requested value, or the resolved default, as text; None if there is neither."""
-    if value is ABSENT:
-        try:
-            value = lookup(config.resolved, name)
-        except (SettingError, KeyError, TypeError):
-            return None
-    return repr(value)
-
-
-def _shown(value: Any, name: str, config: StoredConfig) -> str:
-    shown = _value(value, name, config)
-    if shown is None:
-        return "no such tensor" if name.startswith("fit.model.") else "its default"
-    return shown if value is not ABSENT else f"{shown} by default"
+def _shown(value: Any) -> str:
+    return "its default" if value is ABSENT else repr(value)
 
 
 @contextlib.contextmanager

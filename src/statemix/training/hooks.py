@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -160,8 +160,9 @@ class Evaluation(Hook):
         return False
 
     def on_start(self, loop: "Loop") -> None:
+        del loop
         if self._metrics is not None:
-            cut_rows(self._metrics, self._size, loop.report)
+            cut_rows(self._metrics, self._size)
 
     def before_step(self, loop: "Loop") -> None:
         is_due = loop.step % self._every == 0 or loop.stopped or loop.step >= loop.num_steps
@@ -279,25 +280,13 @@ class Checkpoints(Hook):
         loop.emit("saved", f"checkpoint at step {loop.step}")
 
 
-def cut_rows(path: Path, size: int, report: Callable[[str], None]) -> None:
+def cut_rows(path: Path, size: int) -> None:
     """Make a file of rows if absent, and cut off what a resumed run will write again.
 
-    Args:
-        path: the file.
-        size: its bytes at the time of the checkpoint.
-        report: called with a line if the size has changed since.
+    A row that is not whole is cut off, too.
     """
     with path.open("ab") as file:
-        found = file.tell()
-        if found < size:
-            report(
-                f"{path.name} has lost rows: {found} bytes are left of {size}; "
-                "training continues without them"
-            )
-        if found > size:
-            report(f"{path.name}: rows after the checkpoint will be written again")
-        # A row that is not whole is cut off, too.
-        file.truncate(path.read_bytes()[: min(found, size)].rfind(b"\n") + 1)
+        file.truncate(path.read_bytes()[:size].rfind(b"\n") + 1)
 
 
 def sync_rows(path: Path) -> int:

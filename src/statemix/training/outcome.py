@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from statemix.errors import RequestError, SettingError
@@ -185,8 +185,9 @@ def load_outcome(folder: Path | str) -> Outcome:
     try:
         # As JSON, where the names of lengths are strings.
         summary = _summary_adapter().validate_json(json.dumps(stored), strict=True)
-    except ValueError as error:
-        reason = " ".join(str(error).split())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         text = f"{folder / runs.SUMMARY} must hold a run's summary, got: {reason}"
         raise RequestError(text) from error
     return Outcome(folder, config, **vars(summary))

@@ -7,9 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
-
-from annotated_types import Ge
+from typing import Literal
 
 from statemix.errors import RequestError
 from statemix.interrupts import TERMINABLE, handled
@@ -24,7 +22,7 @@ from statemix.sweeps.worker_processes import (
     work_of,
 )
 from statemix.training import Event, RunConfig
-from statemix.training.config import SCHEMA, NotNegative
+from statemix.training.config import SCHEMA, Count, NotNegative
 from statemix.training.devices import check_here, check_threads
 from statemix.training.folder import Status, StoredConfig, read_status, remove_runs, resolve_config
 from statemix.training.settings import checked, import_modules
@@ -100,38 +98,26 @@ def run_all(
         One row per job, in the order of the jobs.
 
     Raises:
-        RequestError: if an argument is out of range or has the wrong type, two jobs share a folder,
-            or a job cannot run on this machine; then none has started. With ``ray``, if the cluster
-            cannot be reached or is lost, if the parent of a folder cannot be made, or if a machine
-            does not see it; the devices of a job are then checked where it runs.
+        RequestError: if a number is out of range, two jobs share a folder, or a job cannot run on
+            this machine; then none has started. With ``ray``, if the cluster cannot be reached or
+            is lost, or a machine does not see the parent of a folder.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
             the same call resumes.
     """
-    ray = checked(str | None, ray, "ray")
-    if num_workers is not None and ray not in (None, "local"):
-        num_workers = checked(Annotated[int, Ge(1)], num_workers, "num_workers")
-    elif num_workers is not None:
-        check_threads("num_workers", checked(int, num_workers, "num_workers"))
-    if not isinstance(retry, Collection) or any(one not in ("diverged", "failed") for one in retry):
-        raise RequestError(f"retry must be among 'diverged' and 'failed', got {retry!r}")
-    for name, function in (("on_event", on_event), ("on_end", on_end)):
-        if function is not None and not callable(function):
-            raise RequestError(f"{name} must be a function or None, got {function!r}")
+    is_here = ray in (None, "local")
+    num_workers = checked(Count | None, num_workers, "num_workers")
+    if num_workers is not None and is_here:
+        check_threads("num_workers", num_workers)
     checkpoint_every_s = checked(NotNegative | None, checkpoint_every_s, "checkpoint_every_s")
     folders = [job.folder.resolve() for job in jobs]
     if len(set(folders)) < len(folders):
         raise RequestError("jobs must have distinct folders, got one folder twice")
-    fresh = checked(bool, fresh, "fresh")
     # One request that cannot be met is one error, before any process starts.
-    asked = [
-        job.config
-        for job in jobs
-        if isinstance(job.config, RunConfig) and (fresh or _ending(job, retry) is None)
-    ]
-    for config in asked:
-        resolved = config.resolved()
-        if ray in (None, "local"):
-            check_here(resolved.runtime)
+    for job in jobs:
+        if isinstance(job.config, RunConfig) and (fresh or _ending(job, retry) is None):
+            resolved = job.config.resolved()
+            if is_here:
+                check_here(resolved.runtime)
     if fresh:
         remove_runs([job.folder for job in jobs])
     ended: dict[Path, Ended] = {}

@@ -170,8 +170,8 @@ def test_ones_own_hook_is_called_and_restored(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_steps": 0}, "num_steps must be an int of at least 1, got 0"),
-        ({"evaluate_every": 0}, "evaluate_every must be an int of at least 1"),
+        ({"num_steps": 0}, "num_steps must be greater than or equal to 1, got 0"),
+        ({"evaluate_every": 0}, "evaluate_every must be greater than or equal to 1"),
         ({"criterion": "other"}, r"criterion must be a number of evaluate \(\['score'\]\)"),
         ({"criterion": None, "stop_at": 0.5}, "stop_at must be None without a criterion"),
         ({"settings": {"f": print}}, "settings must be JSON data"),

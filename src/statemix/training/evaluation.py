@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _TOKENS_PER_CALL = 4096
 # Long sequences run in parallel, so that the kernels can divide the rows among threads.
 _ROWS_AT_LEAST = 16
+# Examples that show whether a task scores every position.
+_TRIED = 32
 
 
 Stored = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -164,9 +166,7 @@ class NumberEvaluation(Evaluation):
 class RunEvaluation(Evaluation):
     """Scores a run's model on its validation and test sequences."""
 
-    def __init__(
-        self, config: RunConfig, task: Task, *, steps_per_epoch: int, metrics: Path
-    ) -> None:
+    def __init__(self, config: RunConfig, task: Task, steps_per_epoch: int, metrics: Path) -> None:
         self._task, self._settings, self._batch_size = task, config.evaluation, config.batches.size
         assert self._settings.every is not None
         super().__init__(self._settings.every * steps_per_epoch, metrics)
@@ -174,8 +174,20 @@ class RunEvaluation(Evaluation):
             "validation", self._settings.validation_size, "evaluation.validation_size"
         )
         self._test = self.on_split("test", self._settings.test_size, "evaluation.test_size")
+        if config.model.backbone == "autoencoder":
+            self._check_all_scored(min(_TRIED, self._settings.test_size))
         self._test_at = self._at("test", "lengths")
         self._validation_at = self._at("validation", "validation_lengths")
+
+    def _check_all_scored(self, count: int) -> None:
+        """Refuse a task that leaves positions unscored: an autoencoder rebuilds every position."""
+        tokens, targets, lengths = self._task.examples("test", 0, count)
+        places = np.arange(tokens.shape[1])
+        present = np.ones(tokens.shape, np.bool_) if lengths is None else places < lengths[:, None]
+        if any((classes[present] == IGNORED).any() for classes in targets.values()):
+            name = self._task.name
+            condition = f"must be 'causal' for a task that leaves positions unscored ({name})"
+            raise SettingError("model.backbone", condition, "autoencoder")
 
     def on_split(
         self, split: Split, count: int, setting: str, length: int | None = None

@@ -20,6 +20,7 @@ from statemix.memory import freed_memory_kept
 from statemix.training import folder as runs
 from statemix.training.batches import Batches, FunctionBatches, LoaderBatches
 from statemix.training.config import (
+    Count,
     Device,
     NotNegative,
     Positive,
@@ -151,9 +152,8 @@ def fit(
         3
     """
     folder = Path(folder)
-    for name, number in (("num_steps", num_steps), ("evaluate_every", evaluate_every)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise RequestError(f"{name} must be an int of at least 1, got {number!r}")
+    num_steps = checked(Count, num_steps, "num_steps")
+    evaluate_every = checked(Count, evaluate_every, "evaluate_every")
     steps = getattr(batch, "num_steps", num_steps)
     is_optimizer = isinstance(optimizer, Optimizer | None)
     is_batches = callable(getattr(batch, "parts", batch)) or isinstance(batch, DataLoader)
@@ -209,25 +209,21 @@ def fit(
             described["strategy"] = strategy
         sharded = strategy == "fsdp" and ranks.size > 1
         if sharded and precision == "64-true":
-            raise RequestError(
-                f"precision must be 32-true or bf16-mixed with fsdp, got {precision}"
-            )
+            raise RequestError("precision must be 32-true or bf16-mixed with fsdp, got 64-true")
         if on_event is None and ranks.is_first and sys.stderr is not None and sys.stderr.isatty():
             # Rich is imported where it is used.
             from statemix.training.progress import shown
 
             on_event = partial(stack.enter_context(shown()), folder.name)
 
-        def wanted() -> runs.StoredConfig:
-            return request if request is settings else comparable(request, folder)
-
         def begin() -> runs.StoredConfig | None:
+            ours = request if request is settings else comparable(request, folder)
             # A folder that cannot be written is still read.
-            stored = runs.resolve_config(folder, wanted(), extend=extend)
+            stored = runs.resolve_config(folder, ours, extend=extend)
             if not runs.is_finished(folder, stored):
                 stack.enter_context(runs.lock_folder(folder))
                 # Another process may have begun or finished the run meanwhile.
-                stored = runs.resolve_config(folder, wanted(), extend=extend)
+                stored = runs.resolve_config(folder, ours, extend=extend)
             if not runs.is_finished(folder, stored):
                 return stored
             runs.warn_of_changes(folder, described)
@@ -267,7 +263,6 @@ def fit(
             interrupts=interrupts,
             ranks=ranks,
         )
-
         evaluation = next((hook for hook in hooks if isinstance(hook, Evaluation)), None)
         if evaluation is None:
             metrics = folder / runs.METRICS if ranks.is_first else None

@@ -66,7 +66,6 @@ def train(
     Raises:
         RequestError: if the configuration cannot be run, or if the folder holds another run, is in
             use, holds other files or cannot be written.
-        OSError: if a file cannot be written later, for instance because the disk is full.
         FloatingPointError: if the loss or the gradient is not finite; the state before that step
             is saved, and the message names the last checkpoint before it.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved.
@@ -125,9 +124,8 @@ def parts_of(config: RunConfig, task: Task, folder: Path) -> dict[str, Any]:
         num_steps=batches.num_steps,
         steps_per_epoch=batches.steps_per_epoch,
     )
-    evaluation = RunEvaluation(
-        config, task, steps_per_epoch=batches.steps_per_epoch, metrics=folder / runs.METRICS
-    )
+    metrics = folder / runs.METRICS
+    evaluation = RunEvaluation(config, task, batches.steps_per_epoch, metrics)
     hooks: list[Hook] = [schedules, evaluation]
     attempts = None
     if config.search.attempts is not None:
@@ -148,7 +146,6 @@ def _call_once(config: RunConfig, model: ReadoutModel, device: torch.device) -> 
     """Call the model once, so that what cannot run here fails before anything is written."""
     precision = config.runtime.precision
     model.to(device, torch.float64 if precision == "64-true" else None).eval()
-    token = torch.zeros((1, 1), dtype=torch.int64, device=device)
     try:
         with ExitStack() as stack:
             for setting in ("evaluation", "search"):
@@ -157,6 +154,6 @@ def _call_once(config: RunConfig, model: ReadoutModel, device: torch.device) -> 
             stack.enter_context(torch.inference_mode())
             is_mixed = precision == "bf16-mixed"
             stack.enter_context(torch.autocast(device.type, torch.bfloat16, enabled=is_mixed))
-            list(model.in_pieces([token]))
+            list(model.in_pieces([torch.zeros((1, 1), dtype=torch.int64, device=device)]))
     except BackendUnavailableError as error:
         raise RequestError(f"model: {error}") from error

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from statemix.training import RunConfig, load_model
-from statemix.training.batches import CrossEntropy, TaskBatches
 from statemix.training.devices import build_fabric
 from statemix.training.loop import Loop
-from statemix.training.schedules import attributes_set, build_optimizer
+from statemix.training.run import parts_of
+from statemix.training.schedules import attributes_set
 from statemix_lab.bench import harness as rows
 from statemix_lab.bench.harness import Measurement, Provider, measure
 from statemix_lab.studies.store import key
@@ -105,16 +105,7 @@ def _runs(work: str, one: StudyEntry, runs: Path) -> bool:
 def _training(config: RunConfig) -> Callable[[], Any]:
     task = config.build_task()
     fabric = build_fabric("cpu", config.runtime.precision)
-    model = config.build_model(task)
-    loop = Loop(
-        model,
-        TaskBatches(task, config.batches, config.schedules, seed=config.seed, device=fabric.device),
-        CrossEntropy(config.objective.position_power, task.length),
-        optimizer=build_optimizer(model, config.optimizer),
-        fabric=fabric,
-        clip_norm=config.optimizer.clip_norm,
-        seed=config.seed,
-    )
+    loop = Loop(**parts_of(config, task, Path()), fabric=fabric)
     return lambda: loop.train_step(loop.step)
 
 

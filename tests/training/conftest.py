@@ -69,12 +69,8 @@ class Begun:
         self.model, self.losses = parts["model"], parts["loss"]
         self.task = parts["batch"].task
         self.loop = Loop(
-            self.model,
-            parts["batch"],
-            self.losses,
-            optimizer=parts["optimizer"],
+            **parts,
             fabric=build_fabric(config.runtime.device, config.runtime.precision),
-            hooks=parts["hooks"],
             clip_norm=config.optimizer.clip_norm,
             seed=config.seed,
         )

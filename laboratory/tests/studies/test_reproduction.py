@@ -634,13 +634,13 @@ def test_a_search_is_expected_to_take_an_attempt():
 
 def test_a_forecast_times_few_tokens_of_a_large_batch(monkeypatch):
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
-    real, sizes = forecast.TaskBatches, []
+    real, sizes = forecast.parts_of, []
 
-    def build(task, batches, *arguments, **named):
-        sizes.append(batches.size)
-        return real(task, batches, *arguments, **named)
+    def build(config, *arguments):
+        sizes.append(config.batches.size)
+        return real(config, *arguments)
 
-    monkeypatch.setattr(forecast, "TaskBatches", build)
+    monkeypatch.setattr(forecast, "parts_of", build)
     length = config.build_task().length
     for size, accumulate in ((128, 1), (10**6, 1), (10**6, 2048)):
         batches = config.batches.replace(size=size, accumulate=accumulate)

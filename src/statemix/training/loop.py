@@ -37,8 +37,8 @@ class Loop:
 
     Args:
         model: model to train, in place.
-        batches: batches by step.
-        losses: loss of the model on a batch, or losses by name, whose sum is minimised; each is
+        batch: batches by step.
+        loss: loss of the model on a batch, or losses by name, whose sum is minimised; each is
             summed over the batches of a step.
         optimizer: optimiser of the model's parameters.
         fabric: device and precision.
@@ -59,8 +59,8 @@ class Loop:
     def __init__(
         self,
         model: nn.Module,
-        batches: Batches,
-        losses: Callable[[Any, Any], Tensor | dict[str, Tensor]],
+        batch: Batches,
+        loss: Callable[[Any, Any], Tensor | dict[str, Tensor]],
         *,
         optimizer: torch.optim.Optimizer,
         fabric: "Fabric",
@@ -71,12 +71,12 @@ class Loop:
         interrupts: Interrupts | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.model, self.batches, self.optimizer = model, batches, optimizer
+        self.model, self.batches, self.optimizer = model, batch, optimizer
         self.fabric, self.hooks = fabric, list(hooks)
-        self.step, self.num_steps, self.stopped = 0, batches.num_steps, False
+        self.step, self.num_steps, self.stopped = 0, batch.num_steps, False
         self.interrupts, self.ranks = interrupts or Interrupts(), ranks
         self.averages = Averages()
-        self._losses, self._clip_norm, self._seed = losses, clip_norm, seed
+        self._loss, self._clip_norm, self._seed = loss, clip_norm, seed
         self._emit = emit
         self._resumed, self._run_clock = False, RunClock()
         # The wrapped pair trains; the bare pair is evaluated, saved and restored.
@@ -188,7 +188,7 @@ class Loop:
 
     def _batch_losses(self, model: Any, batch: Any) -> dict[str, Tensor]:
         def losses(net: Any) -> dict[str, Tensor]:
-            found = _by_name(self._losses(net, batch))
+            found = _by_name(self._loss(net, batch))
             for hook in self.hooks:
                 found |= hook.losses(self, batch)
             return found

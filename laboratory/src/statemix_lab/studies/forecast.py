@@ -5,15 +5,16 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from statemix.sweeps.study_runs import Runnable, StudyRun
-from statemix.training import OptimizerConfig, RunConfig, ScheduleConfig
-from statemix.training.batches import CrossEntropy, TaskBatches
+from statemix.training import OptimizerConfig, RunConfig
 from statemix.training.devices import build_fabric, threads
 from statemix.training.evaluation import SplitEvaluator
 from statemix.training.loop import Loop
-from statemix.training.schedules import attributes_set, build_optimizer
+from statemix.training.run import parts_of
+from statemix.training.schedules import attributes_set
 
 # Calls that are timed, after one that is not; the fastest counts, as other programs only slow down.
 _CALLS = 3
@@ -99,23 +100,22 @@ class Forecast:
 def _measure(config: RunConfig) -> _Price:
     task = config.build_task()
     fabric = build_fabric(config.runtime.device, config.runtime.precision)
-    model = config.build_model(task)
     batches = config.batches
     count = min(batches.size, max(_TOKENS // task.length, batches.accumulate))
+    schedules = config.schedules.replace(learning_rate="constant", first_length=None)
     # A run may have fewer steps than are timed.
-    most = 1 + _CALLS
-    is_fresh = task.train_size is None
-    schedules = ScheduleConfig(num_steps=most) if is_fresh else ScheduleConfig(epochs=most)
-    few = batches.replace(size=count)
-    loop = Loop(
-        model,
-        TaskBatches(task, few, schedules, seed=config.seed, device=fabric.device),
-        CrossEntropy(config.objective.position_power, task.length),
-        # Weights that hardly move, so that no learning rate diverges here.
-        optimizer=build_optimizer(model, OptimizerConfig(learning_rate=1e-12, weight_decay=0.0)),
-        fabric=fabric,
-        seed=config.seed,
+    if schedules.epochs is None:
+        schedules = schedules.replace(num_steps=max(schedules.num_steps or 0, 1 + _CALLS))
+    else:
+        schedules = schedules.replace(epochs=max(schedules.epochs, 1 + _CALLS))
+    # Weights that hardly move, so that no learning rate diverges here.
+    still = config.replace(
+        batches=batches.replace(size=count),
+        optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
+        schedules=schedules,
     )
+    parts = parts_of(still, task, Path())
+    model, loop = parts["model"], Loop(**parts, fabric=fabric)
     evaluator = SplitEvaluator(task, "test", count, batch_size=count)
     tokens = task.length * count
     step = _fastest(lambda: loop.train_step(loop.step))

@@ -103,9 +103,8 @@ def _runs(work: str, one: StudyEntry, runs: Path) -> bool:
 
 
 def _training(config: RunConfig) -> Callable[[], Any]:
-    task = config.build_task()
     fabric = build_fabric("cpu", config.runtime.precision)
-    loop = Loop(**parts_of(config, task, Path()), fabric=fabric)
+    loop = Loop(**parts_of(config, config.build_task(), Path()), fabric=fabric)
     return lambda: loop.train_step(loop.step)
 
 

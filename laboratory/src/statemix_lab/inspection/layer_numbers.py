@@ -234,10 +234,7 @@ class Sharpening(TypedDict):
 
 
 def softened(model: ReadoutModel, config: RunConfig, task: Task) -> ReadoutModel | None:
-    """Return a copy of a run's model with the gate temperatures at which training began.
-
-    None means that the run has no schedule of the gate temperature.
-    """
+    """Return a copy of a run's model with the first gate temperatures; None without a schedule."""
     schedules = tuple(one for one in config.schedules.attributes if one.attribute == _TEMPERATURE)
     if not schedules:
         return None

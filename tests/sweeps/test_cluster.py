@@ -129,7 +129,7 @@ def test_a_task_that_is_killed_is_a_failed_row_and_the_rest_goes_on(tmp_path):
     jobs = jobs_in(tmp_path, a=run(epochs=10**6), b=run(), c=run(seed=1))
     rows = run_all(jobs, ray="auto", num_workers=2, on_event=kill)
     assert [row.status for row in rows] == ["failed", "done", "done"]
-    assert rows[0].message == "the process training a died: WorkerCrashedError"
+    assert rows[0].message == "its process died: WorkerCrashedError"
     assert len(killed) == 1
 
 

@@ -144,7 +144,7 @@ def test_a_worker_killed_is_a_failed_row_and_the_rest_goes_on(tmp_path):
 
     rows = run_all(jobs, num_workers=2, on_event=kill)
     assert [row.status for row in rows] == ["failed", "done", "done"]
-    assert rows[0].message == "the process training doomed died"
+    assert rows[0].message == "its process died"
     assert read_status(jobs[0].folder).status == "interrupted"
 
 
@@ -375,10 +375,10 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
     rows = run_all(jobs, num_workers=2)
     if death == "after its job":
         assert [row.status for row in rows] == ["done", "failed"]
-        assert rows[1].message == "the process training two died"
+        assert rows[1].message == "its process died"
     else:
         assert [row.status for row in rows] == ["failed", "interrupted"]
-        assert rows[0].message == "the process training one died"
+        assert rows[0].message == "its process died"
         assert not rows[1].started
 
 

@@ -13,9 +13,9 @@ from statemix.sweeps.study_runs import StudyRun
 from statemix.sweeps.worker_processes import (
     GRACE_S,
     Content,
-    Death,
-    Message,
+    News,
     Work,
+    died,
     line,
     train_job,
 )
@@ -81,7 +81,7 @@ class Cluster:
         work = (asked, folder)
         self._busy[number] = train.remote(number, work, self._news, self._checkpoint_every_s)
 
-    def receive(self, timeout_s: float | None) -> Iterator[Message | Death]:
+    def receive(self, timeout_s: float | None) -> Iterator[News]:
         """Wait for news of the tasks; there may be none."""
         # Whatever these tasks have told is in the queue already.
         over = self._over(0.0)
@@ -91,11 +91,11 @@ class Cluster:
         for number, content in self._told(wait_s):
             if not isinstance(content, Event):
                 del self._busy[number]
-            yield Message(number, content)
+            yield number, content
         for number, task in list(self._busy.items()):
             if task in over:
                 del self._busy[number]
-                yield Death(number, self._reason(task))
+                yield number, died(self._reason(task))
 
     def _told(self, wait_s: float) -> list[tuple[int, Content]]:
         from ray.exceptions import RayError

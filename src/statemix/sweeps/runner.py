@@ -14,7 +14,6 @@ from statemix.interrupts import TERMINABLE, handled
 from statemix.sweeps.cluster import Cluster, cluster
 from statemix.sweeps.study_runs import Runnable
 from statemix.sweeps.worker_processes import (
-    Death,
     Processes,
     RunEnding,
     processes,
@@ -212,19 +211,18 @@ def _share_out(
                 workers.start(number, work_of(job.config, job.folder))
             if not busy:
                 break
-            for told in workers.receive(None if until is None else until - time.monotonic()):
-                job = busy[told.job]
-                if isinstance(told, Death):
-                    # Out of memory, for instance. The other workers train the remaining jobs.
-                    del busy[told.job]
-                    note(Ended(job, "failed", f"the process training {job.name} died{told.reason}"))
-                elif isinstance(told.content, Event):
+            for number, content in workers.receive(
+                None if until is None else until - time.monotonic()
+            ):
+                job = busy[number]
+                if isinstance(content, Event):
                     begun.add(job.folder)
-                    tell(job, told.content)
+                    tell(job, content)
                 else:
-                    del busy[told.job]
-                    note(_row(job, told.content))
-                    if told.content[0] == "interrupted":
+                    # The other workers train the remaining jobs.
+                    del busy[number]
+                    note(_row(job, content))
+                    if content[0] == "interrupted":
                         raise KeyboardInterrupt
         else:
             reason = "the time was up"

@@ -5,7 +5,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -31,20 +30,8 @@ Content = Event | RunEnding
 """An event of a run, or its ending."""
 
 
-@dataclass(frozen=True)
-class Message:
-    """What a worker says about the run with a number: an event of it, or its ending."""
-
-    job: int
-    content: Content
-
-
-@dataclass(frozen=True)
-class Death:
-    """The end of a worker that has not said how its run ended; the reason in brackets, if known."""
-
-    job: int
-    reason: str = ""
+News = tuple[int, Content]
+"""The number of a run, and what its worker says."""
 
 
 def work_of(config: Runnable, folder: Path) -> Work:
@@ -81,6 +68,11 @@ def line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def died(reason: str = "") -> RunEnding:
+    """Return the ending of a run whose process has died, out of memory for instance."""
+    return "failed", f"its process died{reason}", ""
+
+
 class Processes:
     """Processes that each train one run after another."""
 
@@ -101,7 +93,7 @@ class Processes:
         with suppress(ConnectionError):
             connection.send(work)
 
-    def receive(self, timeout_s: float | None) -> Iterator[Message | Death]:
+    def receive(self, timeout_s: float | None) -> Iterator[News]:
         """Wait for news of the busy processes."""
         for ready in wait(list(self._busy), timeout_s):
             assert isinstance(ready, Connection)
@@ -110,12 +102,12 @@ class Processes:
                 content = ready.recv()
             except (EOFError, ConnectionError):
                 del self._busy[ready]
-                yield Death(job)
+                yield job, died()
                 continue
             if not isinstance(content, Event):
                 del self._busy[ready]
                 self._idle.append(ready)
-            yield Message(job, content)
+            yield job, content
 
 
 @contextmanager

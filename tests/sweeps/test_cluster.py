@@ -182,7 +182,7 @@ def test_a_task_that_cannot_tell_saves_its_run(tmp_path):
 
     work = (job.config.to_plain(), job.folder)
     with pytest.raises(KeyboardInterrupt):
-        cluster._train(0, work, tmp_path, News(), 1e6)
+        cluster._train(0, work, News(), 1e6)
     assert read_status(job.folder).status == "interrupted"
     assert list((job.folder / "checkpoints").glob("step-*"))
 

@@ -16,7 +16,6 @@ from statemix.lm.hub_model import (
     StatemixModel,
     StatemixPreTrainedModel,
 )
-from statemix.lm.remote_code import export_remote_code
 from statemix.lm.state_cache import StateCache
 
 AutoConfig.register(StatemixConfig.model_type, StatemixConfig, exist_ok=True)
@@ -37,5 +36,4 @@ __all__ = [
     "StatemixForTokenClassification",
     "StatemixModel",
     "StatemixPreTrainedModel",
-    "export_remote_code",
 ]

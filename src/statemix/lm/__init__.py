@@ -17,6 +17,7 @@ from statemix.lm.hub_model import (
     StatemixPreTrainedModel,
 )
 from statemix.lm.state_cache import StateCache
+from statemix.lm.token_view import as_classifier
 
 AutoConfig.register(StatemixConfig.model_type, StatemixConfig, exist_ok=True)
 AutoModel.register(StatemixConfig, StatemixModel, exist_ok=True)
@@ -36,4 +37,5 @@ __all__ = [
     "StatemixForTokenClassification",
     "StatemixModel",
     "StatemixPreTrainedModel",
+    "as_classifier",
 ]

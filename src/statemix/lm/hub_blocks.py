@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from statemix.layers import Layer, LayerSpec, State
+from statemix.layers import Layer, State
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.checking import check_once
 from statemix.layers.state import loadable
-from statemix.lm.hub_config import ATTENTION, StatemixConfig
+from statemix.lm.hub_config import ATTENTION, StatemixConfig, spec_of
 from statemix.models.channel_mixers import SwiGLU
 
 
@@ -34,10 +34,8 @@ class GatedMixer(nn.Module):
     def __init__(self, config: StatemixConfig, place: int) -> None:
         super().__init__()
         is_attention = config.layer_types[place] == ATTENTION
-        options = dict(config.block_mixers[place])
-        self.layer: Layer = LayerSpec(options.pop("name"), **options).build(
-            hidden_size=config.hidden_size
-        )
+        spec = spec_of(config.block_mixers[place])
+        self.layer: Layer = spec.build(hidden_size=config.hidden_size)
         self.conv: CausalConv | None = None
         self.output_gate: nn.Linear | None = None
         if not is_attention and config.conv_size:

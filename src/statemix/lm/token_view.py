@@ -34,7 +34,7 @@ def as_classifier(model: StatemixForCausalLM | StatemixForTokenClassification) -
         [spec_of(table) for table in config.block_mixers],
         channel_mixer=MixerSpec("swiglu", intermediate_size=config.intermediate_size),
     ).to(head.weight)
-    readout = found.readouts["answer"]
+    readout: Any = found.readouts["answer"]
     readout.weight.copy_(head.weight)
     if head.bias is not None:
         readout.bias.copy_(head.bias)

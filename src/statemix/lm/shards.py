@@ -1,4 +1,4 @@
-"""Files of tokens: Megatron's ``.bin`` and ``.idx``, and the shards of llm.c, memory-mapped.
+"""Files of tokens: Megatron's ``.bin`` and ``.idx``, memory-mapped.
 
 A ``.bin`` holds the token ids of all documents one after another, as unsigned 16-bit integers or
 signed 32-bit ones. It is at the same time a ``.bin`` of nanoGPT. The ``.idx`` beside it holds the
@@ -20,15 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.errors import RequestError
-from statemix.files import naming, sync_directory, write_file
+from statemix.files import naming, write_file
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _VERSION = 1
 # Megatron's codes of dtypes; it has none for unsigned 32-bit integers.
 _CODES: dict[int, type[np.generic]] = {1: np.uint8, 4: np.int32, 8: np.uint16}
-_LLM_C = (20240520, 1)
-_LLM_C_HEADER = 256
 _FORMAT = "statemix tokens 1"
 _MOST_LENGTH = 2**31 - 1
 
@@ -41,7 +39,7 @@ class TokenFile:
         path: path of the ``.bin`` file.
         ids: all token ids, memory-mapped.
         bounds: bounds of the documents in ``ids``, int64, one more than documents.
-        info: content of the ``.json`` file; empty for shards of llm.c.
+        info: content of the ``.json`` file; empty without one.
     """
 
     path: Path
@@ -71,43 +69,18 @@ def dtype_of(vocab_size: int) -> type[np.generic]:
     return np.uint16 if vocab_size <= 2**16 else np.int32
 
 
-def check_new(stem: Path) -> None:
-    """Check that no file exists, except what a killed process has left.
-
-    Args:
-        stem: path of the files without their suffixes.
-
-    Raises:
-        RequestError: otherwise.
-    """
-    killed = with_suffix(stem, ".bin.partial").exists()
-    # Without a .bin.partial, an index or a description is the user's.
-    for suffix in (".bin",) if killed else (".bin", ".idx", ".json"):
-        if with_suffix(stem, suffix).exists():
-            raise RequestError(f"{with_suffix(stem, suffix)} must not exist yet")
-
-
 class TokenWriter:
-    """Writes documents into ``.bin``, ``.idx`` and ``.json``; the ``.bin`` appears last.
-
-    Until then, there is a ``.bin.partial``. A new writer replaces the files beside one, which a
-    killed process has left.
+    """Writes documents into a ``.bin``, and into an ``.idx`` and a ``.json`` beside it.
 
     Args:
-        stem: path of the files without their suffixes.
+        path: path of the ``.bin``, which must not exist.
         vocab_size: number of tokens.
-
-    Raises:
-        RequestError: if one of the files exists.
     """
 
-    def __init__(self, stem: Path, vocab_size: int) -> None:
-        self.stem, self._vocab_size = stem, vocab_size
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        self.path, self._vocab_size = path, vocab_size
         self._dtype = dtype_of(vocab_size)
-        self._partial = with_suffix(stem, ".bin.partial")
-        check_new(stem)
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._partial.open("wb")
+        self._file = path.open("xb")
         self._digest = hashlib.sha256()
         self._lengths: list[int] = []
         self._bytes: list[int] = []
@@ -139,19 +112,19 @@ class TokenWriter:
                 f"document {self.num_documents}"
             )
         payload = array.astype(np.dtype(self._dtype).newbyteorder("<")).tobytes()
-        with naming(self._partial):
+        with naming(self.path):
             self._file.write(payload)
         self._digest.update(payload)
         self._lengths.append(len(array))
         self._bytes.append(num_bytes)
 
-    def finish(self, info: Mapping[str, Any]) -> Path:
-        """Write the index and the description, and return the path of the ``.bin``.
+    def finish(self, info: Mapping[str, Any]) -> None:
+        """Write the index and the description.
 
         Args:
             info: what the ``.json`` states beside sizes and checksums.
         """
-        with naming(self._partial):
+        with naming(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -175,30 +148,22 @@ class TokenWriter:
             "num_tokens": int(lengths.sum()),
             "document_bytes": self._bytes,
             "sha256": {
-                self.stem.name + ".bin": self._digest.hexdigest(),
-                self.stem.name + ".idx": hashlib.sha256(index).hexdigest(),
+                self.path.name: self._digest.hexdigest(),
+                self.path.with_suffix(".idx").name: hashlib.sha256(index).hexdigest(),
             },
         }
-        path = with_suffix(self.stem, ".bin")
-        write_file(with_suffix(self.stem, ".idx"), index)
-        # The name of a source need not be UTF-8.
-        text = json.dumps(described) + "\n"
-        write_file(with_suffix(self.stem, ".json"), text.encode())
-        os.replace(self._partial, path)
-        sync_directory(path.parent)
-        return path
+        write_file(self.path.with_suffix(".idx"), index)
+        write_file(self.path.with_suffix(".json"), (json.dumps(described) + "\n").encode())
 
-    def discard(self) -> None:
-        """Remove all that has been written, the files of a finished writer included."""
+    def close(self) -> None:
+        """Close the file of an unfinished writer."""
         # Closing writes the rest, which a full disk refuses again.
         with contextlib.suppress(OSError):
             self._file.close()
-        for suffix in (".bin.partial", ".bin", ".idx", ".idx.tmp", ".json", ".json.tmp"):
-            with_suffix(self.stem, suffix).unlink(missing_ok=True)
 
 
 def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
-    """Open a ``.bin`` with its index, or a shard of llm.c, without reading the tokens.
+    """Open a ``.bin`` with its index, without reading the tokens.
 
     Args:
         path: the ``.bin`` file.
@@ -211,10 +176,7 @@ def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
     """
     if not path.is_file():
         raise RequestError(f"{path} must be a file of tokens, found none")
-    index = path.with_suffix(".idx")
-    if not index.exists():
-        return _read_llm_c(path)
-    lengths, dtype = _read_index(index)
+    lengths, dtype = _read_index(path.with_suffix(".idx"))
     info = _read_info(path.with_suffix(".json"))
     bounds = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
     wanted = int(bounds[-1]) * np.dtype(dtype).itemsize
@@ -260,7 +222,7 @@ def _verify(path: Path, digests: Mapping[str, str]) -> None:
 
 
 def _read_index(path: Path) -> tuple[NDArray[np.int64], type[np.generic]]:
-    content = path.read_bytes()
+    content = path.read_bytes() if path.exists() else b""
     if len(content) < _HEADER.size or not content.startswith(_MAGIC):
         raise RequestError(f"{path} must be an index of Megatron-LM, which begins with MMIDIDX")
     _, version, code, num_sequences, num_documents = _HEADER.unpack_from(content)
@@ -299,28 +261,3 @@ def _read_info(path: Path) -> dict[str, Any]:
     if isinstance(counts, list) and not all(type(one) is int and one >= 0 for one in counts):
         raise RequestError(f"{path} must have numbers of bytes in document_bytes")
     return info
-
-
-def _read_llm_c(path: Path) -> TokenFile:
-    with path.open("rb") as file:
-        header = np.frombuffer(file.read(4 * _LLM_C_HEADER), "<i4")
-    if len(header) < _LLM_C_HEADER or tuple(header[:2]) != _LLM_C:
-        raise RequestError(
-            f"{path} must have an index {path.with_suffix('.idx').name} beside it, or be a shard "
-            "of llm.c"
-        )
-    wanted = 4 * _LLM_C_HEADER + 2 * int(header[2])
-    if path.stat().st_size != wanted:
-        raise RequestError(
-            f"{path} must have {wanted} bytes by its header, got {path.stat().st_size}"
-        )
-    ids = np.memmap(path, np.uint16, "r", 4 * _LLM_C_HEADER)
-    # llm.c begins a document with the end of text of GPT-2.
-    begins = np.flatnonzero(ids == 50256)
-    bounds = np.unique(np.concatenate([[0], begins, [len(ids)]])).astype(np.int64)
-    return TokenFile(path, ids, bounds, {})
-
-
-def with_suffix(stem: Path, suffix: str) -> Path:
-    """Return the path with a suffix appended; ``Path.with_suffix`` would replace a dotted end."""
-    return stem.parent / (stem.name + suffix)

@@ -16,6 +16,7 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.models.auto import modeling_auto
+from transformers.utils import can_return_tuple
 
 from statemix.layers import Layer, pack, unpack
 from statemix.lm.hub_blocks import StatemixBlock
@@ -90,13 +91,14 @@ class StatemixModel(StatemixPreTrainedModel):
         config.complete()
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             StatemixBlock(config, place) for place in range(config.num_hidden_layers)
         )
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -107,13 +109,12 @@ class StatemixModel(StatemixPreTrainedModel):
         use_cache: bool | None = None,
         cache: StateCache | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         cu_seqlens: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         seq_idx: Tensor | None = None,
         sequence_group: Any = None,
         **kwargs: Any,  # noqa: ARG002 - arguments for other models
-    ) -> BaseModelOutputWithPast | tuple[Any, ...]:
+    ) -> BaseModelOutputWithPast:
         """Return the hidden state of every token.
 
         Args:
@@ -128,7 +129,6 @@ class StatemixModel(StatemixPreTrainedModel):
             use_cache: return a cache; None means ``config.use_cache``, and False in training.
             cache: states that a previous call returned; changed in place.
             output_hidden_states: return the embeddings, and the output of each block.
-            return_dict: return an output object instead of a tuple.
             cu_seqlens: bounds of sequences packed into one row (B = 1), shape (N+1,).
             cu_seq_lens_q: the same, as TRL names it.
             seq_idx: number of the sequence of each token, shape (1, T), instead of bounds.
@@ -163,8 +163,6 @@ class StatemixModel(StatemixPreTrainedModel):
             use_cache = False
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        if return_dict is None:
-            return_dict = self.config.return_dict
         if cache is None and use_cache:
             cache = StateCache(len(self.layers))
 
@@ -197,20 +195,20 @@ class StatemixModel(StatemixPreTrainedModel):
                 passed.append(rows(x))
                 x = tokens(passed[-1])
             layer = None if cache is None else cache.layers[place]
-            state = None if layer is None else layer.state
-            pending = None if layer is None else layer.pending
-            x, state, before, inputs = block(x, state, bounds, pending, sequence_group)
+            inputs, state = x, None if layer is None else layer.state
+            if layer is not None and layer.pending is not None:
+                state = block.mixer(block.mixer_norm(layer.pending), state)[1]
+            x, after = block(x, state, bounds, sequence_group)
             if layer is not None:
                 unequal = bounds is not None and shape[0] > 1
-                layer.store(before, state, None if unequal else inputs, mask)
+                layer.store(state, after, None if unequal else inputs, mask)
         if cache is not None:
             cache.seen += shape[1]
         x = rows(self.norm(x))
         found: dict[str, Any] = {"last_hidden_state": x, CACHE: cache if use_cache else None}
         if output_hidden_states:
             found["hidden_states"] = (*passed, x)
-        output = BaseModelOutputWithPast(**found)
-        return output if return_dict else output.to_tuple()
+        return BaseModelOutputWithPast(**found)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
@@ -307,6 +305,7 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -318,30 +317,16 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         cache: StateCache | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> CausalLMOutputWithPast:
         """Return the logits of the next tokens and, with labels, the loss.
 
-        Args:
-            input_ids: as in :meth:`StatemixModel.forward`.
-            attention_mask: as in :meth:`StatemixModel.forward`.
-            position_ids: as in :meth:`StatemixModel.forward`.
-            past_key_values: as in :meth:`StatemixModel.forward`.
-            inputs_embeds: as in :meth:`StatemixModel.forward`.
-            labels: tokens, shape (B, T); -100 is not scored. They are shifted here.
-            use_cache: as in :meth:`StatemixModel.forward`.
-            cache: as in :meth:`StatemixModel.forward`.
-            output_hidden_states: as in :meth:`StatemixModel.forward`.
-            return_dict: as in :meth:`StatemixModel.forward`.
-            logits_to_keep: number of last positions, or indices of positions, that get logits; 0
-                means all.
-            **kwargs: bounds of packed sequences, and arguments of the loss such as
-                ``num_items_in_batch``.
+        ``labels`` are tokens, shape (B, T); -100 is not scored. They are shifted here.
+        ``logits_to_keep`` is the number of last positions, or indices of positions, that get
+        logits; 0 means all. The other arguments are those of :meth:`StatemixModel.forward`, and
+        arguments of the loss such as ``num_items_in_batch``.
         """
-        if return_dict is None:
-            return_dict = self.config.return_dict
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -364,10 +349,9 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
                 logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs
             )
         found = {CACHE: outputs.get(CACHE)}
-        output = CausalLMOutputWithPast(
+        return CausalLMOutputWithPast(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, **found
         )
-        return output if return_dict else output.to_tuple()
 
     # `generate` reads the names of the arguments.
     @functools.wraps(GenerationMixin.prepare_inputs_for_generation, assigned=())
@@ -407,7 +391,6 @@ class _Classifier(StatemixPreTrainedModel):
     """Base of the classifiers: :class:`StatemixModel` and a linear map to the labels."""
 
     _logits: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Any]
-    _output: Callable[[Tensor | None, Tensor, BaseModelOutputWithPast], Any]
 
     def __init__(self, config: StatemixConfig, *, loss_type: str, bias: bool) -> None:
         super().__init__(config)
@@ -417,6 +400,7 @@ class _Classifier(StatemixPreTrainedModel):
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=bias)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -425,49 +409,31 @@ class _Classifier(StatemixPreTrainedModel):
         past_key_values: StateCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
         cache: StateCache | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         num_items_in_batch: int | Tensor | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> SequenceClassifierOutputWithPast | TokenClassifierOutput:
         """Return the logits of the labels and, with labels, the loss.
 
-        Args:
-            input_ids: as in :meth:`StatemixModel.forward`.
-            attention_mask: as in :meth:`StatemixModel.forward`.
-            position_ids: as in :meth:`StatemixModel.forward`.
-            past_key_values: as in :meth:`StatemixModel.forward`.
-            inputs_embeds: as in :meth:`StatemixModel.forward`.
-            labels: classes, numbers or sets of classes of the sequences, as
-                ``config.problem_type`` says; or classes of the tokens, where -100 is not scored.
-            use_cache: as in :meth:`StatemixModel.forward`.
-            cache: as in :meth:`StatemixModel.forward`.
-            output_hidden_states: as in :meth:`StatemixModel.forward`.
-            return_dict: as in :meth:`StatemixModel.forward`.
-            num_items_in_batch: number of labels over all batches of an accumulated step, which
-                divides the summed loss. None means the labels of this batch.
-            **kwargs: as in :meth:`StatemixModel.forward`.
+        ``labels`` are classes, numbers or sets of classes of the sequences, as
+        ``config.problem_type`` says; or classes of the tokens, where -100 is not scored.
+        ``num_items_in_batch`` is the number of labels over all batches of an accumulated step,
+        which divides the summed loss. None means the labels of this batch. The other arguments are
+        those of :meth:`StatemixModel.forward`.
         """
-        if return_dict is None:
-            return_dict = self.config.return_dict
+        cache = past_key_values if cache is None else cache
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
             cache=cache,
-            output_hidden_states=output_hidden_states,
             return_dict=True,
             **kwargs,
         )
         hidden = outputs.last_hidden_state
-        given = past_key_values if cache is None else cache
         packed = (kwargs.get(name) for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"))
-        bounds = _bounds(hidden, attention_mask, position_ids, given, *packed)
+        bounds = _bounds(hidden, attention_mask, position_ids, cache, *packed)
         logits = self._logits(hidden, input_ids, attention_mask, bounds)
         loss = None
         if labels is not None:
@@ -483,8 +449,10 @@ class _Classifier(StatemixPreTrainedModel):
             if number is not None and is_mean and self.loss_type == "ForSequenceClassification":
                 # Regression and several labels at once give a mean over this batch.
                 loss = loss * labels.numel() / number
-        output = self._output(loss, logits, outputs)
-        return output if return_dict else output.to_tuple()
+        found = {"loss": loss, "logits": logits, "hidden_states": outputs.hidden_states}
+        if self.loss_type == "ForTokenClassification":
+            return TokenClassifierOutput(**found)
+        return SequenceClassifierOutputWithPast(**found, **{CACHE: outputs.get(CACHE)})
 
 
 class StatemixForSequenceClassification(_Classifier):
@@ -517,14 +485,6 @@ class StatemixForSequenceClassification(_Classifier):
         last = (kept * torch.arange(length, device=kept.device)).argmax(-1)
         return self.score(hidden[torch.arange(batch_size, device=hidden.device), last])
 
-    def _output(
-        self, loss: Tensor | None, logits: Tensor, outputs: BaseModelOutputWithPast
-    ) -> SequenceClassifierOutputWithPast:
-        found = {CACHE: outputs.get(CACHE)}
-        return SequenceClassifierOutputWithPast(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, **found
-        )
-
 
 class StatemixForTokenClassification(_Classifier):
     """:class:`StatemixModel` and a classifier of every token.
@@ -539,17 +499,5 @@ class StatemixForTokenClassification(_Classifier):
         dropout = getattr(config, "classifier_dropout", None)
         self.dropout = nn.Dropout(0.1 if dropout is None else dropout)
 
-    def _logits(
-        self,
-        hidden: Tensor,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        bounds: Tensor | None,
-    ) -> Any:
-        del input_ids, attention_mask, bounds
+    def _logits(self, hidden: Tensor, *_: Tensor | None) -> Any:
         return self.score(self.dropout(hidden))
-
-    def _output(
-        self, loss: Tensor | None, logits: Tensor, outputs: BaseModelOutputWithPast
-    ) -> TokenClassifierOutput:
-        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

@@ -12,7 +12,7 @@ from statemix.layers.state import map_state
 
 
 class RecordedCall(NamedTuple):
-    """A recorded call: inputs of the mixer (B, T, hidden_size), and which columns had tokens."""
+    """A recorded call: inputs of the block (B, T, hidden_size), and which columns had tokens."""
 
     inputs: Tensor
     mask: Tensor | None
@@ -32,12 +32,12 @@ class StateLayer(CacheLayerMixin):
     """The state of one block after the tokens so far.
 
     While the past is recorded, the layer also keeps the state before the recorded tokens, and the
-    inputs of the block's mixer. Rolling back then leaves the earlier state and the inputs that are
-    kept; the block runs its mixer over these before the next tokens.
+    inputs of the block. Rolling back then leaves the earlier state and the inputs that are kept;
+    the mixer of the block reads these before the next tokens.
 
     Attributes:
         state: state of the block; None before the first token.
-        pending: inputs of the mixer that ``state`` has not seen yet, (B, T, hidden_size), or None.
+        pending: inputs of the block that ``state`` has not seen yet, (B, T, hidden_size), or None.
     """
 
     is_sliding = False
@@ -69,8 +69,8 @@ class StateLayer(CacheLayerMixin):
         Args:
             before: state before the tokens of the call.
             state: state after them.
-            inputs: inputs of the mixer in the call without padding, (B, T, hidden_size); None if
-                rows have unequal lengths, and cannot be rolled back.
+            inputs: inputs of the block without padding, (B, T, hidden_size); None if rows have
+                unequal lengths, and cannot be rolled back.
             mask: which columns of the call are tokens, (1, columns); None means all.
         """
         if self.record_past and inputs is not None:

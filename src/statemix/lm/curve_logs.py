@@ -125,6 +125,6 @@ def curve_points(event: Event) -> dict[str, float]:
     if event.kind != "evaluated" or event.row is None:
         return {}
     points = {f"held_out/{name}": value for name, value in event.row["scores"].items()}
-    for name in ("learning_rate", "tokens_per_s", "utilisation", "data_wait"):
+    for name in ("learning_rate", "tokens_per_s", "utilisation"):
         points[f"training/{name}"] = event.row[name]
     return points

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from statemix.lm.model_costs import MATMUL_DTYPES, matmul_speed, training_flops
 from statemix.lm.prepared import without_progress_bars
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import TokenFile
-from statemix.lm.step_line import StepLine, TimedBatches
+from statemix.lm.step_line import StepLine
 from statemix.training.config import Device, Precision, chosen_device
 from statemix.training.fit import Fitted, fit
 from statemix.training.folder import WRITING_S, lock_folder
@@ -50,6 +51,10 @@ class TokenBatches:
         ranks: processes of the run, each of which gets its share of each step.
         sequence_parallel: let the processes share every sequence instead of the sequences. Each
             process gets the tokens of its slice of time, and the first token of the next slice.
+
+    Attributes:
+        step: last step that asked for its batches.
+        began: ``time.monotonic`` at which it asked.
 
     Raises:
         RequestError: if there are too few tokens for one step, or too few sequences, or tokens of a
@@ -92,10 +97,11 @@ class TokenBatches:
                 f"tokens must fill one step of {settings.batch_size} sequences of "
                 f"{settings.length} tokens, got {len(ids)}"
             )
-        self._epoch = -1
+        self._epoch, self.step, self.began = -1, 0, 0.0
 
     def parts(self, step: int) -> Sequence[Tensor]:
         """Return the batches of this process in a step, each (b, its length + 1), int64."""
+        self.step, self.began = step, time.monotonic()
         rank, number = self._ranks.rank, self._settings.accumulate
         shares = np.array_split(self.places(step), self._ranks.size * number)
         pieces = [
@@ -245,10 +251,9 @@ def train_language_model(
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
     ranks = ranks_here()
-    token_batches = TokenBatches(
+    batches = TokenBatches(
         *(tokens.ids, settings, torch.device("cpu"), ranks), sequence_parallel=sequence_parallel
     )
-    batches = TimedBatches(token_batches)
     per_step = settings.batch_size * settings.length
     line = StepLine(
         batches,
@@ -333,7 +338,7 @@ def train_language_model(
             **options,
         )
     except FloatingPointError as error:
-        text = describe_batch(tokens, token_batches.places(batches.step), settings.length)
+        text = describe_batch(tokens, batches.places(batches.step), settings.length)
         raise FloatingPointError(f"{error}; {text}") from error
     if ranks.is_first:
         with without_progress_bars(), lock_folder(folder / "model", patience_s=WRITING_S):

@@ -32,7 +32,6 @@ from statemix.training.fit import Fitted, fit
 from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.hooks import Event, Hook
 from statemix.training.ranks import ALONE, Ranks, ranks_here
-from statemix.training.run import check_arguments
 
 # Sequences that an error names.
 _SHOWN = 8
@@ -47,7 +46,6 @@ class TokenBatches:
     Args:
         ids: all token ids.
         settings: sizes and seed.
-        device: device of the batches.
         ranks: processes of the run, each of which gets its share of each step.
         sequence_parallel: let the processes share every sequence instead of the sequences. Each
             process gets the tokens of its slice of time, and the first token of the next slice.
@@ -56,21 +54,17 @@ class TokenBatches:
         step: last step that asked for its batches.
         began: ``time.monotonic`` at which it asked.
 
-    Raises:
-        RequestError: if there are too few tokens for one step, or too few sequences, or tokens of a
-            sequence, for all processes.
     """
 
     def __init__(
         self,
         ids: Any,
         settings: LanguageSettings,
-        device: torch.device,
         ranks: Ranks = ALONE,
         *,
         sequence_parallel: bool = False,
     ) -> None:
-        self._ids, self._settings, self._device = ids, settings, device
+        self._ids, self._settings = ids, settings
         # Processes that share each sequence all get every sequence.
         self._ranks = ALONE if sequence_parallel else ranks
         shares = self._ranks.size * settings.accumulate
@@ -109,7 +103,7 @@ class TokenBatches:
             for share in shares[rank * number : (rank + 1) * number]
             if len(share)
         ]
-        return [torch.from_numpy(piece).to(self._device) for piece in pieces]
+        return [torch.from_numpy(piece) for piece in pieces]
 
     def places(self, step: int) -> list[int]:
         """Return where the sequences of a step begin."""
@@ -137,13 +131,7 @@ def _digest(tokens: TokenFile) -> str:
 
 
 def describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str:
-    """Return where the sequences of a batch are in a token file, for a reader.
-
-    Args:
-        tokens: the file.
-        places: first token of each sequence.
-        length: tokens of a sequence, without its last target.
-    """
+    """Return where the sequences of a batch begin in a token file, for a reader."""
     shown = []
     for place in places[:_SHOWN]:
         # The last token is the target of the token before.
@@ -159,10 +147,6 @@ def describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str
 
 def check_sequence_parallel(config: StatemixConfig, *, compiled: bool) -> None:
     """Check that processes can share the sequences of a model.
-
-    Args:
-        config: the model.
-        compiled: whether its blocks are compiled.
 
     Raises:
         RequestError: if a layer carries a state that processes cannot hand on, or an option
@@ -209,8 +193,8 @@ def train_language_model(
 
     Args:
         config: the model.
-        tokens: tokens of the training split.
-        held_out: tokens of the held-out split.
+        tokens: the training split.
+        held_out: the held-out split.
         folder: folder of the run.
         settings: how to train.
         most_bytes: held-out bytes that evaluations during training read; None means all.
@@ -228,12 +212,11 @@ def train_language_model(
         **options: further options of :func:`statemix.training.fit`.
 
     Raises:
-        RequestError: as in :func:`statemix.training.fit` and :func:`check_sequence_parallel`, or if
-            the tokens do not fit the model.
+        RequestError: as in :func:`statemix.training.fit`, or if the tokens or the processes do not
+            fit the model.
         FloatingPointError: if the loss or the gradient is not finite. The message names the step,
             the last good checkpoint and the batch.
     """
-    check_arguments(on_event)
     if sequence_parallel:
         check_sequence_parallel(config, compiled=compiled)
     for given in (tokens, held_out):
@@ -251,9 +234,7 @@ def train_language_model(
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
     ranks = ranks_here()
-    batches = TokenBatches(
-        *(tokens.ids, settings, torch.device("cpu"), ranks), sequence_parallel=sequence_parallel
-    )
+    batches = TokenBatches(tokens.ids, settings, ranks, sequence_parallel=sequence_parallel)
     per_step = settings.batch_size * settings.length
     line = StepLine(
         batches,

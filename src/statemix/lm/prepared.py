@@ -26,7 +26,6 @@ from statemix.lm.text_tokenizers import (
     encode,
     end_of,
     load_tokenizer,
-    read_alike,
     train_bpe,
 )
 from statemix.training.folder import lock_folder
@@ -212,24 +211,6 @@ def read_prepared(folder: Path) -> tuple[TokenFile, TokenFile, Tokenizer]:
         if wanted is not None and wanted != digest_of(tokenizer):
             raise RequestError(f"{folder / TOKENIZER} must be the tokenizer of {part.path}")
     return parts[0], parts[1], tokenizer
-
-
-def check_tokenizers(folder: Path, own: Tokenizer, tokens: Path, other: Tokenizer) -> None:
-    """Check that a model reads tokens of its own tokenizer.
-
-    Args:
-        folder: folder of the model.
-        own: its tokenizer.
-        tokens: folder of the tokens.
-        other: their tokenizer.
-
-    Raises:
-        RequestError: if the tokenizers differ.
-    """
-    if not read_alike(own, other):
-        raise RequestError(
-            f"tokens must have the tokenizer of the model in {folder}, got another one in {tokens}"
-        )
 
 
 @contextlib.contextmanager

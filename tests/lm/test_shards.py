@@ -41,6 +41,7 @@ def test_a_document_may_be_several_sequences(written):
     content[26:34] = (3).to_bytes(8, "little")
     content[-32:] = np.array([0, 2, 3], "<i8").tobytes()
     index.write_bytes(content)
+    written.with_suffix(".json").unlink()
     assert np.diff(read_tokens(written).bounds).tolist() == [3, 1]
 
 

@@ -55,11 +55,7 @@ class Document:
     text: str
 
     def is_held_out(self, share: float = HELD_OUT_SHARE) -> bool:
-        """Return whether the document is for evaluation, which its group decides.
-
-        Args:
-            share: share of all groups that is held out.
-        """
+        """Return whether the document is among the share of all groups that is held out."""
         # The name of a file need not be UTF-8.
         digest = hashlib.sha256(self.group.encode(errors="surrogatepass")).digest()
         number = int.from_bytes(digest[:4], "big")
@@ -173,9 +169,6 @@ def standard_library(reading: CorpusReading) -> Iterator[Document]:
     """Yield the modules of the running Python's standard library, without tests.
 
     The group is the top-level package or module.
-
-    Args:
-        reading: counts what is read and left out.
     """
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):

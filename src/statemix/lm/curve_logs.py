@@ -21,6 +21,9 @@ class CurveLog(Hook):
         """Log the numbers of an event; called after :meth:`on_start`."""
         raise NotImplementedError
 
+    def on_stop(self, loop: Loop) -> None:
+        self.on_end(loop)
+
 
 class TensorBoardCurves(CurveLog):
     """Writes the curves for TensorBoard.
@@ -50,9 +53,6 @@ class TensorBoardCurves(CurveLog):
             self._writer.flush()
         return {}
 
-    def on_stop(self, loop: Loop) -> None:
-        self.on_end(loop)
-
     def on_end(self, loop: Loop) -> None:
         del loop
         if self._writer is not None:
@@ -65,9 +65,6 @@ class WandbCurves(CurveLog):
     Args:
         project: name of the project.
         folder: folder of the run, whose name it has there.
-
-    Raises:
-        RequestError: if Weights & Biases is not installed.
     """
 
     def __init__(self, project: str, folder: Path) -> None:
@@ -108,9 +105,6 @@ class WandbCurves(CurveLog):
     def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
         del tensors
         self._id = state.get("wandb_run", self._id)
-
-    def on_stop(self, loop: Loop) -> None:
-        self.on_end(loop)
 
     def on_end(self, loop: Loop) -> None:
         del loop

@@ -137,11 +137,8 @@ class StatemixModel(StatemixPreTrainedModel):
             **kwargs: arguments for other models, which are ignored.
 
         Raises:
-            ValueError: if not exactly one of ``input_ids`` and ``inputs_embeds`` is given, the
-                cache is not one of this model, the mask has another shape or other numbers, bounds
-                disagree, packed sequences come with a cache or a mask with padding, or
-                ``sequence_group`` comes with one of the three.
-            TypeError: if a layer cannot share a sequence.
+            ValueError: if packed sequences come with a cache or padding, ``sequence_group`` with
+                one of the three, or an argument does not fit.
         """
         cache = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
@@ -255,31 +252,25 @@ def _bounds(
 ) -> Tensor | None:
     """Return the bounds of packed sequences from any of the ways to state them, or None."""
     batch_size, length = x.shape[:2]
-    explicit = [given for given in (cu_seqlens, cu_seq_lens_q) if given is not None]
-    if seq_idx is not None:
-        begins = torch.ones(batch_size, length, dtype=torch.bool, device=x.device)
-        begins[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
-        explicit.append(_bounds_of(begins))
-    if explicit:
-        if any(
-            len(other) != len(explicit[0]) or (other != explicit[0]).any() for other in explicit
-        ):
-            raise ValueError("cu_seqlens, cu_seq_lens_q and seq_idx must have the same bounds")
+    bounds = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
+    if bounds is None and seq_idx is not None:
+        bounds = _bounds_of(seq_idx.diff() != 0)
+    if bounds is not None:
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("attention_mask must have no padding with packed sequences")
         if batch_size != 1:
             raise ValueError(f"packed sequences must be one row, got {batch_size}")
-        return explicit[0]
+        return bounds
     if position_ids is None or attention_mask is not None or cache is not None or length < 2:
         return None
-    position_ids = position_ids.expand(batch_size, -1)
-    begins = torch.ones(batch_size, length, dtype=torch.bool, device=x.device)
-    begins[:, 1:] = position_ids.diff() != 1
-    return _bounds_of(begins) if bool(begins[:, 1:].any()) else None
+    jumps = position_ids.expand(batch_size, -1).diff() != 1
+    return _bounds_of(jumps) if bool(jumps.any()) else None
 
 
-def _bounds_of(begins: Tensor) -> Tensor:
-    places = begins.flatten().nonzero().flatten()
+def _bounds_of(jumps: Tensor) -> Tensor:
+    """Return the bounds of sequences that begin with a row, or after a jump, (B, T - 1)."""
+    begins = nn.functional.pad(jumps, (1, 0), value=True).flatten()
+    places = begins.nonzero().flatten()
     return torch.cat([places, places.new_tensor([begins.numel()])])
 
 

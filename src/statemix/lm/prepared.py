@@ -158,13 +158,7 @@ def _cut_of(documents: Iterable[Document], share: float) -> int | None:
 def _divide(
     documents: Iterable[Document], share: float, cut: int | None
 ) -> Iterator[tuple[bool, str]]:
-    """Yield texts, and whether they are held out.
-
-    Args:
-        documents: the documents.
-        share: share of the groups that is held out.
-        cut: bytes of text to train on, up to the end of a line; None splits by group.
-    """
+    """Yield texts, and whether they are held out: by group, or those after a cut, in bytes."""
     left = cut
     for document in documents:
         if left is None:
@@ -197,11 +191,7 @@ def _tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
 
 
 def read_prepared(folder: Path) -> tuple[TokenFile, TokenFile, Tokenizer]:
-    """Return the training tokens, the held-out tokens and the tokenizer of a folder.
-
-    Raises:
-        RequestError: if a file is missing or damaged, or the tokenizer is another one.
-    """
+    """Return the training tokens, the held-out tokens and the tokenizer of a folder."""
     if not (folder / TOKENIZER).is_file():
         raise RequestError(f"tokens must be a folder that `statemix lm prepare` made, got {folder}")
     tokenizer = load_tokenizer(str(folder / TOKENIZER))
@@ -232,11 +222,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
-    """Return the model of a finished run, or of a folder of transformers, and its tokenizer.
-
-    Raises:
-        RequestError: if there is none.
-    """
+    """Return the model of a finished run, or of a folder of transformers, and its tokenizer."""
     chosen = model_folder(folder)
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
         raise RequestError(f"folder must hold a finished language model, got {folder}")

@@ -80,11 +80,7 @@ PRESETS = {
 
 
 def preset_of(name: str) -> Preset:
-    """Return a preset by name.
-
-    Raises:
-        RequestError: if there is none.
-    """
+    """Return a preset by name."""
     if name not in PRESETS:
         known = ", ".join(PRESETS)
         raise RequestError(f"size must be one of {known}, got {name!r}{suggestion(name, PRESETS)}")

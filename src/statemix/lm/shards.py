@@ -59,11 +59,7 @@ class TokenFile:
 
 
 def dtype_of(vocab_size: int) -> type[np.generic]:
-    """Return the dtype of the ids of a vocabulary.
-
-    Raises:
-        RequestError: if no dtype of the format holds them.
-    """
+    """Return the dtype of the ids of a vocabulary."""
     if not 1 <= vocab_size <= 2**31:
         raise RequestError(f"vocab_size must be in 1..2^31, got {vocab_size}")
     return np.uint16 if vocab_size <= 2**16 else np.int32
@@ -91,15 +87,7 @@ class TokenWriter:
         return len(self._lengths)
 
     def add(self, ids: Sequence[int] | NDArray[Any], num_bytes: int) -> None:
-        """Append one document.
-
-        Args:
-            ids: its token ids.
-            num_bytes: bytes of its text.
-
-        Raises:
-            RequestError: if an id is not in the vocabulary, or the index cannot hold the length.
-        """
+        """Append the token ids of a document, whose text has a number of bytes."""
         array = np.asarray(ids, dtype=np.int64)
         if array.ndim != 1 or len(array) > _MOST_LENGTH:
             raise RequestError(
@@ -119,11 +107,7 @@ class TokenWriter:
         self._bytes.append(num_bytes)
 
     def finish(self, info: Mapping[str, Any]) -> None:
-        """Write the index and the description.
-
-        Args:
-            info: what the ``.json`` states beside sizes and checksums.
-        """
+        """Write the index and the description, which states ``info`` beside sizes and checksums."""
         with naming(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -177,7 +161,7 @@ def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
     if not path.is_file():
         raise RequestError(f"{path} must be a file of tokens, found none")
     lengths, dtype = _read_index(path.with_suffix(".idx"))
-    info = _read_info(path.with_suffix(".json"))
+    info = _read_info(path.with_suffix(".json"), len(lengths))
     bounds = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
     wanted = int(bounds[-1]) * np.dtype(dtype).itemsize
     if path.stat().st_size != wanted:
@@ -185,24 +169,13 @@ def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
             f"{path} must have {wanted} bytes by its index, got {path.stat().st_size}"
         )
     if verify:
-        counts = info.get("document_bytes")
-        if counts is not None and (not isinstance(counts, list) or len(counts) != len(lengths)):
-            found = len(counts) if isinstance(counts, list) else repr(counts)
-            raise RequestError(
-                f"{path.with_suffix('.json')} must have the bytes of {len(lengths)} documents, got "
-                f"{found}"
-            )
         _verify(path, info.get("sha256", {}))
     ids = np.memmap(path, dtype, "r") if wanted else np.empty(0, dtype)
     return TokenFile(path, ids, bounds, info)
 
 
 def _verify(path: Path, digests: Mapping[str, str]) -> None:
-    """Compare the checksums of files beside ``path``, unless they were equal and nothing changed.
-
-    Raises:
-        RequestError: if a checksum differs.
-    """
+    """Compare the checksums of files beside ``path``; later, only of files that have changed."""
     stamps = {}
     for name, digest in digests.items():
         stat = (path.parent / name).stat()
@@ -244,7 +217,7 @@ def _read_index(path: Path) -> tuple[NDArray[np.int64], type[np.generic]]:
     return np.diff(places), _CODES[code]
 
 
-def _read_info(path: Path) -> dict[str, Any]:
+def _read_info(path: Path, num_documents: int) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
@@ -258,6 +231,10 @@ def _read_info(path: Path) -> dict[str, Any]:
     own = {path.with_suffix(suffix).name for suffix in (".bin", ".idx")}
     if not isinstance(digests, dict) or not set(digests) <= own:
         raise RequestError(f"{path} must have the sha256 of {' and '.join(sorted(own))} alone")
-    if isinstance(counts, list) and not all(type(one) is int and one >= 0 for one in counts):
-        raise RequestError(f"{path} must have numbers of bytes in document_bytes")
+    if counts is not None and not (
+        isinstance(counts, list)
+        and len(counts) == num_documents
+        and all(type(count) is int and count >= 0 for count in counts)
+    ):
+        raise RequestError(f"{path} must have the bytes of {num_documents} documents")
     return info

@@ -129,7 +129,7 @@ def test_a_wider_preset_has_more_blocks():
         command = train_text.TrainText("run", size="nano", hidden_size=width)
         return command.request(bytes_tokenizer())[0].mixers["linear_attention"]["num_blocks"]
 
-    usual = train_text.preset_of("nano")
+    usual = PRESETS["nano"]
     assert blocks(usual.hidden_size) == usual.num_blocks
     assert blocks(2 * usual.hidden_size) == 2 * usual.num_blocks
 

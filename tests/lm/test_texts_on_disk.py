@@ -51,9 +51,12 @@ READ = {
 }
 # Name and content of a file -> the reason for which it is refused.
 REFUSED = {
-    ("a.txt.zst", b"(\xb5/\xfd\0"): "has NUL bytes and is not UTF-8",
-    ("wide.txt", "ä".encode("utf-16-le") + b"a\0"): "has NUL bytes and is not UTF-8",
-    ("image", b"\x89PNG\r\n\x1a\n\0\0"): "has NUL bytes and is not UTF-8",
+    ("a.txt.zst", b"(\xb5/\xfd\0"): r"files with NUL bytes that are not UTF-8: 1 \(",
+    (
+        "wide.txt",
+        "ä".encode("utf-16-le") + b"a\0",
+    ): r"files with NUL bytes that are not UTF-8: 1 \(",
+    ("image", b"\x89PNG\r\n\x1a\n\0\0"): r"files with NUL bytes that are not UTF-8: 1 \(",
     ("no.txt.gz", b"a"): "cannot be read: Not a gzipped file",
     ("cut.txt.gz", gzip.compress(b"a" * 99)[:-9]): "cannot be read: Compressed file ended before",
     ("bad.txt.gz", gzip.compress(b"a" * 99)[:10] + b"\xff" * 30): "cannot be read: Error -3",
@@ -104,7 +107,8 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, capsys, case):
     assert main([*command, "--tokenizer", "bytes"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert re.search(f"{re.escape(name)}.*({REFUSED[case]})", said)
+    assert re.search(REFUSED[case], said)
+    assert name in said
     assert not (tmp_path / "out").exists()
 
 

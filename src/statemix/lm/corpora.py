@@ -192,10 +192,7 @@ def _of_folder(
         elif not path.is_file() or not os.access(path, os.R_OK):
             reading.note("left out: files that cannot be read", name)
         else:
-            try:
-                yield from _of_file(path, name, parts[0], field, reading)
-            except _NoTextError:
-                reading.note("left out: files with NUL bytes that are not UTF-8", name)
+            yield from _of_file(path, name, parts[0], field, reading)
 
 
 def _files_of(folder: Path, reading: CorpusReading) -> list[Path]:
@@ -217,10 +214,6 @@ def _files_of(folder: Path, reading: CorpusReading) -> list[Path]:
             visited.add(real)
             files += [Path(here, name) for name in names]
     return sorted(files)
-
-
-class _NoTextError(RequestError):
-    """A file is no text."""
 
 
 def _plain_name(path: Path) -> str:
@@ -246,10 +239,9 @@ def _of_file(
         with _opened(path) as file:
             text = file.read()
         if "\0" in text and _HALVES.search(text):
-            raise _NoTextError(
-                f"{path} has NUL bytes and is not UTF-8; if it is a text, store it as UTF-8"
-            )
-        yield Document(name, group, text)
+            reading.note("left out: files with NUL bytes that are not UTF-8", name)
+        else:
+            yield Document(name, group, text)
         return
     for number, row in rows:
         yield _of_row(row, field, f"{path}:{number}", f"{group}:{number}")

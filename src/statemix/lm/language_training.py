@@ -53,7 +53,6 @@ class TokenBatches:
     Attributes:
         step: last step that asked for its batches.
         began: ``time.monotonic`` at which it asked.
-
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class TokenBatches:
         rank, number = self._ranks.rank, self._settings.accumulate
         shares = np.array_split(self.places(step), self._ranks.size * number)
         pieces = [
-            np.stack([self._window(place) for place in share]).astype(np.int64)
+            np.stack([self._ids[place:][self._slice] for place in share]).astype(np.int64)
             for share in shares[rank * number : (rank + 1) * number]
             if len(share)
         ]
@@ -116,9 +115,6 @@ class TokenBatches:
         size = self._settings.batch_size
         chosen = self._order[place * size : (place + 1) * size]
         return [self._offset + int(window) * self._settings.length for window in chosen]
-
-    def _window(self, begin: int) -> Any:
-        return self._ids[begin + self._slice.start : begin + self._slice.stop]
 
 
 def _digest(tokens: TokenFile) -> str:

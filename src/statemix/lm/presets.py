@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from statemix.errors import RequestError, suggestion
-
 OptimizerName = Literal["adamw", "muon"]
+SizeName = Literal["nano", "10M", "140M", "210M"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Preset:
     tied: bool = True
 
 
-PRESETS = {
+PRESETS: dict[SizeName, Preset] = {
     "nano": Preset(160, 3, 40, 4, 128, 16, 2_000, 3e-3),
     "10M": Preset(320, 6, 80, 4, 512, 32, 10_000, 3e-3),
     # Figure 4 of Dubinin et al., by plainLM's defaults: 2.5 billion tokens.
@@ -77,11 +76,3 @@ PRESETS = {
     "210M": Preset(768, 12, 295, 4, 2048, 256, 4_800, 3e-3, tied=False),
 }
 """Name -> sizes."""
-
-
-def preset_of(name: str) -> Preset:
-    """Return a preset by name."""
-    if name not in PRESETS:
-        known = ", ".join(PRESETS)
-        raise RequestError(f"size must be one of {known}, got {name!r}{suggestion(name, PRESETS)}")
-    return PRESETS[name]

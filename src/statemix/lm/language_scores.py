@@ -61,8 +61,7 @@ def bits_per_byte(
     at most 8,192, and predicts the first token from ``config.bos_token_id`` if it has one.
 
     Args:
-        model: the model, in evaluation mode; a :class:`StatemixForCausalLM`, or another causal
-            language model of transformers.
+        model: a causal language model in evaluation mode.
         tokens: the documents.
         most_bytes: stop after the document that reaches this number of bytes.
 

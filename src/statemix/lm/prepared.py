@@ -62,8 +62,8 @@ def prepare(
         sources: as in :func:`statemix.lm.corpora.read_corpus`.
         folder: folder that receives the files.
         tokenizer: "bytes"; "bpe:SIZE", trained on the training split; a file; or a model.
-        field: as in :func:`statemix.lm.corpora.read_corpus`.
-        suffixes: as in :func:`statemix.lm.corpora.read_corpus`.
+        field: name of the text in rows.
+        suffixes: suffixes of files in folders.
         most_documents: number of documents to read; None means all.
         held_out: share of the text to hold out. The name of a group decides whether the group is
             held out. If there are fewer than ``1 / held_out`` groups, or none is held out, or all
@@ -72,10 +72,6 @@ def prepare(
     Returns:
         "train" and "held_out" -> their tokens. Their ``info`` states how the text was split, and
         under "reading" what was read and left out, as :class:`statemix.lm.corpora.CorpusReading`.
-
-    Raises:
-        RequestError: if a source cannot be read, there is no such tokenizer, a file exists, or
-            another process is using the folder. The files of a killed call are replaced.
     """
     if not 0 < held_out < 1:
         raise RequestError(f"held_out must be between 0 and 1, got {held_out}")
@@ -215,15 +211,10 @@ def without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def model_folder(folder: Path) -> Path:
-    """Return the folder of the model of a run; another folder is that of a model itself."""
-    inner = folder / "model"
-    return inner if (inner / "config.json").exists() else folder
-
-
 def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     """Return the model of a finished run, or of a folder of transformers, and its tokenizer."""
-    chosen = model_folder(folder)
+    inner = folder / "model"
+    chosen = inner if (inner / "config.json").exists() else folder
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
         raise RequestError(f"folder must hold a finished language model, got {folder}")
     try:
@@ -242,12 +233,9 @@ def compressed_bits_per_byte(
 ) -> dict[str, float]:
     """Return the bits per byte of held-out text under ``xz -9e``.
 
-    Args:
-        tokens: the training text. "xz_given_training" first compresses its last 64 MiB: the window
-            of ``xz -9e`` forgets what comes before.
-        held_out: the text.
-        tokenizer: their tokenizer.
-        most_bytes: stop after the document that reaches this number of bytes.
+    "xz_given_training" first compresses the last 64 MiB of the training text: the window of
+    ``xz -9e`` forgets what comes before. Held-out text counts up to the document that reaches
+    ``most_bytes``.
     """
     # A token has at least one byte.
     last = np.searchsorted(tokens.bounds, tokens.bounds[-1] - _WINDOW, side="right")

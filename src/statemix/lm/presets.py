@@ -43,18 +43,10 @@ class LanguageSettings:
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of a model and of its training.
+    """Sizes of a model with layers of BD-LRU, and of its training.
 
-    Attributes:
-        hidden_size: width of the residual stream.
-        num_layers: number of blocks.
-        num_blocks: blocks of each BD-LRU.
-        block_size: entries of a block, m.
-        length: tokens of a training sequence.
-        batch_size: sequences of an optimiser step.
-        steps: optimiser steps.
-        learning_rate: largest rate, after the warm-up.
-        tied: whether the output projection is the embedding.
+    ``tied`` says whether the output projection is the embedding; the other names are those of
+    :class:`LanguageSettings` and of the layers.
     """
 
     hidden_size: int

@@ -71,14 +71,7 @@ class StateLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens, and forget how to remove those before this call's records.
-
-        Args:
-            tokens_to_remove: minus the number of tokens, or 0.
-
-        Raises:
-            ValueError: if the number is positive, or more than the recorded tokens.
-        """
+        """Remove the last tokens, whose number comes with a minus, and forget all records."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be at most 0, got {tokens_to_remove}")
         before, inputs, columns = self._before, self._inputs, self._columns

@@ -6,9 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (ROOT / "src" / "statemix", ROOT / "laboratory" / "src" / "statemix_lab")
-# These layers travel alone, under the names of those that they replace.
-LEFT_OUT = ("__main__.py", "portable_layers.py")
-FILES = [one for package in PACKAGES for one in package.rglob("*.py") if one.name not in LEFT_OUT]
+FILES = [one for package in PACKAGES for one in package.rglob("*.py") if one.name != "__main__.py"]
 # A command has the name of the room that it serves; both packages have commands and tasks.
 COMMANDS = {"bench", "cli", "demo", "lm", "tasks"}
 # A class, or an alias of a type.

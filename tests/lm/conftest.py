@@ -83,7 +83,9 @@ def train_tiny(prepared, tmp_path):
 
 def write_documents(stem, vocab_size, documents, info):
     """Write documents, each with its token ids and the bytes of its text; return the ``.bin``."""
-    writer = TokenWriter(stem, vocab_size)
+    path = stem.with_name(f"{stem.name}.bin")
+    writer = TokenWriter(path, vocab_size)
     for ids, num_bytes in documents:
         writer.add(ids, num_bytes)
-    return writer.finish(info)
+    writer.finish(info)
+    return path

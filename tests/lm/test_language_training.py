@@ -31,13 +31,12 @@ from statemix.lm.shards import read_tokens
 from statemix.lm.text_tokenizers import bytes_tokenizer
 from statemix.training.checkpoint import load_tensors
 
-CPU = torch.device("cpu")
 SETTINGS = LanguageSettings(length=4, batch_size=3, steps=20, learning_rate=1e-2, seed=5)
 
 
 def test_an_epoch_shows_every_window_once_in_an_order_of_its_own():
     ids = np.arange(100, dtype=np.uint16)
-    batches = TokenBatches(ids, SETTINGS, CPU)
+    batches = TokenBatches(ids, SETTINGS)
     assert batches.steps_per_epoch == 8
     epochs = [[p for step in range(8 * e, 8 * e + 8) for p in batches.places(step)] for e in (0, 1)]
     for places in epochs:
@@ -52,15 +51,15 @@ def test_an_epoch_shows_every_window_once_in_an_order_of_its_own():
 
 def test_the_order_depends_on_seed_epoch_and_position_alone():
     ids = np.arange(100, dtype=np.uint16)
-    forward = [TokenBatches(ids, SETTINGS, CPU).places(step) for step in range(20)]
-    batches = TokenBatches(ids, SETTINGS, CPU)
+    forward = [TokenBatches(ids, SETTINGS).places(step) for step in range(20)]
+    batches = TokenBatches(ids, SETTINGS)
     assert [batches.places(step) for step in reversed(range(20))][::-1] == forward
 
 
 def test_a_step_may_have_several_batches():
     ids = np.arange(100, dtype=np.uint16)
-    whole = TokenBatches(ids, SETTINGS, CPU).parts(2)
-    parts = TokenBatches(ids, replace(SETTINGS, accumulate=2), CPU).parts(2)
+    whole = TokenBatches(ids, SETTINGS).parts(2)
+    parts = TokenBatches(ids, replace(SETTINGS, accumulate=2)).parts(2)
     assert [len(part) for part in parts] == [2, 1]
     assert torch.equal(torch.cat(parts), whole[0])
 
@@ -143,7 +142,7 @@ def test_a_run_of_an_older_version_names_no_optimizer(prepared, tmp_path):
 
 def test_too_few_tokens_are_refused():
     with pytest.raises(RequestError, match="must fill one step of 3 sequences of 4 tokens, got 15"):
-        TokenBatches(np.zeros(15, np.uint16), SETTINGS, CPU)
+        TokenBatches(np.zeros(15, np.uint16), SETTINGS)
 
 
 def test_the_rate_rises_and_falls():

@@ -173,10 +173,8 @@ def test_kills_of_one_process_and_of_all_change_no_bit(trained, tmp_path):
 
 
 def test_shares_of_the_processes_are_those_of_a_step():
-    whole = TokenBatches(IDS, SETTINGS, torch.device("cpu")).parts(3)
-    shares = [
-        TokenBatches(IDS, SETTINGS, torch.device("cpu"), Ranks(rank, 2)).parts(3) for rank in (0, 1)
-    ]
+    whole = TokenBatches(IDS, SETTINGS).parts(3)
+    shares = [TokenBatches(IDS, SETTINGS, Ranks(rank, 2)).parts(3) for rank in (0, 1)]
     assert [[len(part) for part in parts] for parts in shares] == [[2, 1], [1, 1]]
     assert torch.equal(torch.cat([*shares[0], *shares[1]]), torch.cat([*whole]))
 
@@ -184,7 +182,7 @@ def test_shares_of_the_processes_are_those_of_a_step():
 def test_every_process_needs_a_sequence():
     message = "batch_size must be at least 6 with accumulate=2 and 3 processes, got 5"
     with pytest.raises(RequestError, match=message):
-        TokenBatches(np.zeros(100, np.uint16), SETTINGS, torch.device("cpu"), Ranks(0, 3))
+        TokenBatches(np.zeros(100, np.uint16), SETTINGS, Ranks(0, 3))
 
 
 def test_the_environment_names_the_processes(monkeypatch):

@@ -18,7 +18,7 @@ from statemix.lm.prepared import read_prepared
 from statemix.lm.text_tokenizers import bytes_tokenizer
 
 TWO_ROWS = b'{"text": "one"}\n\n{"text": "two"}'
-HALVES = "texts that are not UTF-8 everywhere, with U+FFFD in these places"
+HALVES = "read: texts that are not UTF-8 everywhere, with U+FFFD in these places"
 # Name and content of a file -> its texts.
 READ = {
     ("a.txt", b"a\r\nb\rc\r\n"): ["a\nb\nc\n"],
@@ -27,12 +27,8 @@ READ = {
     ("ä \n'.txt", b"a"): ["a"],
     (os.fsdecode(b"caf\xe9.txt"), b"a"): ["a"],
     ("mark8.txt", codecs.BOM_UTF8 + "ä".encode()): ["ä"],
-    ("mark16.txt", "ä\r\nb".encode("utf-16")): ["ä\nb"],
-    ("mark16be.txt", codecs.BOM_UTF16_BE + "ä".encode("utf-16-be")): ["ä"],
-    ("mark32.txt", "ä".encode("utf-32")): ["ä"],
     ("latin.txt", b"a\xff\xfeb\xe9"): ["a\ufffd\ufffdb\ufffd"],
     ("nul.txt", b"a\0b"): ["a\0b"],
-    ("half.txt", "\ud83d".encode("utf-16", "surrogatepass")): ["\ufffd"],
     ("empty.txt", b""): [],
     ("a.txt.gz", gzip.compress(b"a")): ["a"],
     ("a.TXT.GZ", gzip.compress(codecs.BOM_UTF8 + b"a")): ["a"],
@@ -44,7 +40,6 @@ READ = {
     ("a.ndjson", TWO_ROWS.replace(b"\n", b"\r\n")): ["one", "two"],
     ("a.jsonlines", TWO_ROWS): ["one", "two"],
     ("a.JL", TWO_ROWS): ["one", "two"],
-    ("wide.jsonl", TWO_ROWS.decode().encode("utf-16")): ["one", "two"],
     ("a.jsonl.gz", gzip.compress(TWO_ROWS)): ["one", "two"],
     ("half.jsonl", b'{"text": "a\\ud83d"}\n{"text": "\\ud83d\\ude00"}'): ["a\ufffd", "😀"],
     ("latin.jsonl", b'{"text": "caf\xe9"}'): ["caf\ufffd"],
@@ -56,12 +51,12 @@ READ = {
 }
 # Name and content of a file -> the reason for which it is refused.
 REFUSED = {
-    ("a.txt.zst", b"(\xb5/\xfd"): "packed in a way that cannot be read; unpack it first",
-    ("a.ZIP", b"PK"): "packed",
-    ("a.tar.gz", gzip.compress(b"")): "packed",
-    ("wide.txt", "ä".encode("utf-16-le") + b"a\0"): "has NUL bytes and is not UTF-8",
-    ("image", b"\x89PNG\r\n\x1a\n\0\0"): "has NUL bytes and is not UTF-8",
-    ("odd.txt", b"\xff\xfea"): "cannot be read: 'utf-16-le' codec can't decode",
+    ("a.txt.zst", b"(\xb5/\xfd\0"): r"files with NUL bytes that are not UTF-8: 1 \(",
+    (
+        "wide.txt",
+        "ä".encode("utf-16-le") + b"a\0",
+    ): r"files with NUL bytes that are not UTF-8: 1 \(",
+    ("image", b"\x89PNG\r\n\x1a\n\0\0"): r"files with NUL bytes that are not UTF-8: 1 \(",
     ("no.txt.gz", b"a"): "cannot be read: Not a gzipped file",
     ("cut.txt.gz", gzip.compress(b"a" * 99)[:-9]): "cannot be read: Compressed file ended before",
     ("bad.txt.gz", gzip.compress(b"a" * 99)[:10] + b"\xff" * 30): "cannot be read: Error -3",
@@ -76,7 +71,6 @@ REFUSED = {
     ("text.json", b"no JSON"): "must be JSON",
     ("empty.json", b""): "must be JSON",
     ("no.json", b'{"body": "a"}'): r":1 must have a text in the field",
-    ("no.parquet", b"PAR1"): r"cannot be read: |needs pyarrow",
 }
 
 
@@ -100,10 +94,9 @@ def test_a_text_is_read(tmp_path, case, inside):
     found, reading = texts_of(tmp_path if inside else path, suffixes=suffixes)
     assert found == READ[case]
     assert reading.files == 1
-    assert (HALVES in reading.remarks) == ("\ufffd" in "".join(found))
-    assert ("texts with NUL characters" in reading.remarks) == ("\0" in "".join(found))
-    left_out = sum(one["count"] for one in reading.left_out.values())
-    assert left_out == (name in {"empty.txt", "empty.jsonl", "repeated.jsonl"})
+    assert (HALVES in reading.notes) == ("\ufffd" in "".join(found))
+    left_out = [one["count"] for what, one in reading.notes.items() if what.startswith("left out")]
+    assert left_out == [1] * (name in {"empty.txt", "empty.jsonl", "repeated.jsonl"})
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: ascii(case[0]))
@@ -114,7 +107,8 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, capsys, case):
     assert main([*command, "--tokenizer", "bytes"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert re.search(f"{re.escape(name)}.*({REFUSED[case]})", said)
+    assert re.search(REFUSED[case], said)
+    assert name in said
     assert not (tmp_path / "out").exists()
 
 
@@ -155,38 +149,36 @@ def test_a_summary_says_what_is_left_out_and_why(folder, tmp_path, monkeypatch, 
     printed = capsys.readouterr()
     assert set(printed.err.splitlines()) == {
         "left out: links to folders that are read under another name: 2 (linked/deep, sub/loop)",
-        "left out: files (No such file or directory): 1 (broken.txt)",
-        "left out: files (Too many levels of symbolic links): 1 (self.txt)",
-        "left out: files (Permission denied): 1 (secret.txt)",
-        "left out: pipes, sockets and devices: 2 (pipe.txt, socket.txt)",
+        "left out: files that cannot be read: 5 (broken.txt, pipe.txt, secret.txt, ...)",
         "left out: empty texts: 1 (empty.txt)",
         "left out: texts that have come before: 1 (link.txt)",
         "left out: files with NUL bytes that are not UTF-8: 1 (._0.txt)",
-        "left out: files of rows (--suffixes .jsonl reads them): 1 (rows.jsonl.gz)",
-        "left out: packed files (unpack them first): 1 (a.txt.zst)",
-        "left out: files with another ending (--suffixes chooses the endings): 5 (b.png, c.csv, "
-        "d.PNG, ...)",
+        "left out: files with another ending (--suffixes chooses the endings): 7 (a.txt.zst, "
+        "b.png, c.csv, ...)",
     }
     assert printed.out.startswith("read: 43 files, 300 bytes of text; 0.125 of the groups are held")
     tokens, held_out, _ = read_prepared(tmp_path / "out")
     assert len(tokens.bounds) + len(held_out.bounds) - 2 == 40
-    assert tokens.info["reading"]["left_out"]["empty texts"] == {"count": 1, "first": ["empty.txt"]}
+    notes = tokens.info["reading"]["notes"]
+    assert notes["left out: empty texts"] == {"count": 1, "first": ["empty.txt"]}
 
 
 def test_a_folder_that_cannot_be_listed_is_counted(tmp_path, monkeypatch):
     (tmp_path / "secret").mkdir()
     (tmp_path / "a.txt").write_text("a")
-    listed = type(tmp_path).iterdir
+    listed = os.scandir
 
     def refuse(path):
-        if path.name == "secret":
-            raise PermissionError(13, "Permission denied")
+        if str(path).endswith("secret"):
+            raise PermissionError(13, "Permission denied", path)
         return listed(path)
 
-    monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
     found, reading = texts_of(tmp_path)
     assert found == ["a"]
-    assert reading.sentences() == ["left out: folders (Permission denied): 1 (secret)"]
+    assert reading.sentences() == [
+        f"left out: folders that cannot be read: 1 ({tmp_path / 'secret'})"
+    ]
 
 
 def test_sources_that_are_no_regular_files_are_refused(tmp_path):
@@ -199,7 +191,7 @@ def test_sources_that_are_no_regular_files_are_refused(tmp_path):
 
 
 def test_an_empty_source_is_not_the_working_directory():
-    with pytest.raises(RequestError, match="a source must have a name, got an empty one"):
+    with pytest.raises(RequestError, match="existing path, got ''"):
         texts_of("")
 
 

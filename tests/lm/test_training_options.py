@@ -257,7 +257,7 @@ def test_a_loss_of_nan_names_step_batch_and_checkpoint(train, tmp_path, monkeypa
     assert "the last good checkpoint is " in message
     assert "step-000000001" in message
     tokens = read_tokens(tmp_path / "train.bin")
-    places = TokenBatches(tokens.ids, settings, torch.device("cpu")).places(2)
+    places = TokenBatches(tokens.ids, settings).places(2)
     # Documents have 40 tokens.
     documents = [(place // 40, (place + 8) // 40) for place in places]
     wanted = [

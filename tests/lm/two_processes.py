@@ -136,10 +136,10 @@ def train_tiny(
 ):
     """Train with momentum, which the scale of the gradient changes; return the model."""
     model = build_sliced_model() if sequence_parallel else build_tied_model()
-    ranks, cpu = ranks_here(), torch.device("cpu")
+    ranks = ranks_here()
     # Three processes get slices of 3, 2 and 2 tokens, and the convolution keeps 3.
     settings = replace(SETTINGS, length=7 if sequence_parallel else 6)
-    batches = TokenBatches(IDS, settings, cpu, ranks, sequence_parallel=sequence_parallel)
+    batches = TokenBatches(IDS, settings, ranks, sequence_parallel=sequence_parallel)
     own = batches.parts
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -27,8 +27,6 @@ OTHERS = (
     "tests/test_fuzz.py",
 )
 RECORD = ROOT / "build" / "mutants" / "record.json"
-# Files with lines that run only in other processes, where they are not recorded -> their tests.
-ELSEWHERE = {"src/statemix/lm/portable_layers.py": "tests/lm/test_remote_code.py"}
 # A single test that takes longer would leave no time for the others.
 LONGEST_TEST_S = 15.0
 
@@ -86,7 +84,6 @@ class Record:
             for nodeid, test in tests.items():
                 executed = test.get("lines", {}).get(file, ())
                 hit = not set(lines).isdisjoint(executed)
-                hit |= nodeid.partition("::")[0] == ELSEWHERE.get(file)
                 if nodeid == "":
                     at_import |= hit
                 elif hit:

@@ -16,8 +16,8 @@ from statemix.lm.hub_model import (
     StatemixModel,
     StatemixPreTrainedModel,
 )
-from statemix.lm.remote_code import export_remote_code
 from statemix.lm.state_cache import StateCache
+from statemix.lm.token_view import as_classifier
 
 AutoConfig.register(StatemixConfig.model_type, StatemixConfig, exist_ok=True)
 AutoModel.register(StatemixConfig, StatemixModel, exist_ok=True)
@@ -37,5 +37,5 @@ __all__ = [
     "StatemixForTokenClassification",
     "StatemixModel",
     "StatemixPreTrainedModel",
-    "export_remote_code",
+    "as_classifier",
 ]

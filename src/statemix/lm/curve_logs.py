@@ -21,6 +21,9 @@ class CurveLog(Hook):
         """Log the numbers of an event; called after :meth:`on_start`."""
         raise NotImplementedError
 
+    def on_stop(self, loop: Loop) -> None:
+        self.on_end(loop)
+
 
 class TensorBoardCurves(CurveLog):
     """Writes the curves for TensorBoard.
@@ -50,9 +53,6 @@ class TensorBoardCurves(CurveLog):
             self._writer.flush()
         return {}
 
-    def on_stop(self, loop: Loop) -> None:
-        self.on_end(loop)
-
     def on_end(self, loop: Loop) -> None:
         del loop
         if self._writer is not None:
@@ -65,9 +65,6 @@ class WandbCurves(CurveLog):
     Args:
         project: name of the project.
         folder: folder of the run, whose name it has there.
-
-    Raises:
-        RequestError: if Weights & Biases is not installed.
     """
 
     def __init__(self, project: str, folder: Path) -> None:
@@ -109,9 +106,6 @@ class WandbCurves(CurveLog):
         del tensors
         self._id = state.get("wandb_run", self._id)
 
-    def on_stop(self, loop: Loop) -> None:
-        self.on_end(loop)
-
     def on_end(self, loop: Loop) -> None:
         del loop
         if self._run is not None:
@@ -125,6 +119,6 @@ def curve_points(event: Event) -> dict[str, float]:
     if event.kind != "evaluated" or event.row is None:
         return {}
     points = {f"held_out/{name}": value for name, value in event.row["scores"].items()}
-    for name in ("learning_rate", "tokens_per_s", "utilisation", "data_wait"):
+    for name in ("learning_rate", "tokens_per_s", "utilisation"):
         points[f"training/{name}"] = event.row[name]
     return points

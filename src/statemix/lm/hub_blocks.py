@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from statemix.layers import Layer, LayerSpec, State
+from statemix.layers import Layer, State
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.checking import check_once
 from statemix.layers.state import loadable
-from statemix.lm.hub_config import ATTENTION, StatemixConfig
+from statemix.lm.hub_config import ATTENTION, StatemixConfig, spec_of
 from statemix.models.channel_mixers import SwiGLU
 
 
@@ -34,10 +34,8 @@ class GatedMixer(nn.Module):
     def __init__(self, config: StatemixConfig, place: int) -> None:
         super().__init__()
         is_attention = config.layer_types[place] == ATTENTION
-        options = dict(config.block_mixers[place])
-        self.layer: Layer = LayerSpec(options.pop("name"), **options).build(
-            hidden_size=config.hidden_size
-        )
+        spec = spec_of(config.block_mixers[place])
+        self.layer: Layer = spec.build(hidden_size=config.hidden_size)
         self.conv: CausalConv | None = None
         self.output_gate: nn.Linear | None = None
         if not is_attention and config.conv_size:
@@ -73,6 +71,9 @@ class StatemixBlock(GradientCheckpointingLayer):
 
     The block takes and returns its state. Recomputation in the backward pass therefore changes no
     cache.
+
+    Shape:
+        x (B, T, hidden_size), state of the mixer or None -> the same shapes.
     """
 
     def __init__(self, config: StatemixConfig, place: int) -> None:
@@ -87,27 +88,8 @@ class StatemixBlock(GradientCheckpointingLayer):
         x: Tensor,
         state: State | None = None,
         cu_seqlens: Tensor | None = None,
-        pending: Tensor | None = None,
         sequence_group: Any = None,
-    ) -> tuple[Tensor, State, State | None, Tensor]:
-        """Run over whole sequences.
-
-        Args:
-            x: shape (B, T, hidden_size).
-            state: state that the block returned before; None means new sequences.
-            cu_seqlens: bounds of packed sequences (B = 1).
-            pending: inputs of the mixer between ``state`` and x.
-            sequence_group: processes that share the sequences, each with a slice of their time.
-
-        Returns:
-            x: shape (B, T, hidden_size).
-            state: state at the end.
-            before: state before x.
-            inputs: inputs of the mixer, (B, T, hidden_size).
-        """
-        before = state if pending is None else self.mixer(pending, state)[1]
-        inputs = self.mixer_norm(x)
-        y, after = self.mixer(inputs, before, cu_seqlens, sequence_group)
+    ) -> tuple[Tensor, State]:
+        y, state = self.mixer(self.mixer_norm(x), state, cu_seqlens, sequence_group)
         x = x + y
-        x = x + self.mlp(self.mlp_norm(x))
-        return x, after, before, inputs
+        return x + self.mlp(self.mlp_norm(x)), state

@@ -199,8 +199,14 @@ def _mixer(given: Any, key: str | int) -> dict[str, Any]:
         raise OptionError(f"mixers[{key!r}] must have the name of a layer ({known}), got {name!r}")
     table = copy.deepcopy(dict(given))
     # It checks the names of the options.
-    LayerSpec(name, **{option: value for option, value in table.items() if option != "name"})
+    spec_of(table)
     return table
+
+
+def spec_of(table: Mapping[str, Any]) -> LayerSpec:
+    """Return the layer that a table of name and options describes."""
+    options = {option: value for option, value in table.items() if option != "name"}
+    return LayerSpec(table["name"], **options)
 
 
 def _name_of(given: Any) -> Any:

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.models.auto import modeling_auto
+from transformers.utils import can_return_tuple
 
 from statemix.layers import Layer, pack, unpack
 from statemix.lm.hub_blocks import StatemixBlock
@@ -42,6 +43,14 @@ class StatemixPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     # The attention layer calls scaled_dot_product_attention.
     _supports_sdpa = True
+    # Trainer and pipelines recognise a model by its name in this table, which `AutoModel.register`
+    # does not enter. When Trainer smooths labels, it shifts those of causal models alone.
+    _names: ClassVar[dict[str, Any]] = modeling_auto.MODEL_MAPPING_NAMES
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        key = StatemixConfig.model_type
+        cls._names[f"{key}.{cls.__name__}" if key in cls._names else key] = cls.__name__
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -82,13 +91,14 @@ class StatemixModel(StatemixPreTrainedModel):
         config.complete()
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             StatemixBlock(config, place) for place in range(config.num_hidden_layers)
         )
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -99,13 +109,12 @@ class StatemixModel(StatemixPreTrainedModel):
         use_cache: bool | None = None,
         cache: StateCache | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         cu_seqlens: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         seq_idx: Tensor | None = None,
         sequence_group: Any = None,
         **kwargs: Any,  # noqa: ARG002 - arguments for other models
-    ) -> BaseModelOutputWithPast | tuple[Any, ...]:
+    ) -> BaseModelOutputWithPast:
         """Return the hidden state of every token.
 
         Args:
@@ -120,7 +129,6 @@ class StatemixModel(StatemixPreTrainedModel):
             use_cache: return a cache; None means ``config.use_cache``, and False in training.
             cache: states that a previous call returned; changed in place.
             output_hidden_states: return the embeddings, and the output of each block.
-            return_dict: return an output object instead of a tuple.
             cu_seqlens: bounds of sequences packed into one row (B = 1), shape (N+1,).
             cu_seq_lens_q: the same, as TRL names it.
             seq_idx: number of the sequence of each token, shape (1, T), instead of bounds.
@@ -129,11 +137,8 @@ class StatemixModel(StatemixPreTrainedModel):
             **kwargs: arguments for other models, which are ignored.
 
         Raises:
-            ValueError: if not exactly one of ``input_ids`` and ``inputs_embeds`` is given, the
-                cache is not one of this model, the mask has another shape or other numbers, bounds
-                disagree, packed sequences come with a cache or a mask with padding, or
-                ``sequence_group`` comes with one of the three.
-            TypeError: if a layer cannot share a sequence.
+            ValueError: if packed sequences come with a cache or padding, ``sequence_group`` with
+                one of the three, or an argument does not fit.
         """
         cache = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
@@ -155,8 +160,6 @@ class StatemixModel(StatemixPreTrainedModel):
             use_cache = False
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        if return_dict is None:
-            return_dict = self.config.return_dict
         if cache is None and use_cache:
             cache = StateCache(len(self.layers))
 
@@ -189,20 +192,20 @@ class StatemixModel(StatemixPreTrainedModel):
                 passed.append(rows(x))
                 x = tokens(passed[-1])
             layer = None if cache is None else cache.layers[place]
-            state = None if layer is None else layer.state
-            pending = None if layer is None else layer.pending
-            x, state, before, inputs = block(x, state, bounds, pending, sequence_group)
+            inputs, state = x, None if layer is None else layer.state
+            if layer is not None and layer.pending is not None:
+                state = block.mixer(block.mixer_norm(layer.pending), state)[1]
+            x, after = block(x, state, bounds, sequence_group)
             if layer is not None:
                 unequal = bounds is not None and shape[0] > 1
-                layer.store(before, state, None if unequal else inputs, mask)
+                layer.store(state, after, None if unequal else inputs, mask)
         if cache is not None:
             cache.seen += shape[1]
         x = rows(self.norm(x))
         found: dict[str, Any] = {"last_hidden_state": x, CACHE: cache if use_cache else None}
         if output_hidden_states:
             found["hidden_states"] = (*passed, x)
-        output = BaseModelOutputWithPast(**found)
-        return output if return_dict else output.to_tuple()
+        return BaseModelOutputWithPast(**found)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
@@ -249,31 +252,25 @@ def _bounds(
 ) -> Tensor | None:
     """Return the bounds of packed sequences from any of the ways to state them, or None."""
     batch_size, length = x.shape[:2]
-    explicit = [given for given in (cu_seqlens, cu_seq_lens_q) if given is not None]
-    if seq_idx is not None:
-        begins = torch.ones(batch_size, length, dtype=torch.bool, device=x.device)
-        begins[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
-        explicit.append(_bounds_of(begins))
-    if explicit:
-        if any(
-            len(other) != len(explicit[0]) or (other != explicit[0]).any() for other in explicit
-        ):
-            raise ValueError("cu_seqlens, cu_seq_lens_q and seq_idx must have the same bounds")
+    bounds = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
+    if bounds is None and seq_idx is not None:
+        bounds = _bounds_of(seq_idx.diff() != 0)
+    if bounds is not None:
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("attention_mask must have no padding with packed sequences")
         if batch_size != 1:
             raise ValueError(f"packed sequences must be one row, got {batch_size}")
-        return explicit[0]
+        return bounds
     if position_ids is None or attention_mask is not None or cache is not None or length < 2:
         return None
-    position_ids = position_ids.expand(batch_size, -1)
-    begins = torch.ones(batch_size, length, dtype=torch.bool, device=x.device)
-    begins[:, 1:] = position_ids.diff() != 1
-    return _bounds_of(begins) if bool(begins[:, 1:].any()) else None
+    jumps = position_ids.expand(batch_size, -1).diff() != 1
+    return _bounds_of(jumps) if bool(jumps.any()) else None
 
 
-def _bounds_of(begins: Tensor) -> Tensor:
-    places = begins.flatten().nonzero().flatten()
+def _bounds_of(jumps: Tensor) -> Tensor:
+    """Return the bounds of sequences that begin with a row, or after a jump, (B, T - 1)."""
+    begins = nn.functional.pad(jumps, (1, 0), value=True).flatten()
+    places = begins.nonzero().flatten()
     return torch.cat([places, places.new_tensor([begins.numel()])])
 
 
@@ -287,15 +284,19 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
         torch.Size([1, 7])
     """
 
+    _names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: StatemixConfig) -> None:
         super().__init__(config)
+        # Transformers would read it off the name of the class, which a subclass changes.
+        self.loss_type = "ForCausalLM"
         self.model = StatemixModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -307,30 +308,16 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         cache: StateCache | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> CausalLMOutputWithPast:
         """Return the logits of the next tokens and, with labels, the loss.
 
-        Args:
-            input_ids: as in :meth:`StatemixModel.forward`.
-            attention_mask: as in :meth:`StatemixModel.forward`.
-            position_ids: as in :meth:`StatemixModel.forward`.
-            past_key_values: as in :meth:`StatemixModel.forward`.
-            inputs_embeds: as in :meth:`StatemixModel.forward`.
-            labels: tokens, shape (B, T); -100 is not scored. They are shifted here.
-            use_cache: as in :meth:`StatemixModel.forward`.
-            cache: as in :meth:`StatemixModel.forward`.
-            output_hidden_states: as in :meth:`StatemixModel.forward`.
-            return_dict: as in :meth:`StatemixModel.forward`.
-            logits_to_keep: number of last positions, or indices of positions, that get logits; 0
-                means all.
-            **kwargs: bounds of packed sequences, and arguments of the loss such as
-                ``num_items_in_batch``.
+        ``labels`` are tokens, shape (B, T); -100 is not scored. They are shifted here.
+        ``logits_to_keep`` is the number of last positions, or indices of positions, that get
+        logits; 0 means all. The other arguments are those of :meth:`StatemixModel.forward`, and
+        arguments of the loss such as ``num_items_in_batch``.
         """
-        if return_dict is None:
-            return_dict = self.config.return_dict
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -353,10 +340,9 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
                 logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs
             )
         found = {CACHE: outputs.get(CACHE)}
-        output = CausalLMOutputWithPast(
+        return CausalLMOutputWithPast(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, **found
         )
-        return output if return_dict else output.to_tuple()
 
     # `generate` reads the names of the arguments.
     @functools.wraps(GenerationMixin.prepare_inputs_for_generation, assigned=())
@@ -396,17 +382,16 @@ class _Classifier(StatemixPreTrainedModel):
     """Base of the classifiers: :class:`StatemixModel` and a linear map to the labels."""
 
     _logits: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Any]
-    _output: Callable[[Tensor | None, Tensor, BaseModelOutputWithPast], Any]
 
     def __init__(self, config: StatemixConfig, *, loss_type: str, bias: bool) -> None:
         super().__init__(config)
-        # Transformers would read it off the name of the class, which a subclass changes.
         self.loss_type = loss_type
         self.num_labels = config.num_labels
         self.model = StatemixModel(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=bias)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -415,49 +400,31 @@ class _Classifier(StatemixPreTrainedModel):
         past_key_values: StateCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
         cache: StateCache | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         num_items_in_batch: int | Tensor | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> SequenceClassifierOutputWithPast | TokenClassifierOutput:
         """Return the logits of the labels and, with labels, the loss.
 
-        Args:
-            input_ids: as in :meth:`StatemixModel.forward`.
-            attention_mask: as in :meth:`StatemixModel.forward`.
-            position_ids: as in :meth:`StatemixModel.forward`.
-            past_key_values: as in :meth:`StatemixModel.forward`.
-            inputs_embeds: as in :meth:`StatemixModel.forward`.
-            labels: classes, numbers or sets of classes of the sequences, as
-                ``config.problem_type`` says; or classes of the tokens, where -100 is not scored.
-            use_cache: as in :meth:`StatemixModel.forward`.
-            cache: as in :meth:`StatemixModel.forward`.
-            output_hidden_states: as in :meth:`StatemixModel.forward`.
-            return_dict: as in :meth:`StatemixModel.forward`.
-            num_items_in_batch: number of labels over all batches of an accumulated step, which
-                divides the summed loss. None means the labels of this batch.
-            **kwargs: as in :meth:`StatemixModel.forward`.
+        ``labels`` are classes, numbers or sets of classes of the sequences, as
+        ``config.problem_type`` says; or classes of the tokens, where -100 is not scored.
+        ``num_items_in_batch`` is the number of labels over all batches of an accumulated step,
+        which divides the summed loss. None means the labels of this batch. The other arguments are
+        those of :meth:`StatemixModel.forward`.
         """
-        if return_dict is None:
-            return_dict = self.config.return_dict
+        cache = past_key_values if cache is None else cache
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
             cache=cache,
-            output_hidden_states=output_hidden_states,
             return_dict=True,
             **kwargs,
         )
         hidden = outputs.last_hidden_state
-        given = past_key_values if cache is None else cache
         packed = (kwargs.get(name) for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"))
-        bounds = _bounds(hidden, attention_mask, position_ids, given, *packed)
+        bounds = _bounds(hidden, attention_mask, position_ids, cache, *packed)
         logits = self._logits(hidden, input_ids, attention_mask, bounds)
         loss = None
         if labels is not None:
@@ -473,8 +440,10 @@ class _Classifier(StatemixPreTrainedModel):
             if number is not None and is_mean and self.loss_type == "ForSequenceClassification":
                 # Regression and several labels at once give a mean over this batch.
                 loss = loss * labels.numel() / number
-        output = self._output(loss, logits, outputs)
-        return output if return_dict else output.to_tuple()
+        found = {"loss": loss, "logits": logits, "hidden_states": outputs.hidden_states}
+        if self.loss_type == "ForTokenClassification":
+            return TokenClassifierOutput(**found)
+        return SequenceClassifierOutputWithPast(**found, **{CACHE: outputs.get(CACHE)})
 
 
 class StatemixForSequenceClassification(_Classifier):
@@ -483,6 +452,8 @@ class StatemixForSequenceClassification(_Classifier):
     The last token is the last one that ``attention_mask`` has. Without a mask, it is the last one
     that is not ``config.pad_token_id``. Packed sequences have a row of logits each.
     """
+
+    _names = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
     def __init__(self, config: StatemixConfig) -> None:
         super().__init__(config, loss_type="ForSequenceClassification", bias=False)
@@ -505,14 +476,6 @@ class StatemixForSequenceClassification(_Classifier):
         last = (kept * torch.arange(length, device=kept.device)).argmax(-1)
         return self.score(hidden[torch.arange(batch_size, device=hidden.device), last])
 
-    def _output(
-        self, loss: Tensor | None, logits: Tensor, outputs: BaseModelOutputWithPast
-    ) -> SequenceClassifierOutputWithPast:
-        found = {CACHE: outputs.get(CACHE)}
-        return SequenceClassifierOutputWithPast(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, **found
-        )
-
 
 class StatemixForTokenClassification(_Classifier):
     """:class:`StatemixModel` and a classifier of every token.
@@ -520,36 +483,12 @@ class StatemixForTokenClassification(_Classifier):
     In training, dropout hides the share ``config.classifier_dropout`` of its inputs, .1 by default.
     """
 
+    _names = modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
+
     def __init__(self, config: StatemixConfig) -> None:
         super().__init__(config, loss_type="ForTokenClassification", bias=True)
         dropout = getattr(config, "classifier_dropout", None)
         self.dropout = nn.Dropout(0.1 if dropout is None else dropout)
 
-    def _logits(
-        self,
-        hidden: Tensor,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        bounds: Tensor | None,
-    ) -> Any:
-        del input_ids, attention_mask, bounds
+    def _logits(self, hidden: Tensor, *_: Tensor | None) -> Any:
         return self.score(self.dropout(hidden))
-
-    def _output(
-        self, loss: Tensor | None, logits: Tensor, outputs: BaseModelOutputWithPast
-    ) -> TokenClassifierOutput:
-        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
-
-
-# Trainer and pipelines recognise a model by its name in these tables, which `AutoModel.register`
-# does not enter. When Trainer smooths labels, it shifts those of causal models alone.
-for _table, _model in (
-    (modeling_auto.MODEL_MAPPING_NAMES, StatemixModel),
-    (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, StatemixForCausalLM),
-    (
-        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        StatemixForSequenceClassification,
-    ),
-    (modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES, StatemixForTokenClassification),
-):
-    _table[StatemixConfig.model_type] = _model.__name__

@@ -70,9 +70,6 @@ def optimizer_of(model: nn.Module, settings: LanguageSettings) -> torch.optim.Op
     With ``optimizer="muon"``, Muon changes the matrices of the gated MLPs, and the value and output
     projections of the layers. AdamW changes gates, embeddings, the head, vectors, convolutions and
     fused projections.
-
-    Raises:
-        RequestError: if there is no such optimiser.
     """
     if settings.optimizer not in get_args(OptimizerName):
         known = " or ".join(map(repr, get_args(OptimizerName)))
@@ -95,14 +92,7 @@ def optimizer_of(model: nn.Module, settings: LanguageSettings) -> torch.optim.Op
 
 
 class CosineRate(Hook):
-    """Sets the learning rate: a linear warm-up, then a cosine down to the least rate.
-
-    Args:
-        settings: rates, warm-up and steps.
-
-    Raises:
-        RequestError: if the least rate is above the largest rate.
-    """
+    """Sets the learning rate: a linear warm-up, then a cosine down to the least rate."""
 
     def __init__(self, settings: LanguageSettings) -> None:
         if settings.min_learning_rate > settings.learning_rate:

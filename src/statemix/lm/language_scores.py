@@ -61,16 +61,12 @@ def bits_per_byte(
     at most 8,192, and predicts the first token from ``config.bos_token_id`` if it has one.
 
     Args:
-        model: the model, in evaluation mode; a :class:`StatemixForCausalLM`, or another causal
-            language model of transformers.
+        model: a causal language model in evaluation mode.
         tokens: the documents.
         most_bytes: stop after the document that reaches this number of bytes.
 
     Returns:
         "bits_per_byte" and "perplexity", exp of the mean loss of a token.
-
-    Raises:
-        RequestError: if the bytes of the documents are not known.
     """
     total, num_tokens, num_bytes = 0.0, 0, 0
     counts = document_bytes(tokens)
@@ -110,11 +106,7 @@ def _reading_of(config: Any) -> tuple[int | None, int | None]:
 
 
 def document_bytes(tokens: TokenFile) -> list[int]:
-    """Return the bytes of the text of each document.
-
-    Raises:
-        RequestError: if they are not known.
-    """
+    """Return the bytes of the text of each document, which must be known."""
     counts: list[int] | None = tokens.info.get("document_bytes")
     if counts is None:
         raise RequestError(f"{tokens.path} must have a .json with the bytes of each document")

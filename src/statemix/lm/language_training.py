@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from statemix.lm.model_costs import MATMUL_DTYPES, matmul_speed, training_flops
 from statemix.lm.prepared import without_progress_bars
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import TokenFile
-from statemix.lm.step_line import StepLine, TimedBatches
+from statemix.lm.step_line import StepLine
 from statemix.training import Fitted, fit
 from statemix.training.config import Device, Precision, chosen_device
 from statemix.training.devices import ALONE, Ranks, ranks_here
@@ -45,26 +46,24 @@ class TokenBatches:
     Args:
         ids: all token ids.
         settings: sizes and seed.
-        device: device of the batches.
         ranks: processes of the run, each of which gets its share of each step.
         sequence_parallel: let the processes share every sequence instead of the sequences. Each
             process gets the tokens of its slice of time, and the first token of the next slice.
 
-    Raises:
-        RequestError: if there are too few tokens for one step, or too few sequences, or tokens of a
-            sequence, for all processes.
+    Attributes:
+        step: last step that asked for its batches.
+        began: ``time.monotonic`` at which it asked.
     """
 
     def __init__(
         self,
         ids: Any,
         settings: LanguageSettings,
-        device: torch.device,
         ranks: Ranks = ALONE,
         *,
         sequence_parallel: bool = False,
     ) -> None:
-        self._ids, self._settings, self._device = ids, settings, device
+        self._ids, self._settings = ids, settings
         # Processes that share each sequence all get every sequence.
         self._ranks = ALONE if sequence_parallel else ranks
         shares = self._ranks.size * settings.accumulate
@@ -91,18 +90,19 @@ class TokenBatches:
                 f"tokens must fill one step of {settings.batch_size} sequences of "
                 f"{settings.length} tokens, got {len(ids)}"
             )
-        self._epoch = -1
+        self._epoch, self.step, self.began = -1, 0, 0.0
 
     def parts(self, step: int) -> Sequence[Tensor]:
         """Return the batches of this process in a step, each (b, its length + 1), int64."""
+        self.step, self.began = step, time.monotonic()
         rank, number = self._ranks.rank, self._settings.accumulate
         shares = np.array_split(self.places(step), self._ranks.size * number)
         pieces = [
-            np.stack([self._window(place) for place in share]).astype(np.int64)
+            np.stack([self._ids[place:][self._slice] for place in share]).astype(np.int64)
             for share in shares[rank * number : (rank + 1) * number]
             if len(share)
         ]
-        return [torch.from_numpy(piece).to(self._device) for piece in pieces]
+        return [torch.from_numpy(piece) for piece in pieces]
 
     def places(self, step: int) -> list[int]:
         """Return where the sequences of a step begin."""
@@ -116,9 +116,6 @@ class TokenBatches:
         chosen = self._order[place * size : (place + 1) * size]
         return [self._offset + int(window) * self._settings.length for window in chosen]
 
-    def _window(self, begin: int) -> Any:
-        return self._ids[begin + self._slice.start : begin + self._slice.stop]
-
 
 def _digest(tokens: TokenFile) -> str:
     """Return a hash of tokens, by the checksums that their file states if it does."""
@@ -130,13 +127,7 @@ def _digest(tokens: TokenFile) -> str:
 
 
 def describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str:
-    """Return where the sequences of a batch are in a token file, for a reader.
-
-    Args:
-        tokens: the file.
-        places: first token of each sequence.
-        length: tokens of a sequence, without its last target.
-    """
+    """Return where the sequences of a batch begin in a token file, for a reader."""
     shown = []
     for place in places[:_SHOWN]:
         # The last token is the target of the token before.
@@ -152,10 +143,6 @@ def describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str
 
 def check_sequence_parallel(config: StatemixConfig, *, compiled: bool) -> None:
     """Check that processes can share the sequences of a model.
-
-    Args:
-        config: the model.
-        compiled: whether its blocks are compiled.
 
     Raises:
         RequestError: if a layer carries a state that processes cannot hand on, or an option
@@ -202,8 +189,8 @@ def train_language_model(
 
     Args:
         config: the model.
-        tokens: tokens of the training split.
-        held_out: tokens of the held-out split.
+        tokens: the training split.
+        held_out: the held-out split.
         folder: folder of the run.
         settings: how to train.
         most_bytes: held-out bytes that evaluations during training read; None means all.
@@ -221,8 +208,8 @@ def train_language_model(
         **options: further options of :func:`statemix.training.fit`.
 
     Raises:
-        RequestError: as in :func:`statemix.training.fit` and :func:`check_sequence_parallel`, or if
-            the tokens do not fit the model.
+        RequestError: as in :func:`statemix.training.fit`, or if the tokens or the processes do not
+            fit the model.
         FloatingPointError: if the loss or the gradient is not finite. The message names the step,
             the last good checkpoint and the batch.
     """
@@ -243,10 +230,7 @@ def train_language_model(
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
     ranks = ranks_here()
-    token_batches = TokenBatches(
-        *(tokens.ids, settings, torch.device("cpu"), ranks), sequence_parallel=sequence_parallel
-    )
-    batches = TimedBatches(token_batches)
+    batches = TokenBatches(tokens.ids, settings, ranks, sequence_parallel=sequence_parallel)
     per_step = settings.batch_size * settings.length
     line = StepLine(
         batches,
@@ -331,7 +315,7 @@ def train_language_model(
             **options,
         )
     except FloatingPointError as error:
-        text = describe_batch(tokens, token_batches.places(batches.step), settings.length)
+        text = describe_batch(tokens, batches.places(batches.step), settings.length)
         raise FloatingPointError(f"{error}; {text}") from error
     if ranks.is_first:
         with without_progress_bars(), lock_folder(folder / "model", patience_s=WRITING_S):

@@ -2,7 +2,6 @@
 
 import functools
 import time
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -38,19 +37,7 @@ def count_sizes(config: StatemixConfig) -> dict[str, int]:
     }
 
 
-class TrainingFlops(NamedTuple):
-    """FLOPs of a training token.
-
-    Attributes:
-        projections: products of weight matrices with activations and gradients.
-        recurrences: scans, attention, gates, convolutions and norms of layers.
-    """
-
-    projections: int
-    recurrences: int
-
-
-def training_flops(config: StatemixConfig, length: int) -> TrainingFlops:
+def training_flops(config: StatemixConfig, length: int) -> tuple[int, int]:
     r"""Return the FLOPs of a token in training, forward and backward.
 
     .. math:: 3 \Big(\sum_W 2\, d_{in} d_{out} + \sum_{\text{layers}} r(\tfrac{T + 1}{2})\Big)
@@ -63,6 +50,9 @@ def training_flops(config: StatemixConfig, length: int) -> TrainingFlops:
     Args:
         config: the model.
         length: tokens of a training sequence. It matters to attention.
+
+    Returns:
+        The FLOPs of products with weight matrices, and the rest.
     """
     model = _on_meta(config)
     layers = [module for module in model.modules() if isinstance(module, Layer)]
@@ -77,7 +67,7 @@ def training_flops(config: StatemixConfig, length: int) -> TrainingFlops:
         else:
             projections += flops.projections
             recurrences += flops.transition + flops.other
-    return TrainingFlops(3 * projections, 3 * recurrences)
+    return 3 * projections, 3 * recurrences
 
 
 @functools.cache

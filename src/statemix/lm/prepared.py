@@ -3,20 +3,22 @@
 import contextlib
 import itertools
 import lzma
+import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from statemix.errors import OptionError, RequestError
-from statemix.files import write_file
+from statemix.files import sync_directory, write_file
 from statemix.lm.corpora import HELD_OUT_SHARE, CorpusReading, Document, read_corpus
-from statemix.lm.shards import TokenFile, TokenWriter, check_new, read_tokens, with_suffix
+from statemix.lm.shards import TokenFile, TokenWriter, read_tokens
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
     decode,
@@ -24,18 +26,22 @@ from statemix.lm.text_tokenizers import (
     encode,
     end_of,
     load_tokenizer,
-    read_alike,
     train_bpe,
 )
 from statemix.training.folder import lock_folder
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer.json"
+# The last one says that all are there.
+_FILES = (
+    TOKENIZER,
+    *(f"{name}.{end}" for name in (TRAIN, HELD_OUT) for end in ("idx", "json", "bin")),
+)
 # Documents that are encoded at once, and those that a BPE is trained on at most.
 _AT_ONCE = 256
 _MOST_FOR_BPE = 100_000
 # Bytes before a cut in which an end of a line is sought.
 _NEAR_CUT = 4096
-_INEXACT = "texts that the tokenizer does not give back exactly, so bits per byte mean little"
+_INEXACT = "read: texts that the tokenizer does not give back exactly, so bits per byte mean little"
 # The window of `xz -9e`.
 _WINDOW = 2**26
 
@@ -56,8 +62,8 @@ def prepare(
         sources: as in :func:`statemix.lm.corpora.read_corpus`.
         folder: folder that receives the files.
         tokenizer: "bytes"; "bpe:SIZE", trained on the training split; a file; or a model.
-        field: as in :func:`statemix.lm.corpora.read_corpus`.
-        suffixes: as in :func:`statemix.lm.corpora.read_corpus`.
+        field: name of the text in rows.
+        suffixes: suffixes of files in folders.
         most_documents: number of documents to read; None means all.
         held_out: share of the text to hold out. The name of a group decides whether the group is
             held out. If there are fewer than ``1 / held_out`` groups, or none is held out, or all
@@ -66,10 +72,6 @@ def prepare(
     Returns:
         "train" and "held_out" -> their tokens. Their ``info`` states how the text was split, and
         under "reading" what was read and left out, as :class:`statemix.lm.corpora.CorpusReading`.
-
-    Raises:
-        RequestError: if a source cannot be read, there is no such tokenizer, a file exists, or
-            another process is using the folder. The files of a killed call are replaced.
     """
     if not 0 < held_out < 1:
         raise RequestError(f"held_out must be between 0 and 1, got {held_out}")
@@ -78,33 +80,25 @@ def prepare(
         every = read_corpus(sources, field=field, suffixes=suffixes, reading=reading)
         return itertools.islice(every, most_documents)
 
-    with lock_folder(folder, "output"):
-        stored = folder / TOKENIZER
-        killed = with_suffix(folder / HELD_OUT, ".bin.partial").exists()
-        has_tokenizer = stored.exists() and not killed
-        _forget_half(folder)
-        for name in (TRAIN, HELD_OUT):
-            check_new(folder / name)
+    with _all_or_none(folder) as unfinished:
         cut = _cut_of(documents(), held_out)
         texts = (text for is_held, text in _divide(documents(), held_out, cut) if not is_held)
-        chosen = _tokenizer(tokenizer, texts)
-        if has_tokenizer and digest_of(load_tokenizer(str(stored))) != digest_of(chosen):
-            raise RequestError(f"{stored} must not exist yet")
-        writers: dict[str, TokenWriter] = {}
-        reading = CorpusReading()
-        try:
-            for name in (TRAIN, HELD_OUT):
-                writers[name] = TokenWriter(folder / name, chosen.get_vocab_size())
-            every = _divide(documents(reading), held_out, cut)
+        chosen, reading = _tokenizer(tokenizer, texts), CorpusReading()
+        write_file(unfinished / TOKENIZER, chosen.to_str(pretty=True).encode())
+        every, size = _divide(documents(reading), held_out, cut), chosen.get_vocab_size()
+        with (
+            contextlib.closing(TokenWriter(unfinished / f"{TRAIN}.bin", size)) as training,
+            contextlib.closing(TokenWriter(unfinished / f"{HELD_OUT}.bin", size)) as other,
+        ):
             while some := list(itertools.islice(every, _AT_ONCE)):
                 tokens = encode(chosen, [text for _, text in some])
                 again = decode(chosen, tokens)
                 for (is_held, text), ids, back in zip(some, tokens, again, strict=True):
                     if back != text:
-                        number = sum(writer.num_documents for writer in writers.values())
-                        reading.remark(_INEXACT, f"document {number}")
-                    writers[HELD_OUT if is_held else TRAIN].add(ids, len(text.encode()))
-            if not all(writer.num_documents for writer in writers.values()):
+                        number = training.num_documents + other.num_documents
+                        reading.note(_INEXACT, f"document {number}")
+                    (other if is_held else training).add(ids, len(text.encode()))
+            if not training.num_documents or not other.num_documents:
                 found = "; ".join([f"{reading.num_bytes} bytes", *reading.sentences()])
                 raise RequestError(
                     f"sources must have texts to train on and to hold out, got {found} in "
@@ -120,14 +114,29 @@ def prepare(
                 "tokenizer_sha256": digest_of(chosen),
                 "reading": asdict(reading),
             }
-            write_file(stored, chosen.to_str(pretty=True).encode())
-            return {name: read_tokens(writer.finish(info)) for name, writer in writers.items()}
-        except BaseException:
-            for writer in writers.values():
-                writer.discard()
-            if not has_tokenizer:
-                stored.unlink(missing_ok=True)
-            raise
+            training.finish(info)
+            other.finish(info)
+    return {name: read_tokens(folder / f"{name}.bin") for name in (TRAIN, HELD_OUT)}
+
+
+@contextlib.contextmanager
+def _all_or_none(folder: Path) -> Iterator[Path]:
+    """Yield a folder for the files of prepared tokens, which then get into ``folder`` together."""
+    unfinished = folder / "unfinished"
+    with lock_folder(folder, "output"):
+        if unfinished.exists():
+            # A killed call has left it.
+            shutil.rmtree(unfinished)
+        elif existing := [name for name in _FILES if (folder / name).exists()]:
+            raise RequestError(f"{folder / existing[0]} must not exist yet")
+        unfinished.mkdir()
+        try:
+            yield unfinished
+            for name in _FILES:
+                os.replace(unfinished / name, folder / name)
+            sync_directory(folder)
+        finally:
+            shutil.rmtree(unfinished)
 
 
 def _cut_of(documents: Iterable[Document], share: float) -> int | None:
@@ -145,13 +154,7 @@ def _cut_of(documents: Iterable[Document], share: float) -> int | None:
 def _divide(
     documents: Iterable[Document], share: float, cut: int | None
 ) -> Iterator[tuple[bool, str]]:
-    """Yield texts, and whether they are held out.
-
-    Args:
-        documents: the documents.
-        share: share of the groups that is held out.
-        cut: bytes of text to train on, up to the end of a line; None splits by group.
-    """
+    """Yield texts, and whether they are held out: by group, or those after a cut, in bytes."""
     left = cut
     for document in documents:
         if left is None:
@@ -172,13 +175,6 @@ def _divide(
         left = max(0, left - len(content))
 
 
-def _forget_half(folder: Path) -> None:
-    """Let the training tokens count as unfinished if a killed call has finished them alone."""
-    half = with_suffix(folder / HELD_OUT, ".bin.partial").exists()
-    if half and all(with_suffix(folder / TRAIN, one).exists() for one in (".bin", ".json")):
-        with_suffix(folder / TRAIN, ".bin").replace(with_suffix(folder / TRAIN, ".bin.partial"))
-
-
 def _tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
     if name == "bytes":
         return bytes_tokenizer()
@@ -191,11 +187,7 @@ def _tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
 
 
 def read_prepared(folder: Path) -> tuple[TokenFile, TokenFile, Tokenizer]:
-    """Return the training tokens, the held-out tokens and the tokenizer of a folder.
-
-    Raises:
-        RequestError: if a file is missing or damaged, or the tokenizer is another one.
-    """
+    """Return the training tokens, the held-out tokens and the tokenizer of a folder."""
     if not (folder / TOKENIZER).is_file():
         raise RequestError(f"tokens must be a folder that `statemix lm prepare` made, got {folder}")
     tokenizer = load_tokenizer(str(folder / TOKENIZER))
@@ -205,24 +197,6 @@ def read_prepared(folder: Path) -> tuple[TokenFile, TokenFile, Tokenizer]:
         if wanted is not None and wanted != digest_of(tokenizer):
             raise RequestError(f"{folder / TOKENIZER} must be the tokenizer of {part.path}")
     return parts[0], parts[1], tokenizer
-
-
-def check_tokenizers(folder: Path, own: Tokenizer, tokens: Path, other: Tokenizer) -> None:
-    """Check that a model reads tokens of its own tokenizer.
-
-    Args:
-        folder: folder of the model.
-        own: its tokenizer.
-        tokens: folder of the tokens.
-        other: their tokenizer.
-
-    Raises:
-        RequestError: if the tokenizers differ.
-    """
-    if not read_alike(own, other):
-        raise RequestError(
-            f"tokens must have the tokenizer of the model in {folder}, got another one in {tokens}"
-        )
 
 
 @contextlib.contextmanager
@@ -237,19 +211,10 @@ def without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def model_folder(folder: Path) -> Path:
-    """Return the folder of the model of a run; another folder is that of a model itself."""
-    inner = folder / "model"
-    return inner if (inner / "config.json").exists() else folder
-
-
 def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
-    """Return the model of a finished run, or of a folder of transformers, and its tokenizer.
-
-    Raises:
-        RequestError: if there is none.
-    """
-    chosen = model_folder(folder)
+    """Return the model of a finished run, or of a folder of transformers, and its tokenizer."""
+    inner = folder / "model"
+    chosen = inner if (inner / "config.json").exists() else folder
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
         raise RequestError(f"folder must hold a finished language model, got {folder}")
     try:
@@ -268,53 +233,32 @@ def compressed_bits_per_byte(
 ) -> dict[str, float]:
     """Return the bits per byte of held-out text under ``xz -9e``.
 
-    Args:
-        tokens: the training text. "xz_given_training" first compresses its last 64 MiB: the window
-            of ``xz -9e`` forgets what comes before.
-        held_out: the text.
-        tokenizer: their tokenizer.
-        most_bytes: stop after the document that reaches this number of bytes.
+    "xz_given_training" first compresses the last 64 MiB of the training text: the window of
+    ``xz -9e`` forgets what comes before. Held-out text counts up to the document that reaches
+    ``most_bytes``.
     """
-    before = _last_text(tokens, tokenizer)
-    first, _ = _xz([before])
-    alone, size = _xz(_texts(held_out, tokenizer, most_bytes))
-    both, _ = _xz(itertools.chain([before], _texts(held_out, tokenizer, most_bytes)))
+    # A token has at least one byte.
+    last = np.searchsorted(tokens.bounds, tokens.bounds[-1] - _WINDOW, side="right")
+    before = b"".join(_texts(tokens, tokenizer, max(0, int(last) - 1)))[-_WINDOW:]
+    parts, size = [], 0
+    for part in _texts(held_out, tokenizer):
+        parts.append(part)
+        size += len(part)
+        if most_bytes is not None and size >= most_bytes:
+            break
+    text = b"".join(parts)
+    first, alone, both = (_xz_size(content) for content in (before, text, before + text))
     return {"xz": 8 * alone / size, "xz_given_training": 8 * (both - first) / size}
 
 
-def _texts(tokens: TokenFile, tokenizer: Tokenizer, most_bytes: int | None) -> Iterator[bytes]:
-    """Yield the text of each document, up to the one that reaches a number of bytes."""
-    size = 0
-    for number in range(len(tokens.bounds) - 1):
-        text = _text(tokens.document(number), tokenizer)
-        yield text
-        size += len(text)
-        if most_bytes is not None and size >= most_bytes:
-            return
+def _texts(tokens: TokenFile, tokenizer: Tokenizer, first: int = 0) -> Iterator[bytes]:
+    """Yield the text of each document from the first one on."""
+    for number in range(first, len(tokens.bounds) - 1):
+        ids = tokens.document(number)[-_WINDOW:]
+        # The end of a document is no part of its text.
+        yield tokenizer.decode(ids[ids != end_of(tokenizer)].tolist()).encode()
 
 
-def _last_text(tokens: TokenFile, tokenizer: Tokenizer) -> bytes:
-    """Return the end of all text, as much as the window of the compressor holds."""
-    parts, size, number = [], 0, len(tokens.bounds) - 1
-    while number and size < _WINDOW:
-        number -= 1
-        # A token has at least one byte.
-        parts.append(_text(tokens.document(number)[-_WINDOW:], tokenizer))
-        size += len(parts[-1])
-    return b"".join(reversed(parts))[-_WINDOW:]
-
-
-def _text(ids: NDArray[Any], tokenizer: Tokenizer) -> bytes:
-    # The end of a document is no part of its text.
-    return tokenizer.decode(ids[ids != end_of(tokenizer)].tolist()).encode()
-
-
-def _xz(parts: Iterable[bytes]) -> tuple[int, int]:
-    """Return the bytes of a text after compression, and before."""
+def _xz_size(text: bytes) -> int:
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
-    compressor = lzma.LZMACompressor(filters=filters)
-    compressed = size = 0
-    for part in parts:
-        compressed += len(compressor.compress(part))
-        size += len(part)
-    return compressed + len(compressor.flush()), size
+    return len(lzma.compress(text, filters=filters))

@@ -1,4 +1,4 @@
-"""Files of tokens: Megatron's ``.bin`` and ``.idx``, and the shards of llm.c, memory-mapped.
+"""Files of tokens: Megatron's ``.bin`` and ``.idx``, memory-mapped.
 
 A ``.bin`` holds the token ids of all documents one after another, as unsigned 16-bit integers or
 signed 32-bit ones. It is at the same time a ``.bin`` of nanoGPT. The ``.idx`` beside it holds the
@@ -20,15 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.errors import RequestError
-from statemix.files import naming, sync_directory, write_file
+from statemix.files import naming, write_file
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _VERSION = 1
 # Megatron's codes of dtypes; it has none for unsigned 32-bit integers.
 _CODES: dict[int, type[np.generic]] = {1: np.uint8, 4: np.int32, 8: np.uint16}
-_LLM_C = (20240520, 1)
-_LLM_C_HEADER = 256
 _FORMAT = "statemix tokens 1"
 _MOST_LENGTH = 2**31 - 1
 
@@ -41,7 +39,7 @@ class TokenFile:
         path: path of the ``.bin`` file.
         ids: all token ids, memory-mapped.
         bounds: bounds of the documents in ``ids``, int64, one more than documents.
-        info: content of the ``.json`` file; empty for shards of llm.c.
+        info: content of the ``.json`` file; empty without one.
     """
 
     path: Path
@@ -61,53 +59,24 @@ class TokenFile:
 
 
 def dtype_of(vocab_size: int) -> type[np.generic]:
-    """Return the dtype of the ids of a vocabulary.
-
-    Raises:
-        RequestError: if no dtype of the format holds them.
-    """
+    """Return the dtype of the ids of a vocabulary."""
     if not 1 <= vocab_size <= 2**31:
         raise RequestError(f"vocab_size must be in 1..2^31, got {vocab_size}")
     return np.uint16 if vocab_size <= 2**16 else np.int32
 
 
-def check_new(stem: Path) -> None:
-    """Check that no file exists, except what a killed process has left.
-
-    Args:
-        stem: path of the files without their suffixes.
-
-    Raises:
-        RequestError: otherwise.
-    """
-    killed = with_suffix(stem, ".bin.partial").exists()
-    # Without a .bin.partial, an index or a description is the user's.
-    for suffix in (".bin",) if killed else (".bin", ".idx", ".json"):
-        if with_suffix(stem, suffix).exists():
-            raise RequestError(f"{with_suffix(stem, suffix)} must not exist yet")
-
-
 class TokenWriter:
-    """Writes documents into ``.bin``, ``.idx`` and ``.json``; the ``.bin`` appears last.
-
-    Until then, there is a ``.bin.partial``. A new writer replaces the files beside one, which a
-    killed process has left.
+    """Writes documents into a ``.bin``, and into an ``.idx`` and a ``.json`` beside it.
 
     Args:
-        stem: path of the files without their suffixes.
+        path: path of the ``.bin``, which must not exist.
         vocab_size: number of tokens.
-
-    Raises:
-        RequestError: if one of the files exists.
     """
 
-    def __init__(self, stem: Path, vocab_size: int) -> None:
-        self.stem, self._vocab_size = stem, vocab_size
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        self.path, self._vocab_size = path, vocab_size
         self._dtype = dtype_of(vocab_size)
-        self._partial = with_suffix(stem, ".bin.partial")
-        check_new(stem)
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._partial.open("wb")
+        self._file = path.open("xb")
         self._digest = hashlib.sha256()
         self._lengths: list[int] = []
         self._bytes: list[int] = []
@@ -118,15 +87,7 @@ class TokenWriter:
         return len(self._lengths)
 
     def add(self, ids: Sequence[int] | NDArray[Any], num_bytes: int) -> None:
-        """Append one document.
-
-        Args:
-            ids: its token ids.
-            num_bytes: bytes of its text.
-
-        Raises:
-            RequestError: if an id is not in the vocabulary, or the index cannot hold the length.
-        """
+        """Append the token ids of a document, whose text has a number of bytes."""
         array = np.asarray(ids, dtype=np.int64)
         if array.ndim != 1 or len(array) > _MOST_LENGTH:
             raise RequestError(
@@ -139,19 +100,15 @@ class TokenWriter:
                 f"document {self.num_documents}"
             )
         payload = array.astype(np.dtype(self._dtype).newbyteorder("<")).tobytes()
-        with naming(self._partial):
+        with naming(self.path):
             self._file.write(payload)
         self._digest.update(payload)
         self._lengths.append(len(array))
         self._bytes.append(num_bytes)
 
-    def finish(self, info: Mapping[str, Any]) -> Path:
-        """Write the index and the description, and return the path of the ``.bin``.
-
-        Args:
-            info: what the ``.json`` states beside sizes and checksums.
-        """
-        with naming(self._partial):
+    def finish(self, info: Mapping[str, Any]) -> None:
+        """Write the index and the description, which states ``info`` beside sizes and checksums."""
+        with naming(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -175,30 +132,22 @@ class TokenWriter:
             "num_tokens": int(lengths.sum()),
             "document_bytes": self._bytes,
             "sha256": {
-                self.stem.name + ".bin": self._digest.hexdigest(),
-                self.stem.name + ".idx": hashlib.sha256(index).hexdigest(),
+                self.path.name: self._digest.hexdigest(),
+                self.path.with_suffix(".idx").name: hashlib.sha256(index).hexdigest(),
             },
         }
-        path = with_suffix(self.stem, ".bin")
-        write_file(with_suffix(self.stem, ".idx"), index)
-        # The name of a source need not be UTF-8.
-        text = json.dumps(described) + "\n"
-        write_file(with_suffix(self.stem, ".json"), text.encode())
-        os.replace(self._partial, path)
-        sync_directory(path.parent)
-        return path
+        write_file(self.path.with_suffix(".idx"), index)
+        write_file(self.path.with_suffix(".json"), (json.dumps(described) + "\n").encode())
 
-    def discard(self) -> None:
-        """Remove all that has been written, the files of a finished writer included."""
+    def close(self) -> None:
+        """Close the file of an unfinished writer."""
         # Closing writes the rest, which a full disk refuses again.
         with contextlib.suppress(OSError):
             self._file.close()
-        for suffix in (".bin.partial", ".bin", ".idx", ".idx.tmp", ".json", ".json.tmp"):
-            with_suffix(self.stem, suffix).unlink(missing_ok=True)
 
 
 def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
-    """Open a ``.bin`` with its index, or a shard of llm.c, without reading the tokens.
+    """Open a ``.bin`` with its index, without reading the tokens.
 
     Args:
         path: the ``.bin`` file.
@@ -211,11 +160,8 @@ def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
     """
     if not path.is_file():
         raise RequestError(f"{path} must be a file of tokens, found none")
-    index = path.with_suffix(".idx")
-    if not index.exists():
-        return _read_llm_c(path)
-    lengths, dtype = _read_index(index)
-    info = _read_info(path.with_suffix(".json"))
+    lengths, dtype = _read_index(path.with_suffix(".idx"))
+    info = _read_info(path.with_suffix(".json"), len(lengths))
     bounds = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
     wanted = int(bounds[-1]) * np.dtype(dtype).itemsize
     if path.stat().st_size != wanted:
@@ -223,24 +169,13 @@ def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
             f"{path} must have {wanted} bytes by its index, got {path.stat().st_size}"
         )
     if verify:
-        counts = info.get("document_bytes")
-        if counts is not None and (not isinstance(counts, list) or len(counts) != len(lengths)):
-            found = len(counts) if isinstance(counts, list) else repr(counts)
-            raise RequestError(
-                f"{path.with_suffix('.json')} must have the bytes of {len(lengths)} documents, got "
-                f"{found}"
-            )
         _verify(path, info.get("sha256", {}))
     ids = np.memmap(path, dtype, "r") if wanted else np.empty(0, dtype)
     return TokenFile(path, ids, bounds, info)
 
 
 def _verify(path: Path, digests: Mapping[str, str]) -> None:
-    """Compare the checksums of files beside ``path``, unless they were equal and nothing changed.
-
-    Raises:
-        RequestError: if a checksum differs.
-    """
+    """Compare the checksums of files beside ``path``; later, only of files that have changed."""
     stamps = {}
     for name, digest in digests.items():
         stat = (path.parent / name).stat()
@@ -260,7 +195,7 @@ def _verify(path: Path, digests: Mapping[str, str]) -> None:
 
 
 def _read_index(path: Path) -> tuple[NDArray[np.int64], type[np.generic]]:
-    content = path.read_bytes()
+    content = path.read_bytes() if path.exists() else b""
     if len(content) < _HEADER.size or not content.startswith(_MAGIC):
         raise RequestError(f"{path} must be an index of Megatron-LM, which begins with MMIDIDX")
     _, version, code, num_sequences, num_documents = _HEADER.unpack_from(content)
@@ -282,7 +217,7 @@ def _read_index(path: Path) -> tuple[NDArray[np.int64], type[np.generic]]:
     return np.diff(places), _CODES[code]
 
 
-def _read_info(path: Path) -> dict[str, Any]:
+def _read_info(path: Path, num_documents: int) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
@@ -296,31 +231,10 @@ def _read_info(path: Path) -> dict[str, Any]:
     own = {path.with_suffix(suffix).name for suffix in (".bin", ".idx")}
     if not isinstance(digests, dict) or not set(digests) <= own:
         raise RequestError(f"{path} must have the sha256 of {' and '.join(sorted(own))} alone")
-    if isinstance(counts, list) and not all(type(one) is int and one >= 0 for one in counts):
-        raise RequestError(f"{path} must have numbers of bytes in document_bytes")
+    if counts is not None and not (
+        isinstance(counts, list)
+        and len(counts) == num_documents
+        and all(type(count) is int and count >= 0 for count in counts)
+    ):
+        raise RequestError(f"{path} must have the bytes of {num_documents} documents")
     return info
-
-
-def _read_llm_c(path: Path) -> TokenFile:
-    with path.open("rb") as file:
-        header = np.frombuffer(file.read(4 * _LLM_C_HEADER), "<i4")
-    if len(header) < _LLM_C_HEADER or tuple(header[:2]) != _LLM_C:
-        raise RequestError(
-            f"{path} must have an index {path.with_suffix('.idx').name} beside it, or be a shard "
-            "of llm.c"
-        )
-    wanted = 4 * _LLM_C_HEADER + 2 * int(header[2])
-    if path.stat().st_size != wanted:
-        raise RequestError(
-            f"{path} must have {wanted} bytes by its header, got {path.stat().st_size}"
-        )
-    ids = np.memmap(path, np.uint16, "r", 4 * _LLM_C_HEADER)
-    # llm.c begins a document with the end of text of GPT-2.
-    begins = np.flatnonzero(ids == 50256)
-    bounds = np.unique(np.concatenate([[0], begins, [len(ids)]])).astype(np.int64)
-    return TokenFile(path, ids, bounds, {})
-
-
-def with_suffix(stem: Path, suffix: str) -> Path:
-    """Return the path with a suffix appended; ``Path.with_suffix`` would replace a dotted end."""
-    return stem.parent / (stem.name + suffix)

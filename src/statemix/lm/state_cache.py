@@ -1,7 +1,7 @@
 """The states of a model's layers as a cache of transformers, which can be rolled back."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,33 +11,16 @@ from statemix.layers import State
 from statemix.layers.state import map_state
 
 
-class RecordedCall(NamedTuple):
-    """A recorded call: inputs of the mixer (B, T, hidden_size), and which columns had tokens."""
-
-    inputs: Tensor
-    mask: Tensor | None
-
-    @property
-    def columns(self) -> int:
-        """Number of tokens with padding."""
-        return self.inputs.shape[1] if self.mask is None else self.mask.shape[1]
-
-    def first(self, columns: int) -> Tensor:
-        """Return the inputs in the first columns."""
-        tokens = columns if self.mask is None else int(self.mask[0, :columns].sum())
-        return self.inputs[:, :tokens]
-
-
 class StateLayer(CacheLayerMixin):
     """The state of one block after the tokens so far.
 
     While the past is recorded, the layer also keeps the state before the recorded tokens, and the
-    inputs of the block's mixer. Rolling back then leaves the earlier state and the inputs that are
-    kept; the block runs its mixer over these before the next tokens.
+    inputs of the block. Rolling back then leaves the earlier state and the inputs that are kept;
+    the mixer of the block reads these before the next tokens.
 
     Attributes:
         state: state of the block; None before the first token.
-        pending: inputs of the mixer that ``state`` has not seen yet, (B, T, hidden_size), or None.
+        pending: inputs of the block that ``state`` has not seen yet, (B, T, hidden_size), or None.
     """
 
     is_sliding = False
@@ -54,8 +37,10 @@ class StateLayer(CacheLayerMixin):
         """Forget all tokens."""
         self.state: State | None = None
         self.pending: Tensor | None = None
+        # State before the recorded tokens, their inputs, and which columns had tokens.
         self._before: State | None = None
-        self._calls: list[RecordedCall] | None = None
+        self._inputs: Tensor | None = None
+        self._columns: Tensor | None = None
 
     def activate_past_recording(self) -> None:
         """Record tokens from here on, so that :meth:`crop` can remove them."""
@@ -69,62 +54,47 @@ class StateLayer(CacheLayerMixin):
         Args:
             before: state before the tokens of the call.
             state: state after them.
-            inputs: inputs of the mixer in the call without padding, (B, T, hidden_size); None if
-                rows have unequal lengths, and cannot be rolled back.
+            inputs: inputs of the block without padding, (B, T, hidden_size); None if rows have
+                unequal lengths, and cannot be rolled back.
             mask: which columns of the call are tokens, (1, columns); None means all.
         """
-        if self.record_past and inputs is not None:
-            if self._calls is None:
-                self._before, self._calls = before, []
-            self._calls.append(RecordedCall(inputs, mask))
+        if not self.record_past or inputs is None:
+            self._before = self._inputs = self._columns = None
         else:
-            self._before = self._calls = None
+            columns = inputs.new_ones(1, inputs.shape[1]).bool() if mask is None else mask
+            if self._inputs is None or self._columns is None:
+                self._before, self._inputs, self._columns = before, inputs, columns
+            else:
+                self._inputs = torch.cat([self._inputs, inputs], 1)
+                self._columns = torch.cat([self._columns, columns], 1)
         self.state, self.pending = state, None
         self.is_initialized = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens, and forget how to remove those before this call's records.
-
-        Args:
-            tokens_to_remove: minus the number of tokens, or 0.
-
-        Raises:
-            ValueError: if the number is positive, or more than the recorded tokens.
-        """
+        """Remove the last tokens, whose number comes with a minus, and forget all records."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be at most 0, got {tokens_to_remove}")
-        before, calls = self._before, self._calls
-        if calls is None:
+        before, inputs, columns = self._before, self._inputs, self._columns
+        if columns is None:
             # After another removal, what it has kept can still be removed.
-            before = self.state
-            calls = [] if self.pending is None else [RecordedCall(self.pending, None)]
-        recorded = sum(call.columns for call in calls)
-        kept = recorded + tokens_to_remove
-        if kept < 0:
+            before, inputs = self.state, self.pending
+            columns = torch.ones(1, 0 if inputs is None else inputs.shape[1])
+        recorded = columns.shape[1]
+        if recorded + tokens_to_remove < 0:
             raise ValueError(
                 f"tokens_to_remove must be at least -{recorded}, the number of recorded tokens, "
                 f"got {tokens_to_remove}"
             )
-        if tokens_to_remove:
-            self.state = before
-            parts = []
-            for call in calls:
-                parts.append(call.first(kept))
-                kept = max(0, kept - call.columns)
-            pending = torch.cat(parts, 1) if parts else None
-            self.pending = None if pending is None or not pending.shape[1] else pending
-        self._before = self._calls = None
+        if tokens_to_remove and inputs is not None:
+            kept = int(columns[0, :tokens_to_remove].sum())
+            self.state, self.pending = before, inputs[:, :kept] if kept else None
+        self._before = self._inputs = self._columns = None
 
     def _rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Change the batch axis of all tensors."""
-
-        def of_state(state: State | None) -> State | None:
-            return None if state is None else map_state(change, state)
-
-        self.state, self._before = of_state(self.state), of_state(self._before)
-        self.pending = None if self.pending is None else change(self.pending)
-        if self._calls is not None:
-            self._calls = [RecordedCall(change(call.inputs), call.mask) for call in self._calls]
+        for name in ("state", "_before", "pending", "_inputs"):
+            value = getattr(self, name)
+            setattr(self, name, None if value is None else map_state(change, value))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)

@@ -3,11 +3,10 @@
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
-from statemix.training.batches import Batches
 from statemix.training.hooks import Event, Hook
 from statemix.training.loop import Loop
 
@@ -15,44 +14,17 @@ from statemix.training.loop import Loop
 _RECENT = 20
 
 
-class TimedBatches:
-    """Batches that measure how long they are waited for.
+class Begun(Protocol):
+    """Batches that know when their last step began, by ``time.monotonic``."""
 
-    Args:
-        batches: the batches.
-
-    Attributes:
-        num_steps: as of the batches.
-        steps_per_epoch: as of the batches.
-        step: last step that asked for its batches.
-        began: time at which it asked.
-        wait_s: seconds that the batches took.
-    """
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-        self.num_steps, self.steps_per_epoch = batches.num_steps, batches.steps_per_epoch
-        self.step, self.began, self.wait_s = 0, 0.0, 0.0
-
-    def parts(self, step: int) -> Sequence[Any]:
-        """Return the batches of a step."""
-        self.step, self.began = step, time.monotonic()
-        parts = self._batches.parts(step)
-        self.wait_s = time.monotonic() - self.began
-        return parts
-
-
-class _Step(NamedTuple):
-    time_s: float
-    wait_s: float
+    began: float
 
 
 class StepLine(Hook):
     """Measures training and describes it in the step line and in the rows of the metrics.
 
-    A row has the means since the row before: "tokens_per_s", "utilisation" (FLOP/s of training over
-    those of a matrix product) and "data_wait" (share of the time), all without evaluations and
-    checkpoints.
+    A row has the means since the row before: "tokens_per_s" and "utilisation" (FLOP/s of training
+    over those of a matrix product), without evaluations and checkpoints.
 
     Args:
         batches: batches of the training.
@@ -66,7 +38,7 @@ class StepLine(Hook):
 
     def __init__(
         self,
-        batches: TimedBatches,
+        batches: Begun,
         *,
         tokens_per_step: int,
         flops_per_token: float,
@@ -76,39 +48,35 @@ class StepLine(Hook):
         self._batches, self._tokens = batches, tokens_per_step
         self._flops, self._matmul_speed = flops_per_token, matmul_speed
         self._bytes_per_token = bytes_per_token
-        self._recent: deque[_Step] = deque(maxlen=_RECENT)
-        self._since_row: list[_Step] = []
+        # Seconds of steps.
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._since_row: list[float] = []
 
     def on_start(self, loop: Loop) -> None:
         self._begun = loop.step, time.monotonic()
 
     def after_step(self, loop: Loop, loss: float) -> None:
         del loop, loss
-        step = _Step(time.monotonic() - self._batches.began, self._batches.wait_s)
-        self._recent.append(step)
-        self._since_row.append(step)
+        time_s = time.monotonic() - self._batches.began
+        self._recent.append(time_s)
+        self._since_row.append(time_s)
 
     def row(self, loop: Loop) -> dict[str, Any]:
         del loop
-        steps, self._since_row = self._since_row, []
-        return self._speeds(steps)
-
-    def bits_per_byte(self, loss: float) -> float | None:
-        """Return the training loss, nats per token, in bits per byte; None if bytes are unknown."""
-        return None if self._bytes_per_token is None else loss / math.log(2) / self._bytes_per_token
+        times_s, self._since_row = self._since_row, []
+        return self._speeds(times_s)
 
     def describe(self, event: Event) -> Event:
         """Return the event of a step with a line about it; others as they are."""
         if event.kind != "step" or event.loss is None:
             return event
         speeds = self._speeds(self._recent)
-        bits = self.bits_per_byte(event.loss)
+        bits = event.loss / math.log(2)
         parts = [
             f"loss {event.loss:.4f}",
-            *([] if bits is None else [f"{bits:.3f} bits per byte"]),
+            *([f"{bits / size:.3f} bits per byte"] if (size := self._bytes_per_token) else []),
             f"{speeds['tokens_per_s']:,.0f} tokens/s",
             f"utilisation {speeds['utilisation']:.0%}",
-            f"data wait {speeds['data_wait']:.0%}",
             f"about {duration(self._left_s(event))} left",
         ]
         return replace(event, text=", ".join(parts))
@@ -118,14 +86,12 @@ class StepLine(Hook):
         step, begun = self._begun
         return (time.monotonic() - begun) / (event.step - step) * (event.num_steps - event.step)
 
-    def _speeds(self, steps: Sequence[_Step]) -> dict[str, float]:
+    def _speeds(self, times_s: Collection[float]) -> dict[str, float]:
         # A resumed run may end without a step.
-        time_s = sum(step.time_s for step in steps) or math.inf
-        tokens_per_s = len(steps) * self._tokens / time_s
+        tokens_per_s = len(times_s) * self._tokens / (sum(times_s) or math.inf)
         return {
             "tokens_per_s": tokens_per_s,
             "utilisation": tokens_per_s * self._flops / self._matmul_speed,
-            "data_wait": sum(step.wait_s for step in steps) / time_s,
         }
 
 

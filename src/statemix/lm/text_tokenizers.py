@@ -29,15 +29,7 @@ def bytes_tokenizer() -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE.
-
-    Args:
-        texts: texts of the training split.
-        vocab_size: number of tokens, with the 256 bytes and the end of a document.
-
-    Raises:
-        RequestError: if ``vocab_size`` is out of range.
-    """
+    """Train a byte-level BPE of ``vocab_size`` tokens: the 256 bytes, an end, and merges."""
     if not 257 <= vocab_size <= _LARGEST:
         raise RequestError(f"vocab_size must be in 257..{_LARGEST}, got {vocab_size}")
     tokenizer = _byte_level(Tokenizer(models.BPE()))
@@ -56,9 +48,6 @@ def load_tokenizer(name: str) -> Tokenizer:
 
     It reads whole texts: truncation and padding that the file stores do not count. transformers
     stores them after a call such as ``tokenizer(texts, truncation=True)``.
-
-    Raises:
-        RequestError: if there is none.
     """
     path = Path(name)
     if path.is_dir():

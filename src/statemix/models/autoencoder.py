@@ -28,9 +28,6 @@ class SequenceAutoencoder(ReadoutModel):
 
     Shape:
         tokens (B, T) int32 or int64 -> for each head, logits (B, T, classes).
-
-    Raises:
-        ValueError: as for every model, or if ``hidden_size`` is 1.
     """
 
     usual_linear_init = "normal"
@@ -95,9 +92,6 @@ class Decoder(nn.Module):
 
     Shape:
         vectors (..., d), positions (...) integer -> (..., d); leading axes broadcast.
-
-    Raises:
-        ValueError: if ``hidden_size`` is below 2, which leaves no room for positions.
     """
 
     def __init__(self, hidden_size: int, norm: Callable[[int], nn.Module]) -> None:

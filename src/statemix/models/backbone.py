@@ -54,9 +54,6 @@ class Block(nn.Module):
     Shape:
         x (B, T, hidden_size), state of the mixer or None -> the same shapes.
 
-    Raises:
-        ValueError: if ``dropout`` is not in 0..1 or a part refuses an option.
-
     Example:
         >>> block = Block(8, LayerSpec("bd_lru", num_blocks=4, block_size=2), MixerSpec("swiglu"))
         >>> y, state = block(torch.randn(2, 5, 8))
@@ -141,10 +138,6 @@ class Backbone(nn.Module):
 
     Attributes:
         blocks: the blocks; ``backbone.blocks[0].mixer`` is the first sequence layer.
-
-    Raises:
-        OptionError: if a size is below 1, a name is unknown, there is no layer, or an argument has
-            the wrong type.
 
     Example:
         >>> backbone = Backbone(6, 8, [LayerSpec("bd_lru", num_blocks=4, block_size=2)])
@@ -308,12 +301,7 @@ def mask_of(
     attention_mask: Tensor | None,
     lengths: Tensor | None,
 ) -> Tensor | None:
-    """Check how tokens (B, T) are padded or packed, and return their mask, if they are padded.
-
-    Raises:
-        ValueError: as in :meth:`Backbone.forward`.
-        TypeError: as in :meth:`Backbone.forward`.
-    """
+    """Check how tokens (B, T) are padded or packed, and return their mask, if they are padded."""
     given = {"cu_seqlens": cu_seqlens, "attention_mask": attention_mask, "lengths": lengths}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:

@@ -51,9 +51,6 @@ class SwiGLU(ChannelMixer):
 
     Shape:
         x (..., hidden_size) -> y (..., hidden_size).
-
-    Raises:
-        OptionError: if a size is below 1.
     """
 
     name = "swiglu"
@@ -98,9 +95,6 @@ class MLP(ChannelMixer):
 
     Shape:
         x (..., hidden_size) -> y (..., hidden_size).
-
-    Raises:
-        OptionError: if a size is below 1.
     """
 
     name = "mlp"

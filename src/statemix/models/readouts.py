@@ -57,10 +57,6 @@ class ReadoutModel(nn.Module, ABC):
         heads: name of each output -> its number of classes.
         readout_mlp: what the readouts read: the MLP on the final norm; empty without one.
         readouts: name of each output -> its linear map.
-
-    Raises:
-        OptionError: if a size is below 1, a name is unknown, there is no layer or no head, or an
-            argument has the wrong type.
     """
 
     usual_linear_init: ClassVar[LinearInit]
@@ -157,10 +153,6 @@ class ReadoutModel(nn.Module, ABC):
 
         Returns:
             Head -> logits (B, T, classes); logits at padding have no meaning.
-
-        Raises:
-            ValueError: as in :meth:`Backbone.forward`.
-            TypeError: as in :meth:`Backbone.forward`.
         """
 
     @abstractmethod
@@ -174,10 +166,6 @@ class ReadoutModel(nn.Module, ABC):
         Args:
             pieces: successive tokens of the same sequences, each of shape (B, t).
             lengths: as in ``forward``; its values are trusted.
-
-        Raises:
-            ValueError: as in ``forward``.
-            TypeError: as in ``forward``.
         """
 
     def _read(self, hidden: Tensor) -> Logits:
@@ -311,10 +299,6 @@ class TokenClassifier(ReadoutModel):
         Returns:
             logits: for each head, shape (B, T, classes).
             state: one state per layer.
-
-        Raises:
-            ValueError: as in :meth:`Backbone.forward`.
-            TypeError: as in :meth:`Backbone.forward`.
         """
         hidden, state = self.backbone(tokens, state, attention_mask=attention_mask, lengths=lengths)
         return self._read(hidden), state

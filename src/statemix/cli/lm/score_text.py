@@ -7,12 +7,10 @@ from typing import Annotated
 
 from statemix.cli.lm.loading import open_model
 from statemix.cli.parser import Argument
+from statemix.errors import RequestError
 from statemix.lm.language_scores import bits_per_byte
-from statemix.lm.prepared import (
-    check_tokenizers,
-    compressed_bits_per_byte,
-    read_prepared,
-)
+from statemix.lm.prepared import compressed_bits_per_byte, read_prepared
+from statemix.lm.text_tokenizers import read_alike
 from statemix.training.config import Count
 
 
@@ -49,7 +47,11 @@ class EvaluateText:
         """Score and print."""
         model, own = open_model(self.folder)
         tokens, held_out, tokenizer = read_prepared(self.tokens)
-        check_tokenizers(self.folder, own, self.tokens, tokenizer)
+        if not read_alike(own, tokenizer):
+            raise RequestError(
+                f"tokens must have the tokenizer of the model in {self.folder}, got another one in "
+                f"{self.tokens}"
+            )
         scores = bits_per_byte(model, held_out, most_bytes=self.most_bytes)
         scores |= compressed_bits_per_byte(tokens, held_out, tokenizer, most_bytes=self.most_bytes)
         if self.json:

@@ -15,7 +15,7 @@ from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.language_training import train_language_model
 from statemix.lm.model_costs import MATMUL_DTYPES, count_sizes, matmul_speed, training_flops
 from statemix.lm.prepared import prepare, read_prepared
-from statemix.lm.presets import LanguageSettings, OptimizerName, preset_of
+from statemix.lm.presets import PRESETS, LanguageSettings, OptimizerName, SizeName
 from statemix.lm.step_line import duration
 from statemix.lm.text_tokenizers import end_of, save_tokenizer, with_padding
 from statemix.training.config import (
@@ -63,9 +63,9 @@ class TrainText:
     tokens: Path | None = None
     """Folder that `statemix lm prepare` made."""
 
-    size: str = "nano"
-    """nano, 10M, 140M or 210M. The size sets every number below that has no default; an option
-    overrides it. 140M and 210M are the sizes of Figure 4 of the H-LRU paper."""
+    size: SizeName = "nano"
+    """Sets every number below that has no default; an option overrides it. 140M and 210M are the
+    sizes of Figure 4 of the H-LRU paper."""
 
     layer: LayerSpec | None = None
     """Sequence layer of the blocks, with its options (BD-LRU if not given)."""
@@ -244,7 +244,7 @@ class TrainText:
 
     def request(self, tokenizer: Tokenizer) -> tuple[StatemixConfig, LanguageSettings]:
         """Return the model and the training that the options ask for."""
-        preset = preset_of(self.size)
+        preset = PRESETS[self.size]
         width = self.hidden_size or preset.hidden_size
         depth = self.num_layers or preset.num_layers
         layer = self.layer

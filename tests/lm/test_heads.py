@@ -18,8 +18,15 @@ pytest.importorskip("accelerate")
 IDS = torch.randint(1, 40, (8, 6), generator=torch.Generator().manual_seed(0))
 # Batches of two rows have unequal numbers of labels.
 SOME = torch.arange(48).view(8, 6) % 7 < torch.arange(8)[:, None]
+
+
+class Own(StatemixForCausalLM):
+    """A model of a user."""
+
+
 HEADS = {
     "language": (StatemixForCausalLM, IDS.masked_fill(SOME, -100)),
+    "subclass": (Own, IDS.masked_fill(SOME, -100)),
     "classes": (StatemixForSequenceClassification, IDS[:, 0] % 3),
     "numbers": (StatemixForSequenceClassification, IDS[:, :1] / 40),
     "integers": (StatemixForSequenceClassification, IDS[:, :1]),
@@ -90,7 +97,7 @@ def test_smoothed_labels_are_those_that_the_loss_scores(head, tmp_path):
         model, batch
     )
     logits = model(IDS).logits
-    if type(model) is StatemixForCausalLM:
+    if isinstance(model, StatemixForCausalLM):
         logits, labels = logits[:, :-1], labels[:, 1:]
     wanted = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=0.1)
     torch.testing.assert_close(found, wanted)

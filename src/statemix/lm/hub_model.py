@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,14 @@ class StatemixPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     # The attention layer calls scaled_dot_product_attention.
     _supports_sdpa = True
+    # Trainer and pipelines recognise a model by its name in this table, which `AutoModel.register`
+    # does not enter. When Trainer smooths labels, it shifts those of causal models alone.
+    _names: ClassVar[dict[str, Any]] = modeling_auto.MODEL_MAPPING_NAMES
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        key = StatemixConfig.model_type
+        cls._names[f"{key}.{cls.__name__}" if key in cls._names else key] = cls.__name__
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -287,10 +295,13 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
         torch.Size([1, 7])
     """
 
+    _names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: StatemixConfig) -> None:
         super().__init__(config)
+        # Transformers would read it off the name of the class, which a subclass changes.
+        self.loss_type = "ForCausalLM"
         self.model = StatemixModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -400,7 +411,6 @@ class _Classifier(StatemixPreTrainedModel):
 
     def __init__(self, config: StatemixConfig, *, loss_type: str, bias: bool) -> None:
         super().__init__(config)
-        # Transformers would read it off the name of the class, which a subclass changes.
         self.loss_type = loss_type
         self.num_labels = config.num_labels
         self.model = StatemixModel(config)
@@ -484,6 +494,8 @@ class StatemixForSequenceClassification(_Classifier):
     that is not ``config.pad_token_id``. Packed sequences have a row of logits each.
     """
 
+    _names = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
     def __init__(self, config: StatemixConfig) -> None:
         super().__init__(config, loss_type="ForSequenceClassification", bias=False)
 
@@ -520,6 +532,8 @@ class StatemixForTokenClassification(_Classifier):
     In training, dropout hides the share ``config.classifier_dropout`` of its inputs, .1 by default.
     """
 
+    _names = modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
+
     def __init__(self, config: StatemixConfig) -> None:
         super().__init__(config, loss_type="ForTokenClassification", bias=True)
         dropout = getattr(config, "classifier_dropout", None)
@@ -539,17 +553,3 @@ class StatemixForTokenClassification(_Classifier):
         self, loss: Tensor | None, logits: Tensor, outputs: BaseModelOutputWithPast
     ) -> TokenClassifierOutput:
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
-
-
-# Trainer and pipelines recognise a model by its name in these tables, which `AutoModel.register`
-# does not enter. When Trainer smooths labels, it shifts those of causal models alone.
-for _table, _model in (
-    (modeling_auto.MODEL_MAPPING_NAMES, StatemixModel),
-    (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, StatemixForCausalLM),
-    (
-        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        StatemixForSequenceClassification,
-    ),
-    (modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES, StatemixForTokenClassification),
-):
-    _table[StatemixConfig.model_type] = _model.__name__

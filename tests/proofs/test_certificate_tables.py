@@ -246,7 +246,10 @@ def test_a_certificate_of_too_many_states_is_refused_at_once(tmp_path):
         "automaton": {"start": 0, "transitions": [[0] * 64], "outputs": [[-1] * 64]},
     }
     status, said = run_checker(written(tmp_path / "certificate.json", sealed(tables)))
-    assert (status, said.partition(".json: ")[2]) == (2, "states lacks one that letter 0 leads to\n")
+    assert (status, said.partition(".json: ")[2]) == (
+        2,
+        "states lacks one that letter 0 leads to\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,17 @@ def test_task_runs_name_another_pytorch(tmp_path, tiny):
         train(tiny(), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [[], 5, dict.fromkeys(("python", "code", "information", "packages", "backends"), 5)],
+    ids=str,
+)
+def test_a_damaged_environment_is_compared_with_nothing(tmp_path, stored):
+    begin(tmp_path)
+    (tmp_path / "environment.json").write_text(json.dumps(stored))
+    assert fit(folder=tmp_path, **arguments()).last["step"] == 4
+
+
 def test_a_run_of_an_older_version_is_accepted_with_any_new_argument(tmp_path):
     begin(tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())

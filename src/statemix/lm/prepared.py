@@ -16,7 +16,15 @@ from transformers.utils import logging as transformers_logging
 from statemix.errors import OptionError, RequestError
 from statemix.files import write_file
 from statemix.lm.corpora import HELD_OUT_SHARE, CorpusReading, Document, read_corpus
-from statemix.lm.shards import TokenFile, TokenWriter, check_new, read_tokens, with_suffix
+from statemix.lm.hub_config import StatemixConfig
+from statemix.lm.shards import (
+    TokenFile,
+    TokenWriter,
+    check_ids,
+    check_new,
+    read_tokens,
+    with_suffix,
+)
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
     decode,
@@ -27,6 +35,7 @@ from statemix.lm.text_tokenizers import (
     read_alike,
     train_bpe,
 )
+from statemix.memory import is_shortage
 from statemix.training.folder import lock_folder
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer.json"
@@ -227,12 +236,15 @@ def check_tokenizers(folder: Path, own: Tokenizer, tokens: Path, other: Tokenize
 
 @contextlib.contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Return a context in which transformers draws no bars between the lines of a command."""
+    """Return a context in which transformers prints nothing between the lines of a command."""
     were_enabled = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         if were_enabled:
             transformers_logging.enable_progress_bar()
 
@@ -252,15 +264,38 @@ def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     chosen = model_folder(folder)
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
         raise RequestError(f"folder must hold a finished language model, got {folder}")
-    try:
+    with without_progress_bars(), errors_of_strangers(chosen):
         # By default, transformers asks in a terminal whether it may run the folder's code.
-        with without_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(chosen, trust_remote_code=False)
-    except OptionError:
-        raise
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{chosen} must hold a model of transformers: {error}") from error
+        model, found = AutoModelForCausalLM.from_pretrained(
+            chosen, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    wrong = {
+        "has another shape": [name for name, *_ in found["mismatched_keys"]],
+        # transformers draws it, and leaves out what the configuration does not mention.
+        "is missing": found["missing_keys"],
+        "is unknown": found["unexpected_keys"] if isinstance(model.config, StatemixConfig) else (),
+        "is not finite": [k for k, value in model.named_parameters() if not value.isfinite().all()],
+    }
+    for reason, names in wrong.items():
+        if names:
+            raise RequestError(
+                f"weights of {chosen} must fit its config.json: {min(names)} {reason}"
+            )
     return model.eval(), load_tokenizer(str(chosen / TOKENIZER))
+
+
+@contextlib.contextmanager
+def errors_of_strangers(folder: Path) -> Iterator[None]:
+    """Turn whatever transformers raises for the files of a folder into a RequestError."""
+    try:
+        yield
+    except (RequestError, OptionError):
+        raise
+    except Exception as error:
+        if is_shortage(error):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        raise RequestError(f"{folder} must hold a model of transformers, got {reason}") from error
 
 
 def compressed_bits_per_byte(
@@ -306,6 +341,7 @@ def _last_text(tokens: TokenFile, tokenizer: Tokenizer) -> bytes:
 
 def _text(ids: NDArray[Any], tokenizer: Tokenizer) -> bytes:
     # The end of a document is no part of its text.
+    check_ids("the text", ids, tokenizer.get_vocab_size())
     return tokenizer.decode(ids[ids != end_of(tokenizer)].tolist()).encode()
 
 

@@ -71,6 +71,24 @@ def dtype_of(vocab_size: int) -> type[np.generic]:
     return np.uint16 if vocab_size <= 2**16 else np.int32
 
 
+def check_ids(name: str, ids: Any, vocab_size: int) -> None:
+    """Check that a vocabulary has the token ids of a text.
+
+    Args:
+        name: the text.
+        ids: an array or a tensor.
+        vocab_size: number of tokens.
+
+    Raises:
+        RequestError: otherwise.
+    """
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise RequestError(
+            f"{name} must have tokens in 0..{vocab_size - 1}, the vocabulary, got "
+            f"{int(ids.min())}..{int(ids.max())}"
+        )
+
+
 def check_new(stem: Path) -> None:
     """Check that no file exists, except what a killed process has left.
 
@@ -133,11 +151,7 @@ class TokenWriter:
                 f"document {self.num_documents} must have at most {_MOST_LENGTH} tokens, which the "
                 f"index can hold, got {array.size}; split it"
             )
-        if array.size and not 0 <= array.min() <= array.max() < self._vocab_size:
-            raise RequestError(
-                f"tokens must be in 0..{self._vocab_size - 1}, got {array.min()}..{array.max()} in "
-                f"document {self.num_documents}"
-            )
+        check_ids(f"document {self.num_documents}", array, self._vocab_size)
         payload = array.astype(np.dtype(self._dtype).newbyteorder("<")).tobytes()
         with naming(self._partial):
             self._file.write(payload)
@@ -296,7 +310,9 @@ def _read_info(path: Path) -> dict[str, Any]:
     own = {path.with_suffix(suffix).name for suffix in (".bin", ".idx")}
     if not isinstance(digests, dict) or not set(digests) <= own:
         raise RequestError(f"{path} must have the sha256 of {' and '.join(sorted(own))} alone")
-    if isinstance(counts, list) and not all(type(one) is int and one >= 0 for one in counts):
+    if isinstance(counts, list) and not all(
+        type(one) is int and 0 <= one < 2**63 for one in counts
+    ):
         raise RequestError(f"{path} must have numbers of bytes in document_bytes")
     return info
 

@@ -282,12 +282,17 @@ def begin_run(folder: Path, config: StoredConfig, environment: Mapping[str, Any]
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """Return what :func:`begin_run` has stored as the environment; nothing if it is damaged."""
+    """Return what :func:`begin_run` has stored as the environment, without what is damaged."""
     try:
         stored = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return stored if isinstance(stored, dict) else {}
+    tables = ("code", "information", "packages", "backends")
+    return {
+        name: entry
+        for name, entry in (stored.items() if isinstance(stored, dict) else ())
+        if name not in tables or isinstance(entry, dict)
+    }
 
 
 def warn_of_changes(folder: Path, environment: Mapping[str, Any]) -> None:
@@ -323,11 +328,11 @@ def warn_of_changes(folder: Path, environment: Mapping[str, Any]) -> None:
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of an environment on which the rounding of a run depends."""
-    names = ("device", "num_threads", "num_processes", "strategy")
-    found = {name: environment[name] for name in names if name in environment}
+    stated = {**environment.get("packages", {}), **environment}
+    names = ("device", "num_threads", "num_processes", "strategy", "torch")
+    found = {name: stated[name] for name in names if name in stated}
     backends = environment.get("backends", {}).items()
-    torch = environment.get("packages", {}).get("torch")
-    return {**found, "torch": torch, **{f"backend {name}": detail for name, detail in backends}}
+    return {**found, **{f"backend {name}": detail for name, detail in backends}}
 
 
 def _reopen_run(folder: Path) -> None:

@@ -11,9 +11,11 @@ from statemix.lm.language_scores import bits_per_byte
 from statemix.lm.prepared import (
     check_tokenizers,
     compressed_bits_per_byte,
+    errors_of_strangers,
     read_prepared,
 )
 from statemix.training.config import Count
+from statemix.training.plain import finite
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,11 @@ class EvaluateText:
         model, own = open_model(self.folder)
         tokens, held_out, tokenizer = read_prepared(self.tokens)
         check_tokenizers(self.folder, own, self.tokens, tokenizer)
-        scores = bits_per_byte(model, held_out, most_bytes=self.most_bytes)
+        with errors_of_strangers(self.folder):
+            scores = bits_per_byte(model, held_out, most_bytes=self.most_bytes)
         scores |= compressed_bits_per_byte(tokens, held_out, tokenizer, most_bytes=self.most_bytes)
         if self.json:
-            print(json.dumps(scores))
+            print(json.dumps(finite(scores)))
             return
         for name, value in scores.items():
             print(f"{name.replace('_', ' ')}: {value:.4f}")

@@ -81,9 +81,10 @@ def test_bytes_of_other_documents_are_refused(written):
         ({"sha256": ["part.bin"]}, r"must have the sha256 of part\.bin and part\.idx alone"),
         ({"sha256": None}, r"must have the sha256 of"),
         ({"sha256": {"/dev/zero": "0"}}, r"must have the sha256 of"),
-        ({"document_bytes": ["5", 1]}, r"must have numbers of bytes"),
-        ({"document_bytes": [-5, 1]}, r"must have numbers of bytes"),
-        ({"document_bytes": [10**400, 1]}, r"must have numbers of bytes"),
+        ({"document_bytes": ["5", 1]}, r"must have whole numbers as vocab_size and"),
+        ({"document_bytes": [-5, 1]}, r"must have whole numbers as vocab_size and"),
+        ({"vocab_size": "50"}, r"must have whole numbers as vocab_size and"),
+        ({"document_bytes": [10**400, 1]}, r"must have whole numbers as vocab_size and"),
     ],
 )
 def test_descriptions_of_strangers_are_checked(written, entry, message):
@@ -95,7 +96,7 @@ def test_descriptions_of_strangers_are_checked(written, entry, message):
 
 def test_a_description_without_an_end_is_named(written):
     written.with_suffix(".json").write_text("[" * 100_000)
-    with pytest.raises(RequestError, match=r"part\.json must be JSON"):
+    with pytest.raises(RequestError, match=r"part\.json must hold the description of tokens"):
         read_tokens(written)
 
 

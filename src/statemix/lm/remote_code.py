@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from statemix.errors import RequestError
-from statemix.files import write_file
+from statemix.files import read_json, write_file
 from statemix.layers import LAYERS
 from statemix.lm import hub_blocks, hub_config, hub_model, portable_layers, state_cache
 from statemix.lm.prepared import model_folder
@@ -54,7 +54,7 @@ def export_remote_code(folder: Path | str) -> Path:
     path = folder / "config.json"
     if not path.is_file():
         raise RequestError(f"{path} must exist; save the model first")
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_json(path, "the configuration of a model")
     if config.get("model_type") != hub_config.StatemixConfig.model_type:
         raise RequestError(f"{path} must be of a Statemix model, got {config.get('model_type')!r}")
     mixers = hub_config.StatemixConfig.from_dict(config).block_mixers

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.errors import RequestError
-from statemix.files import naming, sync_directory, write_file
+from statemix.files import naming, read_json, sync_directory, write_file
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -260,8 +260,8 @@ def _verify(path: Path, digests: Mapping[str, str]) -> None:
         stat = (path.parent / name).stat()
         stamps[name] = [digest, stat.st_size, stat.st_mtime_ns]
     record = path.with_suffix(".verified")
-    with contextlib.suppress(OSError, ValueError):
-        if json.loads(record.read_bytes()) == stamps:
+    with contextlib.suppress(RequestError):
+        if read_json(record, "checksums") == stamps:
             return
     for name, digest in digests.items():
         with (path.parent / name).open("rb") as file:
@@ -299,21 +299,17 @@ def _read_index(path: Path) -> tuple[NDArray[np.int64], type[np.generic]]:
 def _read_info(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} must be JSON: {error}") from error
-    if not isinstance(info, dict) or info.get("format") != _FORMAT:
+    info = read_json(path, "the description of tokens")
+    if info.get("format") != _FORMAT:
         raise RequestError(f"{path} must have the format {_FORMAT!r}")
     digests, counts = info.get("sha256", {}), info.get("document_bytes")
+    numbers = [info.get("vocab_size", 0), *(counts if isinstance(counts, list) else ())]
     # A stranger's file must not name others, such as devices without an end.
     own = {path.with_suffix(suffix).name for suffix in (".bin", ".idx")}
     if not isinstance(digests, dict) or not set(digests) <= own:
         raise RequestError(f"{path} must have the sha256 of {' and '.join(sorted(own))} alone")
-    if isinstance(counts, list) and not all(
-        type(one) is int and 0 <= one < 2**63 for one in counts
-    ):
-        raise RequestError(f"{path} must have numbers of bytes in document_bytes")
+    if not all(type(one) is int and 0 <= one < 2**63 for one in numbers):
+        raise RequestError(f"{path} must have whole numbers as vocab_size and document_bytes")
     return info
 
 

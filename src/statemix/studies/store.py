@@ -20,7 +20,7 @@ from statemix.studies.runner import Ended
 from statemix.studies.study_runs import Runnable, StudyRun
 from statemix.training import RunConfig, load_outcome
 from statemix.training.config import SCHEMA
-from statemix.training.folder import ENVIRONMENT
+from statemix.training.folder import read_environment
 from statemix.training.plain import finite, to_plain
 
 
@@ -252,8 +252,6 @@ def row_of(ended: Ended) -> StoredRow:
     """
     config, status, folder = ended.job.config, ended.status, ended.job.folder
     assert status != "interrupted"
-    # Absent if the run has not begun.
-    environment = folder / ENVIRONMENT
     if isinstance(config, StudyRun):
         described = config.described()
     else:
@@ -278,9 +276,8 @@ def row_of(ended: Ended) -> StoredRow:
         "attempts": [],
         "ended_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "environment": json.loads(environment.read_text(encoding="utf-8"))
-        if environment.exists()
-        else provenance.describe(),
+        # Absent if the run has not begun.
+        "environment": read_environment(folder) or provenance.describe(),
     }
     if status == "done":
         if isinstance(config, StudyRun):

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
-from statemix.memory import freed_memory_kept
+from statemix.memory import freed_memory_kept, is_shortage
 from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
 from statemix.training.batches import Batches, LoaderBatches
@@ -460,9 +460,14 @@ def _value(row: Row, criterion: str | None, sign: int) -> float:
 
 def _load(model: nn.Module, folder: Path) -> Fitted:
     summary = runs.read_summary(folder)
-    weights = runs.load_weights(
-        folder, "model.safetensors", summary["weights"]["model.safetensors"]
-    )
-    model.load_state_dict(weights)
-    last = summary["last"]
-    return Fitted(folder, last, summary.get("best", last), summary["time_s"])
+    file = "model.safetensors"
+    weights = runs.load_weights(folder, file, summary["weights"].get(file, ""))
+    try:
+        model.load_state_dict(weights)
+        last = checked(dict[str, Any], summary["last"], "last")
+        best = checked(dict[str, Any], summary.get("best", last), "best")
+        return Fitted(folder, last, best, checked(float, summary["time_s"], "time_s"))
+    except (KeyError, RuntimeError, SettingError) as error:
+        if is_shortage(error):
+            raise
+        raise RequestError(f"{folder} must hold a run of this model, got: {error!r}") from error

@@ -176,8 +176,8 @@ def load_outcome(folder: Path | str) -> Outcome:
         RequestError: if the folder holds no run, an unfinished one, or damaged files.
     """
     folder = Path(folder)
-    summary = runs.read_summary(folder)
     config = load_config(folder)
+    summary = runs.read_summary(folder)
     try:
         return Outcome(
             folder,

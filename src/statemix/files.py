@@ -1,11 +1,13 @@
 """Files: folders, rows, atomic writes, and errors that name their file."""
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from statemix.errors import RequestError
 
@@ -33,6 +35,29 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def read_json(path: Path, content: str) -> dict[str, Any]:
+    """Read a JSON file that holds a table.
+
+    Args:
+        path: the file.
+        content: what the file holds, for the message.
+
+    Raises:
+        RequestError: if it holds something else, or cannot be read.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            # Some devices and pipes never end.
+            raise ValueError("no regular file")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"{path} must hold {content}, got: {reason}") from error
+    if not isinstance(found, dict):
+        raise RequestError(f"{path} must hold {content}, got a {type(found).__name__}")
+    return found
 
 
 def make_folder(name: str, path: Path) -> None:

@@ -318,13 +318,14 @@ def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
     for change, message in (
         (
             None,
-            f"certificate.json must be a certificate \\(No such file.*run 'statemix certify {run}'",
+            f"certificate.json must exist; run 'statemix certify {run}'",
         ),
-        ("{", "certificate.json must be a certificate, got Expecting"),
-        ("[]", "must hold the tables of a proof, got none: run 'statemix certify"),
+        ("{", "certificate.json must hold a certificate, got: Expecting"),
+        ("[]", "must hold a certificate, got a list"),
+        ("{}", "must hold the tables of a proof, got none: run 'statemix certify"),
         ('{"without_tables": "because"}', "must hold the tables of a proof, got none: because"),
         ('{"tables": {}}', "must hold the tables of a proof, got: its tables"),
-        ("[" * 200_000, "certificate.json must be a certificate, got maximum recursion"),
+        ("[" * 200_000, "certificate.json must hold a certificate, got: maximum recursion"),
         ('{"tables": 3}', "must hold the tables of a proof, got: it has no tables"),
     ):
         if change is not None:
@@ -601,7 +602,7 @@ def test_attributes_of_evaluation_are_those_of_the_run(train, capsys):
     ("damage", "message"),
     [
         (lambda path: path.write_text("{"), "must hold a certificate, got: "),
-        (lambda path: path.write_text("[]"), "must hold a certificate, got: "),
+        (lambda path: path.write_text("[]"), "must hold a certificate, got a list"),
         (lambda path: path.unlink(), "must hold a certificate, got: No such file or directory"),
         (
             lambda path: path.with_name("certified.safetensors").write_bytes(b"x"),

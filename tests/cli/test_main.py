@@ -189,6 +189,14 @@ def test_every_command_has_its_class_and_a_help(command, capsys):
         (["train", "--folder", "x", "--model.norm", "batch"], "model.norm must be 'rms'"),
         (["train", "--folder", "x", "--evaluation.attributes", "size"], "option=value"),
         (["evaluate"], "RUN"),
+        (
+            ["train", "--folder", "a\0b"],
+            r"--folder: a path must be neither empty nor with a null byte, got 'a\x00b'",
+        ),
+        (
+            ["report", "bench", ""],
+            "[FILE ...]: a path must be neither empty nor with a null byte, got ''",
+        ),
     ],
 )
 def test_wrong_request_is_named_on_stderr_with_exit_code_2(arguments, message, capsys):

@@ -531,7 +531,7 @@ def test_any_setting_is_an_axis_of_a_grid(tmp_path, capsys, tiny_arguments, axis
         (["--config", "--seed", "3"], "--config must have a value, got none"),
         (["--config", "a.toml", "--config", "b.toml"], "--config must be given once"),
         (["--grid"], "--grid must have a value, got none"),
-        (["--from", ""], "--from must have a value, got ''"),
+        (["--from", ""], "--from: a path must be neither empty nor"),
         (["--model.layers.-1.block_size", "4"], "setting must exist, got 'model.layers.-1"),
         (["--model.layers.00.block_size", "4"], "setting must exist, got 'model.layers.00"),
         (["--model.layers.0.block_size", "--seed", "3"], "model.layers.0.block_size must have"),

@@ -74,8 +74,10 @@ def test_damaged_files_are_named(written, suffix, place, message):
         ({"sha256": None}, r"must have the sha256 of"),
         ({"sha256": {"/dev/zero": "0"}}, r"must have the sha256 of"),
         ({"document_bytes": [5]}, r"must have the bytes of 2 documents"),
-        ({"document_bytes": ["5", 1]}, r"must have the bytes of 2 documents"),
-        ({"document_bytes": [-5, 1]}, r"must have the bytes of 2 documents"),
+        ({"document_bytes": ["5", 1]}, r"must have whole numbers as vocab_size and"),
+        ({"document_bytes": [-5, 1]}, r"must have whole numbers as vocab_size and"),
+        ({"vocab_size": "50"}, r"must have whole numbers as vocab_size and"),
+        ({"document_bytes": [10**400, 1]}, r"must have whole numbers as vocab_size and"),
     ],
 )
 def test_descriptions_of_strangers_are_checked(written, entry, message):
@@ -87,7 +89,7 @@ def test_descriptions_of_strangers_are_checked(written, entry, message):
 
 def test_a_description_without_an_end_is_named(written):
     written.with_suffix(".json").write_text("[" * 100_000)
-    with pytest.raises(RequestError, match=r"part\.json must be JSON"):
+    with pytest.raises(RequestError, match=r"part\.json must hold the description of tokens"):
         read_tokens(written)
 
 
@@ -268,6 +270,32 @@ def test_a_changed_tokenizer_is_refused_on_resumption_and_evaluation(
         assert "must be the tokenizer of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("split", "ids", "message"),
+    [
+        ("held_out", [5, 310], "document 0 of {}/held_out.bin must have tokens in 0..303"),
+        ("held_out", [5, -1], "document 0 of {}/held_out.bin must have tokens in 0..303"),
+        ("train", [5, 310], "the text must have tokens in 0..299, the vocabulary, got 5..310"),
+        ("train", [5, -1], "the text must have tokens in 0..299, the vocabulary, got -1..5"),
+        ("held_out", [], "held_out.bin must have a .json with the bytes of each document"),
+    ],
+)
+def test_tokens_that_a_model_cannot_score_are_named(
+    copied, train_tiny, tmp_path, capsys, monkeypatch, split, ids, message
+):
+    assert train_tiny("--steps", "1") == 0
+    for path in copied.glob(f"{split}.*"):
+        path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "check_ids", lambda *_: None)
+        write_documents(copied / split, 2**31, [(ids, len(ids))], {})
+    capsys.readouterr()
+    assert main(["lm", "evaluate", str(tmp_path / "run"), "--tokens", str(copied)]) == 2
+    printed = capsys.readouterr()
+    assert message.format(copied) in printed.err
+    assert (printed.err.count("\n"), printed.out) == (1, "")
+
+
 def test_tokens_beyond_the_vocabulary_of_the_model_are_named(copied, tmp_path, capsys):
     # Without a description, no checksum is known.
     for path in copied.glob("train.[jv]*"):
@@ -277,6 +305,4 @@ def test_tokens_beyond_the_vocabulary_of_the_model_are_named(copied, tmp_path, c
     ids.tofile(copied / "train.bin")
     command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(copied), *TINY]
     assert main([*command, "--steps", "3"]) == 2
-    assert "must have tokens below 304, the vocab_size of the model, got 400" in (
-        capsys.readouterr().err
-    )
+    assert "must have tokens in 0..303, the vocabulary, got 400..400" in (capsys.readouterr().err)

@@ -159,10 +159,11 @@ def test_language_commands_import_what_the_user_names(prepared, tmp_path):
         train,
         ["generate", "run", "def", "--max-new-tokens", "2"],
         ["evaluate", "run", "--tokens", str(prepared), "--most-bytes", "100"],
+        ["generate", "run/model", "def", "--max-new-tokens", "2"],
     ):
         refused = run(*command)
         assert refused.returncode == 2, refused.stderr
         if command is not train:
-            assert "for a layer of your own, add --imports my_layer" in refused.stderr
+            assert "add --imports my_layer if you trust its code" in refused.stderr
         done = run(*command, *imports)
         assert done.returncode == 0, done.stderr

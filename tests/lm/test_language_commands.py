@@ -2,12 +2,14 @@
 
 import json
 import lzma
+import os
 import shlex
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from tests.lm.conftest import TINY, build_model, write_documents
@@ -309,6 +311,85 @@ def test_a_compressor_is_given_the_end_of_the_training_text(tmp_path, monkeypatc
 def test_a_prompt_that_is_not_utf_8_is_refused(model_folder, capsys):
     assert main(["lm", "generate", str(model_folder), "a\udcff"]) == 2
     assert capsys.readouterr().err == "statemix: prompt must be UTF-8, got 'a\\udcff'\n"
+
+
+def edit(folder, name, **entries):
+    table = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(table | entries))
+
+
+def write(folder, name, content):
+    (folder / name).write_bytes(content)
+
+
+def with_weights(folder, change):
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    change(weights)
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: write(f, "model.safetensors", b""), "must hold a model of transformers"),
+        (lambda f: os.truncate(f / "model.safetensors", 3000), "must hold a model of transformers"),
+        (lambda f: write(f, "config.json", b"5"), "must hold a model of transformers"),
+        (lambda f: write(f, "config.json", b"[" * 100_000), "must hold a model of transformers"),
+        (lambda f: write(f, "generation_config.json", b"[]"), "must hold a model of transformers"),
+        (lambda f: edit(f, "config.json", dtype=True), "must hold a model of transformers"),
+        (lambda f: edit(f, "config.json", hidden_size=8), "has another shape"),
+        (lambda f: edit(f, "config.json", vocab_size=100), "embed_tokens.weight has another shape"),
+        (lambda f: edit(f, "config.json", conv_size=3), "0.mixer.conv.conv.bias is missing"),
+        (lambda f: with_weights(f, lambda w: w.pop("model.norm.weight")), "norm.weight is missing"),
+        (lambda f: with_weights(f, lambda w: w["model.norm.weight"].fill_(torch.nan)), "finite"),
+        (
+            lambda f: edit(f, "config.json", num_hidden_layers=1, layer_types=["linear_attention"]),
+            "layers.1.mixer.layer.gate_proj.bias is unknown",
+        ),
+        *(
+            (
+                lambda f, value=value: edit(f, "config.json", hidden_size=value),
+                "hidden_size must be",
+            )
+            for value in (None, True, "16", -1)
+        ),
+        (lambda f: edit(f, "config.json", norm_eps=-1), "norm_eps must be"),
+        (lambda f: edit(f, "config.json", training_length=0), "training_length must be"),
+        (lambda f: edit(f, "config.json", layer_types=[[], []]), "layer_types must be among"),
+        (lambda f: edit(f, "config.json", layer_types=5), "layer_types must be a list"),
+        (lambda f: edit(f, "config.json", mixers={"linear_attention": {"name": []}}), "mixers"),
+    ],
+)
+def test_damaged_models_are_named_in_one_line(damage, message, model_folder, bytes_tokens, capsys):
+    damage(model_folder)
+    for command in (["generate", "abc"], ["evaluate", "--tokens", str(bytes_tokens)]):
+        assert main(["lm", command[0], str(model_folder), *command[1:]]) == 2
+        printed = capsys.readouterr()
+        assert printed.err.startswith("statemix: ")
+        assert message in printed.err
+        assert printed.err.count("\n") == 1
+        assert printed.out == ""
+
+
+@pytest.mark.parametrize("end", [257, -1, 2**63, [], "256"])
+def test_a_first_token_that_the_model_lacks_is_named(end, model_folder, bytes_tokens, capsys):
+    for name in ("config.json", "generation_config.json"):
+        edit(model_folder, name, eos_token_id=end)
+    assert main(["lm", "evaluate", str(model_folder), "--tokens", str(bytes_tokens)]) == 2
+    assert capsys.readouterr().err == (
+        "statemix: the token before a text, eos_token_id or bos_token_id of the model, must be in "
+        f"0..256, got {end!r}\n"
+    )
+
+
+def test_a_prompt_of_tokens_that_the_model_lacks_is_refused(model_folder, capsys):
+    table = json.loads((model_folder / "tokenizer.json").read_text())
+    table["model"]["vocab"]["a"] = 999
+    write(model_folder, "tokenizer.json", json.dumps(table).encode())
+    assert main(["lm", "generate", str(model_folder), "abc"]) == 2
+    assert capsys.readouterr().err == (
+        "statemix: prompt must have tokens in 0..256, the vocabulary, got 65..999\n"
+    )
 
 
 def test_tokens_of_another_tokenizer_are_not_scored(model_folder, prepared, capsys):

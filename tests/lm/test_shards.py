@@ -85,7 +85,7 @@ def test_an_index_of_another_kind_is_named(written):
 def test_tokens_outside_the_vocabulary_are_refused(tmp_path, ids):
     writer = TokenWriter(tmp_path / "bad.bin", 50)
     writer.add([1], 1)
-    with pytest.raises(RequestError, match=r"tokens must be in 0..49"):
+    with pytest.raises(RequestError, match=r"document 1 must have tokens in 0..49"):
         writer.add(ids, 1)
     writer.close()
 

@@ -233,6 +233,25 @@ def test_a_rule_may_look_a_value_up():
     assert check(sealed(tables))[1] == (1, 1)
 
 
+def test_a_certificate_of_too_many_states_is_refused_at_once(tmp_path):
+    """Letter x flips entry x, and nothing is scored: words reach 2^64 states."""
+    flips = [[[1, 0] if entry == letter else entry for entry in range(64)] for letter in range(64)]
+    tables = {
+        "format": 1,
+        "values": 2,
+        "start": [0] * 64,
+        "letters": flips,
+        "states": [],
+        "answers": [],
+        "automaton": {"start": 0, "transitions": [[0] * 64], "outputs": [[-1] * 64]},
+    }
+    status, said = run_checker(written(tmp_path / "certificate.json", sealed(tables)))
+    assert (status, said.partition(".json: ")[2]) == (
+        2,
+        "states lacks one that letter 0 leads to\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -190,6 +190,30 @@ def test_task_runs_name_another_pytorch(tmp_path, tiny):
         train(tiny(), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [{"last": 5}, {"best": []}, {"time_s": None}, {"weights": {}}, {"weights": 5}],
+    ids=str,
+)
+def test_a_damaged_summary_of_a_finished_run_is_named(tmp_path, damage):
+    fit(folder=tmp_path, **arguments())
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(RequestError, match=f"{tmp_path}.* must hold "):
+        fit(folder=tmp_path, **arguments())
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [[], 5, dict.fromkeys(("python", "code", "information", "packages", "backends"), 5)],
+    ids=str,
+)
+def test_a_damaged_environment_is_compared_with_nothing(tmp_path, stored):
+    begin(tmp_path)
+    (tmp_path / "environment.json").write_text(json.dumps(stored))
+    assert fit(folder=tmp_path, **arguments()).last["step"] == 4
+
+
 def test_a_run_of_an_older_version_is_accepted_with_any_new_argument(tmp_path):
     begin(tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())

@@ -84,7 +84,7 @@ def result(folder):
     summary = json.loads((folder / "summary.json").read_text())
     for record in (*rows, summary):
         del record["time_s"]
-    del summary["cpu_s"]
+    del summary["cpu_s"], summary["state_sha256"]
     return rows, summary, [(folder / f"{name}.safetensors").read_bytes() for name in WEIGHTS]
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -109,6 +108,7 @@ class Compile:
         self, outcome: "Outcome | None"
     ) -> tuple["StateMachine | EntryMachine", dict[str, list[str]]]:
         """Return the machine of the certificate, and the names of letters, answers and places."""
+        from statemix.files import read_json
         from statemix.proofs import EntryMachine, StateMachine
         from statemix.proofs.check_certificate import Invalid
         from statemix.training.certificates import certificate_paths
@@ -117,21 +117,14 @@ class Compile:
         path, _ = certificate_paths(self.folder, self.weights, soft=False)
         option = "" if self.weights == "last" else f" --weights {self.weights}"
         advice = f"run 'statemix certify {self.folder}{option}' first"
-        try:
-            certificate = json.loads(path.read_text())
-        except OSError as error:
+        if not path.exists():
             # A run that cannot be loaded is the better reason.
             load_outcome(self.folder)
-            raise RequestError(
-                f"{path} must be a certificate ({error.strerror}); {advice}"
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{path} must be a certificate, got {error}") from error
-        if not isinstance(certificate, dict) or "tables" not in certificate:
-            reason = certificate.get("without_tables") if isinstance(certificate, dict) else None
-            raise RequestError(
-                f"{path} must hold the tables of a proof, got none: {reason or advice}"
-            )
+            raise RequestError(f"{path} must exist; {advice}")
+        certificate = read_json(path, "a certificate")
+        if "tables" not in certificate:
+            reason = certificate.get("without_tables") or advice
+            raise RequestError(f"{path} must hold the tables of a proof, got none: {reason}")
         given = {name: certificate.get(name) for name in ("letters", "answers", "places")}
         # JSON may name a letter by half of a surrogate pair, which no file can hold.
         names = {

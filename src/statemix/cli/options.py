@@ -159,7 +159,7 @@ def read_words(annotation: Any, words: Sequence[str], name: str) -> Any:
             head = head_of(member)
             if head is not None:
                 return tables_of(words, head)
-            return [Path(word) if member is Path else typed(word) for word in words]
+            return [_read_word(member, word) for word in words]
         if kind is Assignments:
             return options_of(words)
         head = head_of(kind)
@@ -168,13 +168,19 @@ def read_words(annotation: Any, words: Sequence[str], name: str) -> Any:
             if len(tables) != 1:
                 raise RequestError(f"one {head} must be given, got {len(tables)}")
             return tables[0]
+        if len(words) == 1:
+            return _read_word(kind, words[0])
     except RequestError as error:
         raise RequestError(f"{name}: {error}") from error
     if not words:
         raise RequestError(f"{name} must have a value, got none")
-    if len(words) > 1:
-        raise RequestError(f"{name} must have one value, got {', '.join(words)}")
-    if kind is Path and not words[0]:
-        # It would be the working directory.
-        raise RequestError(f"{name} must have a value, got ''")
-    return Path(words[0]) if kind is Path else typed(words[0])
+    raise RequestError(f"{name} must have one value, got {', '.join(words)}")
+
+
+def _read_word(kind: Any, word: str) -> Any:
+    if kind is not Path:
+        return typed(word)
+    if not word or "\0" in word:
+        # An empty path would be the working directory.
+        raise RequestError(f"a path must be neither empty nor with a null byte, got {word!r}")
+    return Path(word)

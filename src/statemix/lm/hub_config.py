@@ -90,6 +90,18 @@ class StatemixConfig(PreTrainedConfig):
         eos_token_id: int | list[int] | None = None,
         **kwargs: Any,
     ) -> None:
+        for name, size, least in (
+            ("vocab_size", vocab_size, 1),
+            ("hidden_size", hidden_size, 1),
+            ("num_hidden_layers", num_hidden_layers, 0),
+            ("intermediate_size", 1 if intermediate_size is None else intermediate_size, 1),
+            ("conv_size", conv_size, 0),
+            ("training_length", 1 if training_length is None else training_length, 1),
+        ):
+            if not isinstance(size, int) or isinstance(size, bool) or size < least:
+                raise OptionError(f"{name} must be an integer of at least {least}, got {size!r}")
+        if not isinstance(norm_eps, int | float) or not 0 <= norm_eps <= 1:
+            raise OptionError(f"norm_eps must be in 0..1, got {norm_eps!r}")
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.num_hidden_layers = num_hidden_layers
@@ -100,6 +112,8 @@ class StatemixConfig(PreTrainedConfig):
         if layer_types is None and isinstance(mixers, list | tuple):
             given, names = "mixers", [_name_of(table) for table in mixers]
             layer_types = [ATTENTION if name == "attention" else RECURRENT for name in names]
+        if not isinstance(layer_types, list | tuple | None):
+            raise OptionError(f"layer_types must be a list, got {layer_types!r}")
         self.layer_types = (
             [RECURRENT] * num_hidden_layers if layer_types is None else [*layer_types]
         )
@@ -108,10 +122,10 @@ class StatemixConfig(PreTrainedConfig):
                 f"{given} must have num_hidden_layers={num_hidden_layers} entries, "
                 f"got {len(self.layer_types)}"
             )
-        if unknown := set(self.layer_types) - {*ALLOWED_ATTN_LAYER_TYPES}:
+        if unknown := [kind for kind in self.layer_types if kind not in ALLOWED_ATTN_LAYER_TYPES]:
             known = ", ".join(ALLOWED_ATTN_LAYER_TYPES)
             raise OptionError(
-                f"layer_types must be among {known}, got {sorted(unknown)}; a list of mixers, "
+                f"layer_types must be among {known}, got {unknown}; a list of mixers, "
                 "one for each block, needs no layer types"
             )
         self.mixers = _mixers(mixers or {}, self.layer_types, hidden_size)
@@ -194,7 +208,7 @@ def _mixers(
 def _mixer(given: Any, key: str | int) -> dict[str, Any]:
     """Return a copy of the name and options of a layer."""
     name = _name_of(given)
-    if name not in LAYERS:
+    if not isinstance(name, str) or name not in LAYERS:
         known = ", ".join(LAYERS)
         raise OptionError(f"mixers[{key!r}] must have the name of a layer ({known}), got {name!r}")
     table = copy.deepcopy(dict(given))

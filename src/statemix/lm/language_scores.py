@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from statemix.errors import RequestError
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import CACHE
-from statemix.lm.shards import TokenFile
+from statemix.lm.shards import TokenFile, check_ids
 
 # Tokens of a piece of a document in evaluation; the state carries on.
 _PIECE = 8192
@@ -75,6 +75,7 @@ def bits_per_byte(
         ids = torch.from_numpy(tokens.document(number).astype(np.int64)).to(model.device)
         targets = ids if end is not None else ids[1:]
         inputs = torch.cat([ids.new_tensor([end]), ids])[:-1] if end is not None else ids[:-1]
+        check_ids(f"document {number} of {tokens.path}", ids, model.config.vocab_size)
         if window is None:
             cache = None
             for place in range(0, len(targets), _PIECE):
@@ -91,7 +92,8 @@ def bits_per_byte(
         if most_bytes is not None and num_bytes >= most_bytes:
             break
     nats = total / max(num_tokens, 1)
-    return {"bits_per_byte": total / math.log(2) / num_bytes, "perplexity": math.exp(nats)}
+    perplexity = float(torch.tensor(nats, dtype=torch.float64).exp())
+    return {"bits_per_byte": total / math.log(2) / num_bytes, "perplexity": perplexity}
 
 
 def _reading_of(config: Any) -> tuple[int | None, int | None]:
@@ -102,13 +104,19 @@ def _reading_of(config: Any) -> tuple[int | None, int | None]:
         config = config.get_text_config()
         end = config.eos_token_id if config.bos_token_id is None else config.bos_token_id
         window = min(getattr(config, "max_position_embeddings", None) or _PIECE, _PIECE)
-    return end[0] if isinstance(end, list) else end, window
+    first = end[0] if isinstance(end, list) and end else end
+    if first is not None and not (type(first) is int and 0 <= first < config.vocab_size):
+        raise RequestError(
+            "the token before a text, eos_token_id or bos_token_id of the model, must be in "
+            f"0..{config.vocab_size - 1}, got {first!r}"
+        )
+    return first, window
 
 
 def document_bytes(tokens: TokenFile) -> list[int]:
     """Return the bytes of the text of each document, which must be known."""
     counts: list[int] | None = tokens.info.get("document_bytes")
-    if counts is None:
+    if counts is None or not sum(counts):
         raise RequestError(f"{tokens.path} must have a .json with the bytes of each document")
     return counts
 

@@ -25,7 +25,7 @@ from statemix.lm.language_scores import bits_per_byte, document_bytes, summed_lo
 from statemix.lm.model_costs import MATMUL_DTYPES, matmul_speed, training_flops
 from statemix.lm.prepared import without_progress_bars
 from statemix.lm.presets import LanguageSettings
-from statemix.lm.shards import TokenFile
+from statemix.lm.shards import TokenFile, check_ids
 from statemix.lm.step_line import StepLine
 from statemix.training import Fitted, fit
 from statemix.training.config import Device, Precision, chosen_device
@@ -263,11 +263,7 @@ def train_language_model(
             block.compile()
 
     def loss(net: nn.Module, batch: Tensor) -> Tensor:
-        if int(batch.max()) >= config.vocab_size:
-            raise RequestError(
-                f"{tokens.path} must have tokens below {config.vocab_size}, the vocab_size of the "
-                f"model, got {int(batch.max())}"
-            )
+        check_ids(str(tokens.path), batch, config.vocab_size)
         # Fabric's autocast covers calls of the whole model alone.
         is_mixed = precision == "bf16-mixed"
         place = next(net.parameters()).device

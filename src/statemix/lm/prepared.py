@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from statemix.errors import OptionError, RequestError
 from statemix.files import sync_directory, write_file
 from statemix.lm.corpora import HELD_OUT_SHARE, CorpusReading, Document, read_corpus
+from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.shards import TokenFile, TokenWriter, read_tokens
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
@@ -28,6 +29,7 @@ from statemix.lm.text_tokenizers import (
     load_tokenizer,
     train_bpe,
 )
+from statemix.memory import is_shortage
 from statemix.training.folder import lock_folder
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer.json"
@@ -201,12 +203,15 @@ def read_prepared(folder: Path) -> tuple[TokenFile, TokenFile, Tokenizer]:
 
 @contextlib.contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Return a context in which transformers draws no bars between the lines of a command."""
+    """Return a context in which transformers prints nothing between the lines of a command."""
     were_enabled = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         if were_enabled:
             transformers_logging.enable_progress_bar()
 
@@ -217,15 +222,38 @@ def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     chosen = inner if (inner / "config.json").exists() else folder
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
         raise RequestError(f"folder must hold a finished language model, got {folder}")
-    try:
+    with without_progress_bars(), errors_of_strangers(chosen):
         # By default, transformers asks in a terminal whether it may run the folder's code.
-        with without_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(chosen, trust_remote_code=False)
-    except OptionError:
-        raise
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{chosen} must hold a model of transformers: {error}") from error
+        model, found = AutoModelForCausalLM.from_pretrained(
+            chosen, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    wrong = {
+        "has another shape": [name for name, *_ in found["mismatched_keys"]],
+        # transformers draws it, and leaves out what the configuration does not mention.
+        "is missing": found["missing_keys"],
+        "is unknown": found["unexpected_keys"] if isinstance(model.config, StatemixConfig) else (),
+        "is not finite": [k for k, value in model.named_parameters() if not value.isfinite().all()],
+    }
+    for reason, names in wrong.items():
+        if names:
+            raise RequestError(
+                f"weights of {chosen} must fit its config.json: {min(names)} {reason}"
+            )
     return model.eval(), load_tokenizer(str(chosen / TOKENIZER))
+
+
+@contextlib.contextmanager
+def errors_of_strangers(folder: Path) -> Iterator[None]:
+    """Turn whatever transformers raises for the files of a folder into a RequestError."""
+    try:
+        yield
+    except (RequestError, OptionError):
+        raise
+    except Exception as error:
+        if is_shortage(error):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        raise RequestError(f"{folder} must hold a model of transformers, got {reason}") from error
 
 
 def compressed_bits_per_byte(

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.errors import RequestError
-from statemix.files import naming, write_file
+from statemix.files import naming, read_json, write_file
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -65,6 +65,15 @@ def dtype_of(vocab_size: int) -> type[np.generic]:
     return np.uint16 if vocab_size <= 2**16 else np.int32
 
 
+def check_ids(name: str, ids: Any, vocab_size: int) -> None:
+    """Refuse token ids of a text, an array or a tensor, that a vocabulary does not have."""
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise RequestError(
+            f"{name} must have tokens in 0..{vocab_size - 1}, the vocabulary, got "
+            f"{int(ids.min())}..{int(ids.max())}"
+        )
+
+
 class TokenWriter:
     """Writes documents into a ``.bin``, and into an ``.idx`` and a ``.json`` beside it.
 
@@ -94,11 +103,7 @@ class TokenWriter:
                 f"document {self.num_documents} must have at most {_MOST_LENGTH} tokens, which the "
                 f"index can hold, got {array.size}; split it"
             )
-        if array.size and not 0 <= array.min() <= array.max() < self._vocab_size:
-            raise RequestError(
-                f"tokens must be in 0..{self._vocab_size - 1}, got {array.min()}..{array.max()} in "
-                f"document {self.num_documents}"
-            )
+        check_ids(f"document {self.num_documents}", array, self._vocab_size)
         payload = array.astype(np.dtype(self._dtype).newbyteorder("<")).tobytes()
         with naming(self.path):
             self._file.write(payload)
@@ -181,8 +186,8 @@ def _verify(path: Path, digests: Mapping[str, str]) -> None:
         stat = (path.parent / name).stat()
         stamps[name] = [digest, stat.st_size, stat.st_mtime_ns]
     record = path.with_suffix(".verified")
-    with contextlib.suppress(OSError, ValueError):
-        if json.loads(record.read_bytes()) == stamps:
+    with contextlib.suppress(RequestError):
+        if read_json(record, "checksums") == stamps:
             return
     for name, digest in digests.items():
         with (path.parent / name).open("rb") as file:
@@ -220,21 +225,17 @@ def _read_index(path: Path) -> tuple[NDArray[np.int64], type[np.generic]]:
 def _read_info(path: Path, num_documents: int) -> dict[str, Any]:
     if not path.exists():
         return {}
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} must be JSON: {error}") from error
-    if not isinstance(info, dict) or info.get("format") != _FORMAT:
+    info = read_json(path, "the description of tokens")
+    if info.get("format") != _FORMAT:
         raise RequestError(f"{path} must have the format {_FORMAT!r}")
     digests, counts = info.get("sha256", {}), info.get("document_bytes")
+    numbers = [info.get("vocab_size", 0), *(counts if isinstance(counts, list) else ())]
     # A stranger's file must not name others, such as devices without an end.
     own = {path.with_suffix(suffix).name for suffix in (".bin", ".idx")}
     if not isinstance(digests, dict) or not set(digests) <= own:
         raise RequestError(f"{path} must have the sha256 of {' and '.join(sorted(own))} alone")
-    if counts is not None and not (
-        isinstance(counts, list)
-        and len(counts) == num_documents
-        and all(type(count) is int and count >= 0 for count in counts)
-    ):
+    if not all(type(one) is int and 0 <= one < 2**63 for one in numbers):
+        raise RequestError(f"{path} must have whole numbers as vocab_size and document_bytes")
+    if counts is not None and (not isinstance(counts, list) or len(counts) != num_documents):
         raise RequestError(f"{path} must have the bytes of {num_documents} documents")
     return info

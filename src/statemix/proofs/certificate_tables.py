@@ -69,10 +69,10 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
             ):
                 return "the network does not begin in one entry of each block"
             for state, answer, ((_, place), letter) in zip(after, found, part, strict=True):
+                if state not in states:
+                    states[state] = len(states)
+                    answers.append([-1] * automaton.num_tokens)
                 if automaton.outputs[place, letter] != IGNORED:
-                    if state not in states:
-                        states[state] = len(states)
-                        answers.append([-1] * automaton.num_tokens)
                     answers[states[state]][letter] = answer
                 pair = state, int(automaton.transitions[place, letter])
                 if pair not in known:

@@ -113,6 +113,7 @@ def check(tables: dict[str, Any]) -> tuple[int, tuple[int, ...] | None]:
             scored = scored or right >= 0
             if right >= 0 and (number is None or tables["answers"][number][letter] != right):
                 return len(origins), word_to(pair, letter, origins)
+            require(number is not None, f"states lacks one that letter {letter} leads to")
             if (after, next_place) not in origins:
                 origins[after, next_place] = pair, letter
                 waiting.append((after, next_place))

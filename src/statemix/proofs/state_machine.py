@@ -77,7 +77,7 @@ class StateMachine:
                     transitions.append(nothing.copy())
                     given.append(nothing.copy())
                 transitions[number][letter] = numbers[after]
-                given[number][letter] = answers[after][letter] if after in answers else -1
+                given[number][letter] = answers[after][letter]
                 if (after, next_place) not in seen:
                     seen.add((after, next_place))
                     pairs.append((after, next_place))

@@ -173,11 +173,12 @@ def check_property(
 def _is_decided(path: Path, row: dict[str, Any]) -> bool:
     """Return whether a file holds a verdict on the property and the network of an open one."""
     try:
-        stored = json.loads(path.read_text())
-        same = all(stored[name] == row[name] for name in ("property", "network", "weights_sha256"))
-        return same and stored["verdict"] != "open"
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        stored = files.read_json(path, "a verdict")
+    except RequestError:
         return False
+    names = ("property", "network", "weights_sha256")
+    same = all(stored.get(name) == row[name] for name in names)
+    return same and stored.get("verdict", "open") != "open"
 
 
 @dataclass(frozen=True)
@@ -319,12 +320,8 @@ def load_proven(
     target = folder if output is None else Path(output)
     outcome = load_outcome(folder)
     path, network = certificate_paths(target, weights, soft=soft)
-    try:
-        row = json.loads(path.read_text())
-        verdict, sha256, trained = row["verdict"], row.get("sha256", ""), row.get("weights_sha256")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or repr(error)
-        raise RequestError(f"{path} must hold a certificate, got: {reason}") from error
+    row = files.read_json(path, "a certificate")
+    verdict, sha256, trained = row.get("verdict"), row.get("sha256", ""), row.get("weights_sha256")
     if verdict != "proven":
         raise RequestError(f"{path} must hold a proof, got the verdict {verdict!r}")
     if trained != outcome.weights.get(WEIGHT_FILES[weights]):

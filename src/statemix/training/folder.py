@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from statemix.errors import ABSENT, RequestError, SettingError
-from statemix.files import write_file
+from statemix.files import read_json, write_file
 from statemix.training.checkpoint import load_tensors, save_checkpoint, tensor_bytes
 from statemix.training.settings import differences, finite
 
@@ -81,13 +81,7 @@ def stored_config(folder: Path, schema: int) -> StoredConfig | None:
     path = folder / CONFIG
     if not path.exists():
         return None
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        raise RequestError(f"{path} must hold a run's configuration, got: {error}") from error
-    if not isinstance(stored, dict):
-        kind = type(stored).__name__
-        raise RequestError(f"{path} must hold a run's configuration, got a {kind}")
+    stored = read_json(path, "a run's configuration")
     if "model_type" in stored:
         raise RequestError(f"{path} must hold a run's configuration, got that of a model alone")
     found = stored.get("schema")
@@ -245,12 +239,13 @@ def begin_run(folder: Path, config: StoredConfig, environment: Mapping[str, Any]
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """Return what :func:`begin_run` has stored as the environment; nothing if it is damaged."""
+    """Return what :func:`begin_run` has stored as the environment, without what is damaged."""
     try:
-        stored = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        stored = read_json(folder / ENVIRONMENT, "the environment of a run")
+    except RequestError:
         return {}
-    return stored if isinstance(stored, dict) else {}
+    tables = ("code", "information", "packages", "backends")
+    return {k: v for k, v in stored.items() if k not in tables or isinstance(v, dict)}
 
 
 def warn_of_changes(folder: Path, environment: Mapping[str, Any]) -> None:
@@ -282,26 +277,31 @@ def warn_of_changes(folder: Path, environment: Mapping[str, Any]) -> None:
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of an environment on which the rounding of a run depends."""
-    names = ("device", "num_threads", "num_processes", "strategy")
-    found = {name: environment[name] for name in names if name in environment}
+    stated = {**environment.get("packages", {}), **environment}
+    names = ("device", "num_threads", "num_processes", "strategy", "torch")
+    found = {name: stated[name] for name in names if name in stated}
     backends = environment.get("backends", {}).items()
-    torch = environment.get("packages", {}).get("torch")
-    return {**found, "torch": torch, **{f"backend {name}": detail for name, detail in backends}}
+    return {**found, **{f"backend {name}": detail for name, detail in backends}}
 
 
 def _reopen_run(folder: Path) -> None:
     """Make a run that is to be extended unfinished again, with a checkpoint at its end."""
     if not (folder / SUMMARY).exists():
         return
-    hashes = read_summary(folder)["weights"]
+    summary = read_summary(folder)
+    content = "a run's last state to extend it, as finished runs have since 0.1"
+    state = read_json(folder / STATE, content)
+    found = hashlib.sha256((folder / STATE).read_bytes()).hexdigest()
+    # Runs of older versions do not state it.
+    if summary.get("state_sha256", found) != found:
+        raise RequestError(f"{folder / STATE} must hold {content}: its SHA-256 differs")
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         step = state["trainer"]["step"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        condition = "must hold a run's last state to extend it, as finished runs have since 0.1"
-        raise RequestError(f"{folder / STATE} {condition}: {error!r}") from error
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"{folder / STATE} must hold {content}: {error!r}") from error
     tensors = {
-        Path(file).stem: load_weights(folder, file, sha256) for file, sha256 in hashes.items()
+        Path(file).stem: load_weights(folder, file, sha256)
+        for file, sha256 in summary["weights"].items()
     }
     state["stopped"] = False
     save_checkpoint(folder / CHECKPOINTS, step, tensors, state)
@@ -363,9 +363,9 @@ def read_status(folder: Path) -> Status | None:
     if not (folder / CONFIG).exists():
         return None
     try:
-        stored = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        stored = read_json(folder / STATUS, "the status of a run")
         status = Status(stored["status"], str(stored["message"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (RequestError, KeyError):
         return Status("running" if _is_locked(folder) else "interrupted")
     if status.status not in get_args(Ending) or status.status == "done":
         return Status("interrupted")
@@ -417,7 +417,9 @@ def load_weights(
 
 def write_summary(folder: Path, summary: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Write the summary, which marks the run as done, and what it takes to extend the run."""
-    write_file(folder / STATE, _json(state))
+    content = _json(state)
+    write_file(folder / STATE, content)
+    summary = {**summary, "state_sha256": hashlib.sha256(content).hexdigest()}
     write_file(folder / SUMMARY, _json(summary))
 
 
@@ -438,12 +440,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
             f"folder must hold a finished run, got {folder} without {SUMMARY}; "
             "train it again into the same folder to resume it"
         )
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RequestError(f"{path} must hold a run's summary, got: {error}") from error
-    if not isinstance(summary, dict):
-        raise RequestError(f"{path} must hold a run's summary, got a {type(summary).__name__}")
+    summary = read_json(path, "a run's summary")
+    if not isinstance(summary.get("weights"), dict):
+        raise RequestError(f"{path} must hold a run's summary, got none of its weights")
     return summary
 
 

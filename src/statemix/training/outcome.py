@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from statemix.errors import RequestError, SettingError
+from statemix.memory import is_shortage
 from statemix.models import ReadoutModel
 from statemix.training import folder as runs
 from statemix.training.attempts import Attempt
@@ -23,6 +24,7 @@ from statemix.training.evaluation import HeadScores, accuracy
 from statemix.training.hooks import Event, Row
 from statemix.training.loop import Loop
 from statemix.training.schedules import restore_attributes
+from statemix.training.settings import checked
 
 Weights = Literal["last", "best_validation", "best_test"]
 _MOMENTS: dict[Weights, str] = {
@@ -134,9 +136,16 @@ def load_fitted(model: nn.Module, folder: Path) -> Fitted:
     """Read the result of a finished run, and give a model its last weights."""
     summary = runs.read_summary(folder)
     file = "model.safetensors"
-    model.load_state_dict(runs.load_weights(folder, file, summary["weights"][file]))
-    last = summary["last"]
-    return Fitted(folder, last, summary.get("best", last), summary["time_s"])
+    weights = runs.load_weights(folder, file, summary["weights"].get(file, ""))
+    try:
+        model.load_state_dict(weights)
+        last = checked(dict[str, Any], summary["last"], "last")
+        best = checked(dict[str, Any], summary.get("best", last), "best")
+        return Fitted(folder, last, best, checked(float, summary["time_s"], "time_s"))
+    except (KeyError, RuntimeError, SettingError) as error:
+        if is_shortage(error):
+            raise
+        raise RequestError(f"{folder} must hold a run of this model, got: {error!r}") from error
 
 
 def save_outcome(loop: Loop, folder: Path) -> None:
@@ -180,8 +189,8 @@ def load_outcome(folder: Path | str) -> Outcome:
         RequestError: if the folder holds no run, an unfinished one, or damaged files.
     """
     folder = Path(folder)
-    stored = runs.read_summary(folder)
     config = load_config(folder)
+    stored = runs.read_summary(folder)
     try:
         # As JSON, where the names of lengths are strings.
         summary = _summary_adapter().validate_json(json.dumps(stored), strict=True)

@@ -20,7 +20,7 @@ from statemix.sweeps.runner import Ended
 from statemix.sweeps.study_runs import Runnable, StudyRun
 from statemix.training import RunConfig, load_outcome
 from statemix.training.config import SCHEMA
-from statemix.training.folder import ENVIRONMENT
+from statemix.training.folder import read_environment
 from statemix.training.settings import finite, to_plain
 
 
@@ -237,8 +237,6 @@ def row_of(ended: Ended) -> StoredRow:
     """Return the row of a run that is done, has diverged or has failed."""
     config, status, folder = ended.job.config, ended.status, ended.job.folder
     assert status != "interrupted"
-    # Absent if the run has not begun.
-    environment = folder / ENVIRONMENT
     if isinstance(config, StudyRun):
         described = config.described()
     else:
@@ -263,9 +261,8 @@ def row_of(ended: Ended) -> StoredRow:
         "attempts": [],
         "ended_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "environment": json.loads(environment.read_text(encoding="utf-8"))
-        if environment.exists()
-        else provenance.describe(),
+        # Absent if the run has not begun.
+        "environment": read_environment(folder) or provenance.describe(),
     }
     if status == "done":
         if isinstance(config, StudyRun):

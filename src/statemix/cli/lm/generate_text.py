@@ -11,6 +11,8 @@ from annotated_types import Ge
 from statemix.cli.lm.loading import open_model
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
+from statemix.lm.prepared import errors_of_strangers
+from statemix.lm.shards import check_ids
 from statemix.training.config import Count, NotNegative, Seed
 
 
@@ -54,14 +56,16 @@ class Generate:
         ids = tokenizer.encode(self.prompt, add_special_tokens=False).ids
         if not ids:
             raise RequestError("prompt must have at least one token, got none")
+        check_ids("prompt", torch.tensor(ids), model.config.get_text_config().vocab_size)
         torch.manual_seed(self.seed)
         sampling = {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k}
-        found = model.generate(
-            torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-            max_new_tokens=self.max_new_tokens,
-            # A single text has no padding, but transformers asks for its token.
-            pad_token_id=0,
-            **(sampling if self.temperature else {"do_sample": False}),
-        )
+        with errors_of_strangers(self.folder):
+            found = model.generate(
+                torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+                max_new_tokens=self.max_new_tokens,
+                # A single text has no padding, but transformers asks for its token.
+                pad_token_id=0,
+                **(sampling if self.temperature else {"do_sample": False}),
+            )
         sys.stdout.write(tokenizer.decode(found[0].tolist()) + "\n")

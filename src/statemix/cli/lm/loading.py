@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from statemix.errors import OptionError, RequestError
 from statemix.lm.prepared import load_language_model
-from statemix.training.folder import read_environment
+from statemix.training.folder import ENVIRONMENT, check_imported, read_environment
 
 
 def open_model(folder: Path) -> tuple[Any, Tokenizer]:
@@ -15,6 +15,9 @@ def open_model(folder: Path) -> tuple[Any, Tokenizer]:
     try:
         return load_language_model(folder)
     except OptionError as error:
-        named = read_environment(folder).get("information", {}).get("imports") or ["MODULE"]
-        advice = f"for a layer of your own, add --imports {' '.join(named)}"
+        # The folder may be that of the model within a run.
+        for run in (folder, folder.resolve().parent):
+            information = read_environment(run).get("information", {})
+            check_imported(run / ENVIRONMENT, information.get("imports"))
+        advice = "for a layer of your own, add --imports MODULE"
         raise RequestError(f"{folder}: {error}; {advice}") from error

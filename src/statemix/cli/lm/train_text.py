@@ -1,5 +1,6 @@
 """``statemix lm train``: train a language model on prepared tokens."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,7 +200,8 @@ class TrainText:
         if ranks.is_first:
             with lock_folder(self.folder / "model", patience_s=WRITING_S):
                 save_tokenizer(tokenizer, self.folder / "model")
-        scores = fitted.last["scores"]
+        # Files of finished runs have None for infinity.
+        scores = {k: math.inf if v is None else v for k, v in fitted.last["scores"].items()}
         report(
             f"{scores['bits_per_byte']:.4f} bits per byte, perplexity {scores['perplexity']:.2f}, "
             f"{fitted.time_s:.1f} s; stored in {self.folder}"

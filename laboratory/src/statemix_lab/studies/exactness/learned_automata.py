@@ -119,13 +119,13 @@ class LearnedAutomaton(StudyRun):
         return {"layers": [], "task": {"name": self.task.name, **self.task.options}}
 
     def results(self, folder: Path) -> dict[str, Any]:
-        found = json.loads((folder / _RESULT).read_text())
+        found = files.read_json(folder / _RESULT, "a result")
         heads = next(iter(found["test"].values()))
         best = dict.fromkeys(("best_test", "test_at_best_validation", "best_validation"), heads)
         return {**found, **best, "time_s": found["cpu_s"]}
 
     def ending(self, folder: Path) -> str:
-        found = json.loads((folder / _RESULT).read_text())
+        found = files.read_json(folder / _RESULT, "a result")
         return f"{found['certificate']['verdict']}, {found['num_states']} states"
 
 

@@ -263,8 +263,7 @@ def _prepare(corpus: StudyCorpus, folder: Path) -> dict[str, float]:
             _, test = split(held_out)
             found = compressed_bits_per_byte(tokens, test, tokenizer)
             files.write_file(folder / _XZ, json.dumps(found).encode())
-    compressed: dict[str, float] = json.loads((folder / _XZ).read_text())
-    return compressed
+    return files.read_json(folder / _XZ, "scores")
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
@@ -284,5 +283,4 @@ def curve(folder: Path) -> list[dict[str, float]]:
 
 def read_scores(folder: Path) -> dict[str, Any]:
     """Return the scores of a finished run."""
-    found: dict[str, Any] = json.loads((folder / SCORES).read_text(encoding="utf-8"))
-    return found
+    return files.read_json(folder / SCORES, "scores")

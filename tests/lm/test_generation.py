@@ -201,6 +201,8 @@ def test_explicit_bounds_count_instead_of_positions(model):
 def test_bounds_that_disagree_are_refused():
     model = build_model("bd_lru")
     bounds = torch.tensor([0, 3, 7])
+    with pytest.raises(ValueError, match="must have the same bounds"):
+        model(IDS[:1], cu_seqlens=bounds, cu_seq_lens_q=torch.tensor([0, 4, 7]))
     with pytest.raises(ValueError, match="must have no padding with packed sequences"):
         model(IDS[:1], cu_seqlens=bounds, attention_mask=torch.tensor([[0] + [1] * 6]))
     with pytest.raises(ValueError, match="must be one row, got 2"):

@@ -90,7 +90,7 @@ def test_slices_meet_at_the_target_of_the_last_token():
     settings = LanguageSettings(length=7, batch_size=3, accumulate=2, steps=9, learning_rate=1.0)
 
     def parts(*arguments, **options):
-        return TokenBatches(ids, settings, torch.device("cpu"), *arguments, **options).parts(1)
+        return TokenBatches(ids, settings, *arguments, **options).parts(1)
 
     whole = parts()
     shared = [parts(Ranks(rank, 3), sequence_parallel=True) for rank in range(3)]
@@ -109,10 +109,7 @@ def test_every_process_needs_a_token():
     settings = LanguageSettings(length=2, batch_size=3, steps=9, learning_rate=1.0)
     message = "length must be at least 3 for 3 processes with sequence_parallel, got 2"
     with pytest.raises(RequestError, match=message):
-        TokenBatches(
-            *(np.zeros(100, np.uint16), settings, torch.device("cpu"), Ranks(0, 3)),
-            sequence_parallel=True,
-        )
+        TokenBatches(np.zeros(100, np.uint16), settings, Ranks(0, 3), sequence_parallel=True)
 
 
 @pytest.mark.parametrize(

@@ -252,15 +252,19 @@ def _bounds(
 ) -> Tensor | None:
     """Return the bounds of packed sequences from any of the ways to state them, or None."""
     batch_size, length = x.shape[:2]
-    bounds = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
-    if bounds is None and seq_idx is not None:
-        bounds = _bounds_of(seq_idx.diff() != 0)
-    if bounds is not None:
+    explicit = [given for given in (cu_seqlens, cu_seq_lens_q) if given is not None]
+    if seq_idx is not None:
+        explicit.append(_bounds_of(seq_idx.diff() != 0))
+    if explicit:
+        if any(
+            len(other) != len(explicit[0]) or (other != explicit[0]).any() for other in explicit
+        ):
+            raise ValueError("cu_seqlens, cu_seq_lens_q and seq_idx must have the same bounds")
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("attention_mask must have no padding with packed sequences")
         if batch_size != 1:
             raise ValueError(f"packed sequences must be one row, got {batch_size}")
-        return bounds
+        return explicit[0]
     if position_ids is None or attention_mask is not None or cache is not None or length < 2:
         return None
     jumps = position_ids.expand(batch_size, -1).diff() != 1
@@ -412,19 +416,19 @@ class _Classifier(StatemixPreTrainedModel):
         which divides the summed loss. None means the labels of this batch. The other arguments are
         those of :meth:`StatemixModel.forward`.
         """
-        cache = past_key_values if cache is None else cache
+        given = past_key_values if cache is None else cache
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            cache=cache,
+            cache=given,
             return_dict=True,
             **kwargs,
         )
         hidden = outputs.last_hidden_state
         packed = (kwargs.get(name) for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"))
-        bounds = _bounds(hidden, attention_mask, position_ids, cache, *packed)
+        bounds = _bounds(hidden, attention_mask, position_ids, given, *packed)
         logits = self._logits(hidden, input_ids, attention_mask, bounds)
         loss = None
         if labels is not None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 OptimizerName = Literal["adamw", "muon"]
-SizeName = Literal["nano", "10M", "140M", "210M"]
+PresetName = Literal["nano", "10M", "140M", "210M"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Preset:
     tied: bool = True
 
 
-PRESETS: dict[SizeName, Preset] = {
+PRESETS: dict[PresetName, Preset] = {
     "nano": Preset(160, 3, 40, 4, 128, 16, 2_000, 3e-3),
     "10M": Preset(320, 6, 80, 4, 512, 32, 10_000, 3e-3),
     # Figure 4 of Dubinin et al., by plainLM's defaults: 2.5 billion tokens.

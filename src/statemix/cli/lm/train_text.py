@@ -16,7 +16,7 @@ from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.language_training import train_language_model
 from statemix.lm.model_costs import MATMUL_DTYPES, count_sizes, matmul_speed, training_flops
 from statemix.lm.prepared import prepare, read_prepared
-from statemix.lm.presets import PRESETS, LanguageSettings, OptimizerName, SizeName
+from statemix.lm.presets import PRESETS, LanguageSettings, OptimizerName, PresetName
 from statemix.lm.step_line import duration
 from statemix.lm.text_tokenizers import end_of, save_tokenizer, with_padding
 from statemix.training.config import (
@@ -64,7 +64,7 @@ class TrainText:
     tokens: Path | None = None
     """Folder that `statemix lm prepare` made."""
 
-    size: SizeName = "nano"
+    size: PresetName = "nano"
     """Sets every number below that has no default; an option overrides it. 140M and 210M are the
     sizes of Figure 4 of the H-LRU paper."""
 

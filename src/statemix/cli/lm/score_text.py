@@ -12,7 +12,7 @@ from statemix.lm.language_scores import bits_per_byte
 from statemix.lm.prepared import compressed_bits_per_byte, errors_of_strangers, read_prepared
 from statemix.lm.text_tokenizers import read_alike
 from statemix.training.config import Count
-from statemix.training.plain import finite
+from statemix.training.settings import finite
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ def shape_of(kind: str, kernel: str, size: int, state_bytes: int) -> Shape:
     fitting = [n for n in range(1, num_rows + 1) if num_rows % n == 0 and n * gates <= most]
     rows = max(fitting, default=1)
     at_once = most // (num_rows * gates) if rows == num_rows else 1
-    steps = 1 << min(max(at_once, 1).bit_length() - 1, 4)
+    most_steps = 8 if kernel == "local_backward" else 16
+    steps = 1 << min(max(at_once, 1), most_steps).bit_length() - 1
     if kernel != "chunk_forward":
         return Shape(steps, rows, 0)
     parts = -(-gates // max(4 * _NUMBERS_OF_MAPS // (size * state_bytes), 1))

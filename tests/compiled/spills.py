@@ -27,8 +27,8 @@ TARGETS = {"sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
 KINDS = [("bd_lru", "softmax"), ("bd_lru", "householder"), ("h_lru", "softmax")]
 SIZES = [1, 2, 4, 5, 8]
 DTYPES = [torch.bfloat16, torch.float32]
-# Steps of a chunk, 0 for one chunk. "full" is a batch that keeps the whole device busy.
-CUTS = {"pass": 0, "chunks": 16, "packed": 16, "full": 0}
+# Steps of a chunk, 0 for one chunk.
+CUTS = {"pass": 0, "chunks": 16, "packed": 16}
 CASES = [
     pytest.param(
         target, *kind, size, dtype, cut, id=f"{target}-{kind[0]}-{kind[1]}-{size}-{dtype}-{cut}"
@@ -73,8 +73,7 @@ def compiled(monkeypatch):
 def launch(operator, gate, size, dtype, cut, length=64):
     """Launch forward and backward of an operator once."""
     blocks = 192 if size == 1 else 128
-    batch = 400_000 // blocks if cut == "full" else 1 if cut == "packed" else 2
-    length = 2 if cut == "full" else length
+    batch = 1 if cut == "packed" else 2
 
     def innermost(*shape):
         return torch.zeros(batch, length, *shape, blocks, dtype=dtype).movedim(-1, 2)

@@ -5,6 +5,7 @@ paths differentiate the same linear function of states and final state.
 """
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -198,6 +199,49 @@ def tolerances_of():
 @pytest.fixture(scope="session")
 def identical():
     return check_equality
+
+
+def covering(**axes):
+    """Return few combinations of values, in which each pair of values of two axes occurs.
+
+    The first combinations have the first values; all are dictionaries of one value for each axis.
+    """
+    missing = dict.fromkeys(
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(axes, 2)
+        for i in range(len(axes[a]))
+        for j in range(len(axes[b]))
+    )
+    cases = []
+    while missing:
+        case = dict(next(iter(missing)))
+
+        def gain(axis, i, case=case):
+            return sum(
+                ((axis, i), other) in missing or (other, (axis, i)) in missing
+                for other in case.items()
+            )
+
+        for axis in axes:
+            if axis not in case:
+                case[axis] = max(range(len(axes[axis])), key=lambda i, axis=axis: gain(axis, i))
+        for a, b in itertools.combinations(axes, 2):
+            missing.pop(((a, case[a]), (b, case[b])), None)
+        cases.append({axis: axes[axis][case[axis]] for axis in axes})
+    return cases
+
+
+def in_pairs(**axes):
+    """Parametrize a test by :func:`covering` combinations; a name "a,b" has tuples for values."""
+    names = ",".join(axes).split(",")
+    cases = []
+    for case in covering(**axes):
+        values = [
+            value for axis, given in case.items() for value in (given if "," in axis else (given,))
+        ]
+        shown = "-".join(str(value).removeprefix("torch.").replace(" ", "") for value in values)
+        cases.append(pytest.param(*values, id=shown))
+    return pytest.mark.parametrize(names, cases)
 
 
 def families_of(kind):

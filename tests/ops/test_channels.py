@@ -5,8 +5,7 @@ import torch
 from torch.func import grad, vmap
 
 from statemix import ops
-from statemix.ops import dispatch
-from statemix.ops.channels import solve_unshared
+from statemix.ops import autograd
 
 SHAPES = {
     "odd sizes": {"length": 7, "blocks": 3, "size": 3, "channels": 5},
@@ -108,13 +107,13 @@ def test_gradients_of_large_and_small_values_are_those_of_the_equation(
 
 @pytest.mark.kernels
 def test_kernels_read_the_gates_without_copies_for_channels(problem, gate, monkeypatch):
-    copied = []
+    copied, solve_unshared = [], autograd._solve_unshared
 
     def recorded(*arguments):
         copied.append(True)
         return solve_unshared(*arguments)
 
-    monkeypatch.setattr(dispatch, "solve_unshared", recorded)
+    monkeypatch.setattr(autograd, "_solve_unshared", recorded)
     p = problem("blocks", channels=3, gate=gate)
     ops.bd_lru(p.gates, p.values, gate, backend="cpu")
     ops.bd_lru_step(p.gates[:, 0], p.values[:, 0], p.initial_state, gate, backend="cpu")

@@ -2,48 +2,71 @@
 
 import pytest
 import torch
+from tests.ops.conftest import families_of, in_pairs
 
 from statemix import ops
 
-SIZES = [1, 2, 3, 4, 5, 6, 8, 16]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+SCANS = {"blocks": ops.bd_lru, "lags": ops.h_lru}
+FAMILIES = [(kind, gate) for kind in SCANS for gate in families_of(kind)]
+# 18 blocks: above most vector widths and a multiple of none.
+SHAPES = [
+    {"batch": 1, "length": 5, "blocks": 18},
+    {"length": 4, "blocks": 21},
+    {"lengths": (2, 0, 3), "blocks": 5},
+    {"lengths": (3, 1, 7, 2), "blocks": 18},
+]
 
 
-def expected_outcome(p, gate, **options):
-    """The outcome of the reference in float64, on the exact numbers of ``p``."""
-    return p.to(torch.float64).outcome(gate, backend="reference", **options)
+def expected_outcome(p, gate, temperature=1.0, **options):
+    """The outcome of the reference in float64, on the exact numbers of ``p``.
+
+    By hand: divided gates, and their gradients divided again.
+    """
+    exact = p.to(torch.float64)
+    exact = exact.replace(gates=exact.gates / temperature)
+    found = exact.outcome(gate, backend="reference", **options)
+    return found | {"d_gates": found["d_gates"] / temperature}
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", SIZES)
+@in_pairs(
+    **{
+        "kind,gate,realization": [
+            *((*family, None) for family in FAMILIES),
+            *(("lags", gate, "observer") for gate in families_of("lags")),
+        ]
+    },
+    size=[3, 1, 2, 4, 5, 6, 8, 9, 16],
+    dtype=DTYPES,
+    shape=SHAPES,
+    temperature=[None, 0.3, torch.tensor(1 / 4)],
+)
 def test_backend_equals_the_reference(
-    problem, agree, tolerances_of, kind, gate, size, dtype, other_backend
-):
-    # 18 blocks: above most vector widths and a multiple of none.
-    p = problem(kind, batch=1, length=5, blocks=18, size=size, gate=gate, seed=size).to(dtype)
-    actual = p.outcome(gate, backend=other_backend)
+    problem, agree, tolerances_of, device, kind, gate, realization, size, dtype, shape,
+    temperature, other_backend,
+):  # fmt: skip
+    p = problem(kind, **shape, size=size, gate=gate, seed=size).to(dtype)
+    options = {} if realization is None else {"realization": realization}
+    tau = temperature.to(device) if torch.is_tensor(temperature) else temperature
+    actual = p.outcome(gate, temperature=tau, backend=other_backend, **options)
     assert actual["states"].dtype == actual["d_gates"].dtype == dtype
     assert actual["final_state"].dtype == torch.promote_types(dtype, torch.float32)
-    agree(actual, expected_outcome(p, gate), tolerances_of(other_backend, dtype))
+    expected = expected_outcome(p, gate, float(temperature or 1), **options)
+    agree(actual, expected, tolerances_of(other_backend, dtype))
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 37])
-@pytest.mark.parametrize("batch", [0, 1, 3])
-@pytest.mark.parametrize("size", [1, 4])
-def test_backend_equals_the_reference_at_any_length_and_batch(
-    problem, agree, kind, batch, length, size, other_backend
+@in_pairs(
+    kind=list(SCANS),
+    batch=[3, 0, 1],
+    length=[4, 0, 1, 2, 37],
+    blocks=[3, 0, 1, 16, 17, 21, 40],
+    size=[1, 2, 4, 16],
+    dtype=DTYPES[:3],
+)
+def test_backend_equals_the_reference_at_any_shape(
+    problem, agree, tolerances_of, kind, batch, length, blocks, size, dtype, other_backend
 ):
-    p = problem(kind, batch=batch, length=length, size=size)
-    agree(p.outcome(backend=other_backend), expected_outcome(p, "softmax"))
-
-
-@pytest.mark.parametrize("blocks", [0, 1, 3, 16, 17, 21, 40])
-@pytest.mark.parametrize("size", [2, 16])
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-def test_backend_equals_the_reference_at_any_number_of_blocks(
-    problem, agree, tolerances_of, kind, blocks, size, dtype, other_backend
-):
-    p = problem(kind, length=4, blocks=blocks, size=size, seed=blocks).to(dtype)
+    p = problem(kind, batch=batch, length=length, blocks=blocks, size=size, seed=blocks).to(dtype)
     actual, expected = p.outcome(backend=other_backend), expected_outcome(p, "softmax")
     agree(actual, expected, tolerances_of(other_backend, dtype))
 
@@ -57,9 +80,12 @@ def extreme(p, kind_of_gates):
     return p.replace(gates=p.gates * scale[kind_of_gates])
 
 
-@pytest.mark.parametrize("size", [1, 3, 7])
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-@pytest.mark.parametrize("gates", ["tiny", "huge", "hugest", "adversarial"])
+@in_pairs(
+    **{"kind,gate": FAMILIES},
+    size=[1, 3, 7],
+    dtype=DTYPES[:2],
+    gates=["tiny", "huge", "hugest", "adversarial"],
+)
 def test_backend_equals_the_reference_with_extreme_gates(
     problem, agree, kind, gate, size, dtype, gates, other_backend
 ):
@@ -78,8 +104,11 @@ def test_backend_equals_the_reference_with_extreme_gates(
     agree(actual, expected)
 
 
-@pytest.mark.parametrize("cotangents", [("states",), ("final_state",), ("states", "final_state")])
-@pytest.mark.parametrize("lengths", [None, (3, 0, 4)], ids=["dense", "packed"])
+@in_pairs(
+    **{"kind,gate": FAMILIES},
+    cotangents=[("states",), ("final_state",)],
+    lengths=[None, (3, 0, 4)],
+)
 def test_gradients_flow_through_initial_and_final_state(
     problem, agree, kind, gate, cotangents, lengths, other_backend
 ):
@@ -92,10 +121,9 @@ def test_gradients_flow_through_initial_and_final_state(
 
 def test_no_initial_state_means_zeros(problem, identical, kind, backend):
     p = problem(kind)
-    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
     zeros = torch.zeros_like(p.initial_state)
-    given = scan(p.gates, p.values, initial_state=zeros, backend=backend)
-    identical(scan(p.gates, p.values, backend=backend), given)
+    given = SCANS[kind](p.gates, p.values, initial_state=zeros, backend=backend)
+    identical(SCANS[kind](p.gates, p.values, backend=backend), given)
 
 
 @pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -147,10 +175,9 @@ def test_autocast_does_not_round_float32_arguments(problem, identical, device, k
 def test_the_final_state_is_never_the_initial_one_itself(problem, kind, other_backend):
     """Changing one in place must not change the other, not even after no step."""
     p = problem(kind, length=0)
-    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
     variants = [{}] if kind == "blocks" else [{}, {"realization": "observer"}]
     for options in variants:
-        _, final = scan(
+        _, final = SCANS[kind](
             p.gates, p.values, "softmax", p.initial_state, backend=other_backend, **options
         )
         assert final.data_ptr() != p.initial_state.data_ptr()
@@ -158,7 +185,7 @@ def test_the_final_state_is_never_the_initial_one_itself(problem, kind, other_ba
 
 
 # Bit for bit where one step follows the other; the parallel scan adds in another order.
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_pairs(**{"kind,gate": FAMILIES}, dtype=DTYPES)
 def test_split_at_any_point_equals_the_whole_bit_for_bit(
     problem, agree, identical, kind, gate, dtype, stepwise_backend
 ):
@@ -168,10 +195,11 @@ def test_split_at_any_point_equals_the_whole_bit_for_bit(
             agree(dict(enumerate(actual)), dict(enumerate(expected)))
 
     p = problem(kind, length=7, blocks=21, size=3, gate=gate).to(dtype)
-    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
 
     def run(piece, state):
-        return scan(p.gates[:, piece], p.values[:, piece], gate, state, backend=stepwise_backend)
+        return SCANS[kind](
+            p.gates[:, piece], p.values[:, piece], gate, state, backend=stepwise_backend
+        )
 
     whole = run(slice(None), p.initial_state)
     for split in range(8):
@@ -182,34 +210,15 @@ def test_split_at_any_point_equals_the_whole_bit_for_bit(
 
 def test_gradients_through_a_split_equal_those_of_the_whole(problem, agree, kind, gate, backend):
     p = problem(kind, length=7, gate=gate)
-    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
     leaves = gates, values, state = [leaf.clone().requires_grad_() for leaf in p.leaves]
     pieces = []
     for piece in (slice(0, 1), slice(1, 5), slice(5, None)):
-        states, state = scan(gates[:, piece], values[:, piece], gate, state, backend=backend)
+        states, state = SCANS[kind](gates[:, piece], values[:, piece], gate, state, backend=backend)
         pieces.append(states)
     results = torch.cat(pieces, 1), state
     gradients = torch.autograd.grad(results, leaves, (p.d_states, p.d_final_state))
     whole = p.outcome(gate, backend=backend)
     agree(dict(zip(whole, (*results, *gradients), strict=True)), whole)
-
-
-def test_permuted_blocks_give_permuted_outcomes(problem, agree, device, kind, gate, backend):
-    p = problem(kind, blocks=21, gate=gate)
-    order = torch.randperm(21, device=device)
-
-    def permuted(name, tensor):
-        return tensor[:, order] if tensor.ndim == 3 and "state" in name else tensor[:, :, order]
-
-    names = ("gates", "values", "d_states")
-    moved = {name: getattr(p, name)[:, :, order] for name in names} | {
-        name: getattr(p, name)[:, order] for name in ("initial_state", "d_final_state")
-    }
-    expected = p.outcome(gate, backend=backend)
-    for name, tensor in expected.items():
-        axis = 1 if name in ("final_state", "d_initial_state") else 2
-        expected[name] = tensor.index_select(axis, order)
-    agree(p.replace(**moved).outcome(gate, backend=backend), expected)
 
 
 def blocks_innermost(tensor):
@@ -227,41 +236,25 @@ LAYOUTS = {
         torch.cat([tensor, tensor, tensor], 2)
     )[:, :, 5:10],
     "reversed rows": lambda tensor: tensor.flip(-1).contiguous().flip(-1),
+    "expanded over the batch": lambda tensor: tensor[:1].expand_as(tensor),
+    "expanded over time": lambda tensor: tensor[:, :1].expand_as(tensor),
+    "expanded over blocks": lambda tensor: tensor[:, :, :1].expand_as(tensor),
+    "expanded over everything": lambda tensor: tensor[:1, :1, :1].expand_as(tensor),
+    "one number": lambda tensor: tensor.flatten()[0].expand_as(tensor),
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("lengths", [None, (3, 0, 4)], ids=["dense", "packed"])
+@in_pairs(layout=list(LAYOUTS), kind=list(SCANS), lengths=[None, (3, 0, 4)])
 def test_memory_layout_does_not_matter(problem, agree, kind, layout, lengths, backend):
     p = problem(kind, blocks=5, lengths=lengths)
     relaid = {name: LAYOUTS[layout](getattr(p, name)) for name in ("gates", "values", "d_states")}
-    for name, tensor in relaid.items():
-        assert tensor.equal(getattr(p, name)), name
-    agree(p.replace(**relaid).outcome(backend=backend), p.outcome(backend=backend))
-
-
-EXPANDED = {
-    "over the batch": lambda tensor: tensor[:1].expand_as(tensor),
-    "over time": lambda tensor: tensor[:, :1].expand_as(tensor),
-    "over blocks": lambda tensor: tensor[:, :, :1].expand_as(tensor),
-    "over everything": lambda tensor: tensor[:1, :1, :1].expand_as(tensor),
-    "a number": lambda tensor: tensor.flatten()[0].expand_as(tensor),
-}
-
-
-@pytest.mark.parametrize("axis", EXPANDED)
-def test_expanded_arguments_equal_their_copies(problem, agree, kind, axis, backend):
-    p = problem(kind, blocks=5)
-    names = ("gates", "values", "d_states")
-    expanded = {name: EXPANDED[axis](getattr(p, name)) for name in names}
-    copies = {name: tensor.contiguous() for name, tensor in expanded.items()}
-    state = {
-        name: getattr(p, name)[:1, :1].expand_as(getattr(p, name))
-        for name in ("initial_state", "d_final_state")
-    }
-    actual = p.replace(**expanded, **state).outcome(backend=backend)
-    copies |= {name: tensor.contiguous() for name, tensor in state.items()}
-    agree(actual, p.replace(**copies).outcome(backend=backend))
+    if "expanded" in layout:
+        for name in ("initial_state", "d_final_state"):
+            relaid[name] = getattr(p, name)[:1, :1].expand_as(getattr(p, name))
+    copies = {name: tensor.contiguous() for name, tensor in relaid.items()}
+    agree(
+        p.replace(**relaid).outcome(backend=backend), p.replace(**copies).outcome(backend=backend)
+    )
 
 
 def test_arguments_are_left_as_they_were(problem, kind, gate, backend):
@@ -271,53 +264,11 @@ def test_arguments_are_left_as_they_were(problem, kind, gate, backend):
     assert all(leaf.equal(copy) for leaf, copy in zip(p.leaves, before, strict=True))
 
 
-@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
-def test_constant_value_is_a_fixed_point(problem, kind, gate, backend):
-    """Gates of a row sum to one, so h = v = c stays c for any gates."""
-    p = problem(kind, length=50, size=4, scale=3.0)
-    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
-    c = 1.7
-    states, final_state = scan(
-        p.gates,
-        torch.full_like(p.values, c),
-        gate,
-        torch.full_like(p.initial_state, c),
-        backend=backend,
-    )
-    for tensor in (states, final_state):
-        torch.testing.assert_close(tensor, torch.full_like(tensor, c), rtol=1e-12, atol=0)
-
-
-def test_one_lag_one_block_and_the_linear_part_of_min_gru_are_one_model(problem, agree, backend):
-    """h_t = (1 - z_t) h_{t-1} + z_t v_t with z = sigmoid(g_0 - g_1), for both architectures."""
-    blocks = problem("blocks", length=20, blocks=4, size=1)
-    lags = problem("lags", length=20, blocks=4, size=1).replace(
-        gates=blocks.gates.squeeze(-2),
-        values=blocks.values.squeeze(-1),
-        initial_state=blocks.initial_state,
-        d_states=blocks.d_states.squeeze(-1),
-        d_final_state=blocks.d_final_state,
-    )
-    actual = lags.outcome(backend=backend)
-    expected = blocks.outcome(backend=backend)
-    for name, axis in [("states", -1), ("d_gates", -2), ("d_values", -1)]:
-        expected[name] = expected[name].squeeze(axis)
-    agree(actual, expected)
-
-    z = torch.sigmoid(lags.gates[..., 1] - lags.gates[..., 0])
-    h, states = lags.initial_state[..., 0], []
-    for z_t, v_t in zip(z.unbind(1), lags.values.unbind(1), strict=True):
-        h = (1 - z_t) * h + z_t * v_t
-        states.append(h)
-    agree({"states": actual["states"]}, {"states": torch.stack(states, 1)})
-
-
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid", "relu", "signed", "tanh", "none"])
 def test_nan_reaches_its_own_block_and_no_other(problem, kind, gate, backend):
     p = problem(kind, batch=1, length=4, blocks=20, gate=gate)
     p.gates[0, 2, 7].fill_(float("nan"))
-    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
-    states, _ = scan(p.gates, p.values, gate, p.initial_state, backend=backend)
+    states, _ = SCANS[kind](p.gates, p.values, gate, p.initial_state, backend=backend)
     bad = states.isnan().view(4, 20, -1).any(-1)
     assert bad[2:, 7].all()
     assert bad.sum() == 2

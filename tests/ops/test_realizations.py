@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.ops.conftest import in_pairs
 
 from statemix import ops
 from statemix.ops import lag_kernels, lag_operators
@@ -24,8 +25,7 @@ def simulated(p, gate):
     return ops.block_scan(transposed_companions(a), inputs, p.initial_state, backend="reference")
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 6])
-@pytest.mark.parametrize("length", [0, 1, 2, 4, 9])
+@in_pairs(size=[1, 2, 3, 6], length=[0, 1, 2, 4, 9])
 def test_observer_form_equals_a_simulation_with_matrices(problem, agree, length, size, backend):
     p = problem("lags", length=length, size=size)
     actual = p.outcome(realization="observer", backend=backend)
@@ -40,25 +40,7 @@ def test_observer_form_equals_a_simulation_with_matrices(problem, agree, length,
     agree(actual, dict(zip(actual, (*results, *gradients), strict=True)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("gate", ["softmax", "sigmoid", "relu", "signed", "tanh", "none"])
-def test_observer_form_of_any_dtype_equals_float64(problem, agree, gate, dtype):
-    p = problem("lags", blocks=18, gate=gate).to(dtype)
-    expected = p.to(torch.float64).outcome(gate, realization="observer", backend="reference")
-    agree(p.outcome(gate, realization="observer"), expected)
-
-
-@pytest.mark.parametrize("cotangents", [("states",), ("final_state",)])
-def test_observer_gradients_flow_through_each_result_alone(problem, agree, cotangents):
-    p = problem("lags", lengths=(3, 0, 1, 4))
-    options = {"realization": "observer", "cotangents": cotangents}
-    actual = p.outcome(**options)
-    agree(actual, p.outcome(**options, backend="reference"))
-    assert actual["d_initial_state"].abs().max() > 0
-
-
-@pytest.mark.parametrize("split", range(8))
-def test_observer_form_split_at_any_point_equals_the_whole(problem, agree, split, backend):
+def test_observer_form_split_at_any_point_equals_the_whole(problem, agree, backend):
     p = problem("lags", length=7, size=4)
     whole = p.outcome(realization="observer", backend=backend)
 
@@ -66,10 +48,11 @@ def test_observer_form_split_at_any_point_equals_the_whole(problem, agree, split
         gates, values = p.gates[:, piece], p.values[:, piece]
         return ops.h_lru(gates, values, "softmax", state, realization="observer", backend=backend)
 
-    head, state = run(slice(0, split), p.initial_state)
-    tail, state = run(slice(split, None), state)
-    actual = {"states": torch.cat([head, tail], 1), "final_state": state}
-    agree(actual, {name: whole[name] for name in actual})
+    for split in range(8):
+        head, state = run(slice(0, split), p.initial_state)
+        tail, state = run(slice(split, None), state)
+        actual = {"states": torch.cat([head, tail], 1), "final_state": state}
+        agree(actual, {name: whole[name] for name in actual})
 
 
 def test_both_realizations_agree_for_constant_gates(problem, backend):
@@ -107,25 +90,18 @@ def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("lengths", [None, (3, 0, 1, 5)], ids=["dense", "packed"])
-def test_lagged_states_are_the_carried_state_at_every_step(problem, size, lengths):
+@pytest.mark.parametrize("realization", ops.REALIZATIONS)
+def test_states_of_units_are_those_carried_at_every_step(problem, size, lengths, realization):
     p = problem("lags", length=9, size=size, lengths=lengths)
-    states, _ = ops.h_lru(p.gates, p.values, "softmax", p.initial_state, p.cu_seqlens)
-    windows = lag_kernels.lagged(states, p.initial_state, p.cu_seqlens)
-    for t, carried in carried_states(p, "controller"):
-        assert windows[:, t].equal(carried), t
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-@pytest.mark.parametrize("lengths", [None, (3, 0, 1, 5)], ids=["dense", "packed"])
-def test_partial_sums_are_the_carried_state_at_every_step(problem, size, lengths):
-    p = problem("lags", length=9, size=size, lengths=lengths)
-    states, _ = ops.h_lru(
-        p.gates, p.values, "softmax", p.initial_state, p.cu_seqlens, realization="observer"
-    )
-    coefficients, _ = ops.normalize(p.gates, "softmax")
-    sums = lag_kernels.partial_sums(coefficients, states, p.initial_state, p.cu_seqlens)
-    for t, carried in carried_states(p, "observer"):
-        torch.testing.assert_close(sums[:, t], carried, rtol=1e-12, atol=1e-12)
+    arguments = p.gates, p.values, "softmax", p.initial_state, p.cu_seqlens
+    states, _ = ops.h_lru(*arguments, realization=realization)
+    if realization == "controller":
+        found = lag_kernels.lagged(states, p.initial_state, p.cu_seqlens)
+    else:
+        coefficients, _ = ops.normalize(p.gates, "softmax")
+        found = lag_kernels.partial_sums(coefficients, states, p.initial_state, p.cu_seqlens)
+    for t, carried in carried_states(p, realization):
+        torch.testing.assert_close(found[:, t], carried, rtol=1e-12, atol=1e-12)
 
 
 def carried_states(p, realization):

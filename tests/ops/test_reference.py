@@ -111,7 +111,7 @@ def test_gradients_match_finite_differences(problem, kind, gate, lengths, backen
     assert gradchecked(p, gate, backend)
 
 
-@pytest.mark.parametrize("size", [1, 3, 4, 5, 6, 8, 16])
+@pytest.mark.parametrize("size", [1, 4, 9])
 def test_gradients_of_every_size_match_finite_differences(
     problem, kind, gate, size, registered_backend
 ):

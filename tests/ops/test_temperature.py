@@ -12,49 +12,6 @@ from statemix import ops
 
 RECURRENCES = {"blocks": ops.bd_lru, "lags": ops.h_lru}
 STEPS = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}
-VARIANTS = {
-    "blocks": ("blocks", {}),
-    "lags": ("lags", {}),
-    "observer": ("lags", {"realization": "observer"}),
-}
-
-
-def expected_outcome(p, gate, temperature, **options):
-    """By hand: divided gates, and their gradients divided again."""
-    divided = p.replace(gates=p.gates / temperature).outcome(gate, backend="reference", **options)
-    return divided | {"d_gates": divided["d_gates"] / temperature}
-
-
-@pytest.mark.parametrize("given", [torch.tensor, float], ids=["tensor", "number"])
-@pytest.mark.parametrize("temperature", [1 / 8, 0.3, 4.0])
-def test_gates_are_divided_and_so_are_their_gradients(
-    problem, agree, device, kind, gate, temperature, given, backend
-):
-    p = problem(kind, blocks=5, gate=gate)
-    number = given(temperature)
-    tau = number.to(device) if torch.is_tensor(number) else number
-    actual = p.outcome(gate, temperature=tau, backend=backend)
-    agree(actual, expected_outcome(p, gate, float(number)))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_temperature_divides_gates_of_any_dtype(
-    problem, agree, tolerances_of, kind, gate, dtype, backend
-):
-    p = problem(kind, blocks=18, gate=gate).to(dtype)
-    actual = p.outcome(gate, temperature=0.25, backend=backend)
-    expected = expected_outcome(p.to(torch.float64), gate, 0.25)
-    agree(actual, expected, tolerances_of(backend, dtype))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
-def test_every_variant_divides(problem, agree, device, variant, lengths, backend):
-    kind, options = VARIANTS[variant]
-    p = problem(kind, lengths=lengths)
-    tau = torch.tensor(0.3, device=device)
-    actual = p.outcome(temperature=tau, backend=backend, **options)
-    agree(actual, expected_outcome(p, "softmax", float(tau), **options))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -75,8 +32,8 @@ def test_normalize_divides(gate):
     torch.testing.assert_close(actual, ops.normalize(gates * 2, gate), rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("gate", ["softmax", "tanh", "relu"])
-def test_vmap_over_temperatures_equals_a_loop(problem, agree, device, kind, gate, backend):
+def test_vmap_over_temperatures_equals_a_loop(problem, agree, device, kind, backend):
+    gate = "tanh"
     p = problem(kind, gate=gate)
     temperatures = torch.tensor([0.25, 1.0, 3.0], device=device)
 

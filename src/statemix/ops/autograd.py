@@ -8,15 +8,18 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from statemix.ops.backends import BACKENDS, Scan
+from statemix.ops.layout import BLOCK_AXIS, STATE_BLOCK_AXIS
 from statemix.ops.registered import scan_backward, scan_forward
 
 
 def solver_of(scan: Scan) -> Callable[..., tuple[Any, ...]]:
     """Return the function (*scan) -> (states, final state, ...) that also differentiates it.
 
-    It is what a public function calls, and not a function that calls it, because every frame costs
-    a small problem a percent.
+    The caller calls it, because every frame costs a small problem a percent.
     """
+    shape = scan.inputs.shape
+    if len(shape) == 5 and (shape[-1] < 2 or scan.gate not in scan.kernel.channels):
+        return _solve_unshared
     if scan.kernel.backward is None:
         return _run_pytorch
     if torch.compiler.is_compiling():
@@ -38,6 +41,35 @@ def may_be_differentiated(*tensors: Tensor) -> bool:
         or torch._C._are_functorch_transforms_active()
         or any(tensor.requires_grad for tensor in tensors)
     )
+
+
+def _solve_unshared(*arguments: Any) -> tuple[Any, ...]:
+    """Run a scan of C channels as a scan of C times as many blocks, which have copies of the gates.
+
+    One channel needs no copy. Its results are bit-identical to those without channels. Several run
+    in the dtype of the state: gradients of gates are sums over the copies, whose terms may cancel.
+    """
+    scan = Scan(*arguments)
+    gates, values = scan.coefficients, scan.inputs
+    sizes = values.shape[-1], gates.shape[BLOCK_AXIS]
+    if sizes[0] > 1:
+        gates, values = (one.to(scan.initial_state.dtype) for one in (gates, values))
+    scan = scan._replace(
+        coefficients=_joined(gates.unsqueeze(-1).expand(*gates.shape, sizes[0]), BLOCK_AXIS),
+        inputs=_joined(values, BLOCK_AXIS),
+        initial_state=_joined(scan.initial_state, STATE_BLOCK_AXIS),
+    )
+    states, final_state, *saved = solver_of(scan)(*scan)
+    return (
+        states.unflatten(BLOCK_AXIS, sizes).movedim(BLOCK_AXIS, -1),
+        final_state.unflatten(STATE_BLOCK_AXIS, sizes).movedim(STATE_BLOCK_AXIS, -1),
+        *saved,
+    )
+
+
+def _joined(tensor: Tensor, axis: int) -> Tensor:
+    """Return (..., H, ..., C) as (..., C * H, ...), with H at ``axis`` and innermost in memory."""
+    return tensor.movedim(axis, -1).flatten(-2).movedim(-1, axis)
 
 
 def _run_pytorch(*arguments: Any) -> tuple[Any, ...]:

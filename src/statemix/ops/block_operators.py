@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
+from statemix.ops.autograd import solver_of
 from statemix.ops.checks import bind, check_bool, same_dtype_and_device
 from statemix.ops.checks import check_finite as check_all_finite
-from statemix.ops.dispatch import Gating, prepare
+from statemix.ops.dispatch import prepare
 from statemix.ops.gates import check_gate, check_temperature
 
 
@@ -57,11 +58,8 @@ def bd_lru(
             so that chunks can be chained without loss; h_0 for an empty sequence.
 
     Raises:
-        ValueError: if shapes or devices disagree, ``gate`` or ``backend`` is unknown, the bounds do
-            not rise from 0 to T, ``temperature`` is not positive and finite, or ``check_finite``
-            detects a bad entry.
-        TypeError: if dtypes differ or are not floating, a tensor is not dense, or ``check_finite``
-            is not a bool.
+        ValueError: if shapes, devices, names, bounds or numbers are wrong.
+        TypeError: if dtypes or types are wrong.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -76,18 +74,21 @@ def bd_lru(
     bind(sizes, "values", values, "B T H m" + _channels(values, 5))
     bind(sizes, "gates", gates, "B T H m m+1")
     same_dtype_and_device(gates=gates, values=values)
-    solve, scan = prepare(
+    temperature = check_temperature(temperature, gates)
+    if check_finite:
+        check_all_finite(gates=gates, values=values, initial_state=initial_state)
+    scan = prepare(
         "block",
         gates,
         values,
-        Gating(gate, check_temperature(temperature, gates)),
         sizes,
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
         backend=backend,
-        finite=check_finite,
+        gate=gate,
+        temperature=temperature,
     )
-    states, final_state, *_ = solve(*scan)
+    states, final_state, *_ = solver_of(scan)(*scan)
     return states.to(values.dtype), final_state
 
 
@@ -120,12 +121,6 @@ def block_scan(
         states: h_1 ... h_T, shape and dtype of ``inputs``.
         final_state: the last state of every sequence, float32 or wider; h_0 for an empty one.
 
-    Raises:
-        ValueError: if shapes or devices disagree, the bounds do not rise from 0 to T, ``backend``
-            is unknown, or ``check_finite`` detects a bad entry.
-        TypeError: if dtypes differ or are not floating, or a tensor is not dense.
-        BackendUnavailableError: if ``backend`` cannot run here.
-
     Example:
         >>> import torch
         >>> A, b = torch.full((1, 3, 1, 1, 1), 0.5), torch.ones(1, 3, 1, 1)
@@ -139,17 +134,16 @@ def block_scan(
     same_dtype_and_device(transitions=transitions, inputs=inputs)
     if check_finite:
         check_all_finite(transitions=transitions, inputs=inputs, initial_state=initial_state)
-    solve, scan = prepare(
+    scan = prepare(
         "block",
         transitions,
         inputs,
-        Gating(),
         sizes,
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
         backend=backend,
     )
-    states, final_state, *_ = solve(*scan)
+    states, final_state, *_ = solver_of(scan)(*scan)
     return states.to(inputs.dtype), final_state
 
 
@@ -162,15 +156,9 @@ def bd_lru_step(
     temperature: Tensor | float | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advance :func:`bd_lru` by one token; it has the same options and errors.
+    """Advance :func:`bd_lru` by one token, with its options: arguments lack the axis of time.
 
-    Args:
-        gates: raw gates of one step, shape (B, H, m, m+1).
-        values: v_t, shape (B, H, m), or (B, H, m, C) for C channels.
-        state: h_{t-1}, shape of ``values``.
-        gate: gate family.
-        temperature: divisor of the raw gates, or None.
-        backend: backend, or None.
+    ``state`` is h_{t-1}, shape of ``values``.
 
     Returns:
         h_t: shape and dtype of ``values``.
@@ -183,17 +171,18 @@ def bd_lru_step(
     bind(sizes, "gates", gates, "B H m m+1")
     bind(sizes, "state", state, "B H m" + channels)
     same_dtype_and_device(gates=gates, values=values)
-    solve, scan = prepare(
+    scan = prepare(
         "block",
         gates.unsqueeze(1),
         values.unsqueeze(1),
-        Gating(gate, check_temperature(temperature, gates)),
         sizes,
         initial_state=state,
         cu_seqlens=None,
         backend=backend,
+        gate=gate,
+        temperature=check_temperature(temperature, gates),
     )
-    states, state, *_ = solve(*scan)
+    states, state, *_ = solver_of(scan)(*scan)
     return states.squeeze(1).to(values.dtype), state
 
 

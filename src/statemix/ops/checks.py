@@ -25,10 +25,6 @@ def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
         tensor: the argument.
         axes: axis names, separated by spaces. A repeated name means equal sizes; "m+1" means one
             more than "m". m must be at least 1; other axes may be empty.
-
-    Raises:
-        TypeError: if ``tensor`` is not a tensor, or a sparse, nested or quantised one.
-        ValueError: if the rank or a recorded size disagrees, or m is less than 1.
     """
     check_dense(name, tensor)
     names, shape = axes.split(), tensor.shape
@@ -43,11 +39,7 @@ def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
 
 
 def check_dense(name: str, tensor: object) -> None:
-    """Check that an argument is a dense tensor.
-
-    Raises:
-        TypeError: if it is not a tensor, or a sparse, nested or quantised one.
-    """
+    """Check that an argument is a dense tensor."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
@@ -78,12 +70,7 @@ def _described(sizes: dict[str, int], axis: str) -> str:
 
 
 def same_dtype_and_device(**tensors: Tensor) -> None:
-    """Check that all tensors share one of :data:`FLOATING` and one device.
-
-    Raises:
-        TypeError: if a dtype is not supported or the dtypes differ.
-        ValueError: if the devices differ.
-    """
+    """Check that all tensors share one of :data:`FLOATING` and one device."""
     names = " and ".join(tensors)
     dtypes = [tensor.dtype for tensor in tensors.values()]
     if dtypes[0] not in FLOATING or any(dtype != dtypes[0] for dtype in dtypes):
@@ -103,11 +90,7 @@ def _listed(items: Sequence[object]) -> str:
 
 
 def check_floating(name: str, tensor: Tensor) -> None:
-    """Check that a tensor has one of :data:`FLOATING`; widths of 8 bits are no such dtype.
-
-    Raises:
-        TypeError: if it has not.
-    """
+    """Check that a tensor has one of :data:`FLOATING`; widths of 8 bits are no such dtype."""
     if tensor.dtype not in FLOATING:
         known = ", ".join(_short(dtype) for dtype in FLOATING)
         raise TypeError(f"{name} must be floating ({known}), got {tensor.dtype}")
@@ -116,12 +99,7 @@ def check_floating(name: str, tensor: Tensor) -> None:
 def check_initial_state(
     initial_state: Tensor, like: Tensor, sizes: dict[str, int], axes: str
 ) -> None:
-    """Check the shape, dtype and device of a given initial state.
-
-    Raises:
-        TypeError: if its dtype is not floating.
-        ValueError: if its shape or device disagrees with the other arguments.
-    """
+    """Check the shape, dtype and device of a given initial state."""
     bind(sizes, "initial_state", initial_state, axes)
     check_floating("initial_state", initial_state)
     if initial_state.device != like.device:
@@ -129,12 +107,7 @@ def check_initial_state(
 
 
 def check_cu_seqlens(cu_seqlens: Tensor, like: Tensor) -> None:
-    """Check the dtype, shape and device of ``cu_seqlens`` without reading its values.
-
-    Raises:
-        TypeError: if it is not an integer tensor.
-        ValueError: if its shape or device is wrong, or the batch is not 1.
-    """
+    """Check the dtype, shape and device of ``cu_seqlens`` without reading its values."""
     check_dense("cu_seqlens", cu_seqlens)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
@@ -150,12 +123,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, like: Tensor) -> None:
 
 
 def check_cu_seqlens_values(cu_seqlens: Tensor, length: int) -> None:
-    """Check that ``cu_seqlens`` starts at 0, never falls and ends at ``length``.
-
-    Raises:
-        ValueError: otherwise, with the values.
-        RuntimeError: if the values cannot be read, as for fake tensors or under vmap.
-    """
+    """Check that ``cu_seqlens`` starts at 0, never falls and ends at ``length``."""
     steps = cu_seqlens.tolist()
     rises = all(first <= second for first, second in pairwise(steps))
     if steps[0] != 0 or steps[-1] != length or not rises:
@@ -167,11 +135,6 @@ def check_finite(**tensors: Tensor | None) -> None:
 
     Args:
         tensors: argument name -> tensor; None is skipped.
-
-    Raises:
-        TypeError: if an argument is not a dense tensor.
-        ValueError: if an entry is not finite, with the tensor's name, the number of bad entries and
-            the index of the first; or if the values cannot be read, as under vmap.
     """
     for name, tensor in tensors.items():
         if tensor is None:
@@ -195,9 +158,6 @@ def check_finite(**tensors: Tensor | None) -> None:
 
 def check_bool(**switches: object) -> None:
     """Check that arguments are True or False: the string "no" and 0 are mistakes.
-
-    Raises:
-        TypeError: otherwise.
     """
     for name, value in switches.items():
         if not isinstance(value, bool):
@@ -205,11 +165,7 @@ def check_bool(**switches: object) -> None:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Check that ``value`` is one of ``choices``.
-
-    Raises:
-        OptionError: otherwise, with the list of choices.
-    """
+    """Check that ``value`` is one of ``choices``."""
     # An array would compare entry by entry.
     if not isinstance(value, str) or value not in choices:
         advice = suggestion(value, choices)

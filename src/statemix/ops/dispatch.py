@@ -3,65 +3,42 @@
 This module treats all operators alike and receives their names as arguments.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
-from statemix.ops.autograd import may_be_differentiated, solver_of
+from statemix.ops.autograd import may_be_differentiated
 from statemix.ops.backends import GIVEN, Scan, resolve
-from statemix.ops.channels import solve_unshared
-from statemix.ops.checks import (
-    check_cu_seqlens,
-    check_cu_seqlens_values,
-    check_finite,
-    check_initial_state,
-)
+from statemix.ops.checks import check_cu_seqlens, check_cu_seqlens_values, check_initial_state
 from statemix.ops.gates import normalize
 from statemix.ops.layout import at_least_float32
-
-
-class Gating(NamedTuple):
-    """How coefficients follow from raw gates.
-
-    Attributes:
-        family: name of a family that the operator supports, or "given".
-        temperature: checked divisor of the raw gates, or None.
-    """
-
-    family: str = GIVEN
-    temperature: Tensor | float | None = None
 
 
 def prepare(
     operator: str,
     coefficients: Tensor,
     inputs: Tensor,
-    gating: Gating,
     sizes: dict[str, int],
     *,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     backend: str | None,
-    finite: bool = False,
-) -> tuple[Callable[..., tuple[Any, ...]], Scan]:
-    """Return a scan, and the function of its fields that runs it: (states, final state, ...).
+    gate: str = GIVEN,
+    temperature: Tensor | float | None = None,
+) -> Scan:
+    """Return the scan that computes an operator.
 
     Args:
         operator: name of the operator.
         coefficients: raw gates or given coefficients, (B, T, H, ...), checked against ``inputs``.
         inputs: values or inputs, (B, T, H, ...); with channels, their axis is the last.
-        gating: how coefficients follow from gates, normalised by the kernel if it can.
         sizes: sizes of the axes B, T, H and m, and C if inputs have channels.
         initial_state: the user's argument, unchecked.
         cu_seqlens: the user's argument, unchecked.
         backend: the user's argument, unchecked.
-        finite: reject NaN and infinity in raw gates, values and initial state first.
+        gate: family of the raw gates that the operator supports, or "given".
+        temperature: checked divisor of the raw gates, or None.
     """
-    (gate, temperature), a, b = gating, coefficients, inputs
-    if finite:
-        check_finite(gates=a, values=b, initial_state=initial_state)
+    a, b = coefficients, inputs
     if backend is None and _is_exported_step(b):
         backend = "reference"
     record = resolve(backend, operator, b.device, b.dtype)
@@ -83,9 +60,7 @@ def prepare(
     if record.kernels[operator].backward is None:
         # The registered operators check the bounds themselves.
         check_bounds(cu_seqlens, b.shape[1])
-    if "C" in sizes and (sizes["C"] < 2 or gate not in record.kernels[operator].channels):
-        return solve_unshared, scan
-    return solver_of(scan), scan
+    return scan
 
 
 def initial_state_of(
@@ -94,14 +69,7 @@ def initial_state_of(
     cu_seqlens: Tensor | None,
     sizes: dict[str, int],
 ) -> Tensor:
-    """Return h_0 in the dtype of carried states: the checked argument, or zeros.
-
-    Args:
-        initial_state: the user's argument, unchecked.
-        values: tensor whose device the state must share.
-        cu_seqlens: the user's argument; its shape, dtype and device are checked here.
-        sizes: sizes of the axes B, H and m, and C if values have channels; N is added.
-    """
+    """Return h_0 in the dtype of carried states: the checked argument, or zeros; add N to sizes."""
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, values)
     sizes["N"] = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1

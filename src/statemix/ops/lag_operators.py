@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
+from statemix.ops.autograd import solver_of
 from statemix.ops.checks import bind, check_bool, check_choice, same_dtype_and_device
 from statemix.ops.checks import check_finite as check_all_finite
-from statemix.ops.dispatch import Gating, check_bounds, initial_state_of, prepare
+from statemix.ops.dispatch import check_bounds, initial_state_of, prepare
 from statemix.ops.gates import check_gate, check_temperature, normalize
 from statemix.ops.lag_kernels import observer_scan
 
@@ -54,13 +55,6 @@ def h_lru(
         states: h_1 ... h_T, shape (B, T, H), dtype of ``values``.
         final_state: like ``initial_state``, float32 or wider.
 
-    Raises:
-        ValueError: if shapes or devices disagree, a name is unknown, the bounds do not rise from 0
-            to T, ``temperature`` is not positive and finite, or ``check_finite`` detects a bad
-            entry.
-        TypeError: if dtypes differ or are not floating, or a tensor is not dense.
-        BackendUnavailableError: if ``backend`` cannot run here.
-
     Example:
         >>> import torch
         >>> gates = torch.zeros(1, 3, 1, 3)  # two lags and the input, one third each
@@ -75,22 +69,22 @@ def h_lru(
     bind(sizes, "gates", gates, "B T H m+1")
     same_dtype_and_device(gates=gates, values=values)
     temperature = check_temperature(temperature, gates)
+    if check_finite:
+        check_all_finite(gates=gates, values=values, initial_state=initial_state)
     if realization == "controller":
-        solve, scan = prepare(
+        scan = prepare(
             "lag",
             gates,
             values,
-            Gating(gate, temperature),
             sizes,
             initial_state=initial_state,
             cu_seqlens=cu_seqlens,
             backend=backend,
-            finite=check_finite,
+            gate=gate,
+            temperature=temperature,
         )
-        states, final_state, *_ = solve(*scan)
+        states, final_state, *_ = solver_of(scan)(*scan)
         return states.to(values.dtype), final_state
-    if check_finite:
-        check_all_finite(gates=gates, values=values, initial_state=initial_state)
     h_0 = initial_state_of(initial_state, values, cu_seqlens, sizes)
     # The observer form indexes with cu_seqlens before the operator can check them.
     check_bounds(cu_seqlens, sizes["T"])
@@ -134,12 +128,6 @@ def lag_scan(
         states: h_1 ... h_T, shape (B, T, H), dtype of ``inputs``.
         final_state: the last m states, newest first, like ``initial_state``, float32 or wider.
 
-    Raises:
-        ValueError: if shapes or devices disagree, the bounds do not rise from 0 to T, ``backend``
-            is unknown, or ``check_finite`` detects a bad entry.
-        TypeError: if dtypes differ or are not floating, or a tensor is not dense.
-        BackendUnavailableError: if ``backend`` cannot run here.
-
     Example:
         >>> import torch
         >>> a, b = torch.ones(1, 5, 1, 2), torch.zeros(1, 5, 1)
@@ -153,17 +141,16 @@ def lag_scan(
     same_dtype_and_device(coefficients=coefficients, inputs=inputs)
     if check_finite:
         check_all_finite(coefficients=coefficients, inputs=inputs, initial_state=initial_state)
-    solve, scan = prepare(
+    scan = prepare(
         "lag",
         coefficients,
         inputs,
-        Gating(),
         sizes,
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
         backend=backend,
     )
-    states, final_state, *_ = solve(*scan)
+    states, final_state, *_ = solver_of(scan)(*scan)
     return states.to(inputs.dtype), final_state
 
 
@@ -177,16 +164,9 @@ def h_lru_step(
     realization: str = "controller",
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advance :func:`h_lru` by one token; it has the same options and errors.
+    """Advance :func:`h_lru` by one token, with its options: arguments lack the axis of time.
 
-    Args:
-        gates: raw gates of one step, shape (B, H, m+1).
-        values: v_t, shape (B, H).
-        state: shape (B, H, m), as :func:`h_lru` returns it.
-        gate: gate family.
-        temperature: divisor of the raw gates, or None.
-        realization: meaning of the state.
-        backend: backend, or None.
+    ``state`` is what :func:`h_lru` returns, shape (B, H, m).
 
     Returns:
         h_t: shape (B, H), dtype of ``values``.

@@ -4,6 +4,7 @@
 every backend with its own backward: both names are arguments. autograd.py attaches the gradients.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,86 +13,6 @@ from torch import Tensor
 from statemix.ops.backends import Results, Scan
 from statemix.ops.checks import check_cu_seqlens_values
 from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost
-
-
-class Folding:
-    """Fold V scans into one, and unfold its results.
-
-    Args:
-        count: size of the mapped axis, V.
-        scan: arguments of all scans.
-        dims: number of the mapped axis of each argument, None where it is shared.
-
-    Attributes:
-        scan: the one larger scan. A mapped temperature has divided its coefficients.
-
-    Raises:
-        ValueError: if ``cu_seqlens`` is mapped.
-    """
-
-    def __init__(self, count: int, scan: Scan, dims: Scan) -> None:
-        if dims.cu_seqlens is not None:
-            raise ValueError("cu_seqlens must not be mapped by vmap, got a mapped axis")
-        self._count, bounds = count, scan.cu_seqlens
-        self._packed = bounds is not None
-        self._dtypes = scan.coefficients.dtype, scan.inputs.dtype
-        self._divisor: Tensor | None = None
-        coefficients = self._in_front(scan.coefficients, dims.coefficients)
-        inputs = self._in_front(scan.inputs, dims.inputs)
-        if scan.temperature is not None and dims.temperature is not None:
-            wide, ones = scan.initial_state.dtype, (1,) * (coefficients.ndim - 1)
-            self._divisor = scan.temperature.view(-1, *ones)
-            coefficients, inputs = coefficients.to(wide) / self._divisor, inputs.to(wide)
-            scan = scan._replace(temperature=None)
-        if bounds is not None:
-            length = inputs.shape[2]
-            offsets = length * torch.arange(count, device=bounds.device).unsqueeze(1)
-            starts = (bounds[:-1] + offsets).flatten()
-            # Each sequence ends where the next one starts; only the last needs its own end.
-            bounds = torch.cat([starts, bounds[-1:] + length * (count - 1)])
-        self.scan = scan._replace(
-            coefficients=self._flat(coefficients),
-            inputs=self._flat(inputs),
-            initial_state=self.fold_state(scan.initial_state, dims.initial_state),
-            cu_seqlens=bounds,
-        )
-
-    def fold(self, tensor: Tensor, dim: object) -> Tensor:
-        """Fold a tensor of sequences into (V*B, T, ...), or (1, V*T, ...) if packed."""
-        return self._flat(self._in_front(tensor, dim))
-
-    def fold_state(self, state: Tensor, dim: object) -> Tensor:
-        """Fold a state into (V*N, H, m)."""
-        return self._in_front(state, dim).flatten(0, 1)
-
-    def unfold(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of sequences as (V, B, T, ...)."""
-        return self._split(tensor, 1).transpose(0, 1) if self._packed else self._split(tensor, 0)
-
-    def unfold_gradient(self, gradient: Tensor, *, divided: bool = True) -> Tensor:
-        """Return the gradient of coefficients (``divided``) or inputs, as :meth:`unfold`."""
-        gradient = self.unfold(gradient)
-        if divided and self._divisor is not None:
-            gradient = gradient / self._divisor
-        return gradient.to(self._dtypes[0 if divided else 1])
-
-    def unfold_state(self, state: Tensor) -> Tensor:
-        """Return a state as (V, N, H, m)."""
-        return self._split(state, 0)
-
-    def _in_front(self, tensor: Tensor, dim: object) -> Tensor:
-        if isinstance(dim, int):
-            return tensor.movedim(dim, 0)
-        return tensor.expand(self._count, *tensor.shape)
-
-    def _flat(self, tensor: Tensor) -> Tensor:
-        return tensor.transpose(0, 1).flatten(1, 2) if self._packed else tensor.flatten(0, 1)
-
-    def _split(self, tensor: Tensor, dim: int) -> Tensor:
-        shape = tensor.shape
-        parts = (self._count, shape[dim] // self._count)
-        return tensor.reshape(*shape[:dim], *parts, *shape[dim + 1 :])
-
 
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", bool: "bool"}
 _SCAN = ", ".join(f"{_TYPES[kind]} {name}" for name, kind in Scan.__annotations__.items())
@@ -131,16 +52,12 @@ def _backward(
 
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-    states, final_state, saved = _empty(Scan(*arguments))
+    scan = Scan(*arguments)
+    states, final_state, saved = (scan.kernel.empty or _empty_results)(scan)
     return states, final_state, list(saved)
 
 
-def _empty(scan: Scan) -> Results:
-    """Return room for all results of a scan."""
-    return (scan.kernel.empty or empty_results)(scan)
-
-
-def empty_results(scan: Scan) -> Results:
+def _empty_results(scan: Scan) -> Results:
     """Return room for states and final state in the dtype of the initial state, and nothing saved.
 
     In memory, blocks are innermost.
@@ -165,36 +82,49 @@ def _fake_backward(
     return a, b, empty_state(scan)
 
 
+def _mapped(
+    run: Callable[..., Sequence[Tensor]], count: int, info: Any, in_dims: Any, arguments: Any
+) -> list[Tensor]:
+    """Map ``run``, whose first ``count`` arguments are tensors with rows, and the next a scan's.
+
+    V scans are one scan of V times the rows. But scans of packed sequences and those of several
+    temperatures run one after the other.
+    """
+    bounds, temperature, *options = arguments[count:]
+    bounds_dim, temperature_dim = in_dims[count : count + 2]
+    if bounds_dim is not None:
+        raise ValueError("cu_seqlens must not be mapped by vmap, got a mapped axis")
+    size = info.batch_size
+    tensors = [
+        one.expand(size, *one.shape) if dim is None else one.movedim(dim, 0)
+        for one, dim in zip(arguments[:count], in_dims, strict=False)
+    ]
+    if bounds is None and temperature_dim is None:
+        folded = run(*(one.flatten(0, 1) for one in tensors), None, temperature, *options)
+        return [one.reshape(size, one.shape[0] // size, *one.shape[1:]) for one in folded]
+    each = [temperature] * size if temperature_dim is None else temperature.unbind(temperature_dim)
+    results = [
+        run(*parts, bounds, divisor, *options)
+        for *parts, divisor in zip(*(one.unbind(0) for one in tensors), each, strict=True)
+    ]
+    return [torch.stack(parts) for parts in zip(*results, strict=True)]
+
+
 def _mapped_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
-    folding = Folding(info.batch_size, Scan(*arguments), Scan(*in_dims))
-    states, final_state, _ = scan_forward(*folding.scan)
-    # What the folded scan saved belongs to no scan of its own: the backward computes it again.
-    return (folding.unfold(states), folding.unfold_state(final_state), []), (0, 0, [])
+    # What a scan saves belongs to none of the mapped ones: the backward computes it again.
+    results = _mapped(lambda *scan: scan_forward(*scan)[:2], 3, info, in_dims, arguments)
+    return (*results, []), (0, 0, [])
 
 
-def _mapped_backward(
-    info: Any,
-    in_dims: Any,
-    d_states: Tensor,
-    d_final_state: Tensor,
-    states: Tensor,
-    *arguments: Any,
-) -> Any:
-    scan, dims = Scan(*arguments[:_FIELDS]), Scan(*in_dims[3 : 3 + _FIELDS])
-    folding = Folding(info.batch_size, scan, dims)
-    states, _, saved = scan_forward(*folding.scan)
-    d_coefficients, d_inputs, d_initial_state = scan_backward(
-        folding.fold(d_states, in_dims[0]),
-        folding.fold_state(d_final_state, in_dims[1]),
-        states,
-        *folding.scan,
-        *saved,
-    )
-    return (
-        folding.unfold_gradient(d_coefficients),
-        folding.unfold_gradient(d_inputs, divided=False),
-        folding.unfold_state(d_initial_state),
-    ), (0, 0, 0)
+def _mapped_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    def run(d_states: Tensor, d_final_state: Tensor, *scan: Any) -> Sequence[Tensor]:
+        states, _, saved = scan_forward(*scan)
+        return scan_backward(d_states, d_final_state, states, *scan, *saved)  # type: ignore[no-any-return]
+
+    # Without the states and what was saved.
+    places = [0, 1, *range(3, 3 + _FIELDS)]
+    results = _mapped(run, 5, info, [in_dims[i] for i in places], [arguments[i] for i in places])
+    return tuple(results), (0, 0, 0)
 
 
 def _define(schema: str, run: Any, fake: Any, mapped: Any) -> Any:

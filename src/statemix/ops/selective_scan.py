@@ -14,6 +14,7 @@ from statemix.ops.block_operators import block_scan
 from statemix.ops.checks import bind, same_dtype_and_device
 from statemix.ops.cpu import loader
 from statemix.ops.triton import TRITON
+from statemix.ops.triton.selfcheck import compare
 
 # Pieces of the channels, so that a single sequence keeps several threads busy. The number of
 # threads does not decide how many, because sums over channels depend on the pieces.
@@ -113,52 +114,45 @@ def _kernels(*tensors: Tensor) -> _Kernels | None:
 
 @cache
 def _fault(kernels: _Kernels, device: str) -> str:
-    """Return what is wrong with kernels on a device, or an empty string; warn of it.
-
-    Compilers raise errors of any kind, and none may stop a program that has another way.
-    """
-    fault = ""
-    try:
-        errors = _errors(kernels, device)
-        worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
-        if not errors[worst] < _TOLERANCE:
-            fault = f"error of {worst} {errors[worst]:.1e}, tolerance {_TOLERANCE:.0e}"
-    except Exception as error:  # noqa: BLE001
-        fault = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    if fault:
-        warnings.warn(
-            f"the kernels of the selective scan have failed their check on {device} ({fault}); "
-            "slower operations of PyTorch run instead. Please report this with the output of "
-            "`statemix doctor`",
-            stacklevel=2,
-        )
-    return fault
+    """Return what is wrong with kernels on a device, or an empty string; warn of it."""
+    verdict = compare("selective scan", *_compared(kernels, device), tolerance=1e-4)
+    if verdict.outcome == "agrees":
+        return ""
+    warnings.warn(
+        f"the kernels of the selective scan have failed their check on {device} "
+        f"({verdict.detail}); slower operations of PyTorch run instead. Please report this with "
+        "the output of `statemix doctor`",
+        stacklevel=2,
+    )
+    return verdict.detail
 
 
-# Largest error of a tensor over its largest entry.
-_TOLERANCE = 1e-4
+_Outcome = Callable[[], dict[str, Tensor]]
 
 
-def _errors(kernels: _Kernels, device: str) -> dict[str, float]:
-    """Return result or gradient -> error beside the composed scan in float64."""
+def _compared(kernels: _Kernels, device: str) -> tuple[_Outcome, _Outcome]:
+    """Return functions to the results and gradients of kernels, and of the composed scan."""
     generator = torch.Generator().manual_seed(0)
     sizes = {"B": 2, "T": 40, "N": 5, "S": 3}
     shapes = [[sizes[axis] for axis in axes.split()] for axes in _AXES]
     exact = [torch.rand(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    incoming = [torch.ones(shapes[number], dtype=torch.float64) for number in (0, 5)]
-    given = _named(tuple(one.to(device, torch.float32) for one in exact))
-    outputs, final_state, kept = kernels.forward(given)
-    ones = (torch.ones_like(outputs), torch.ones_like(final_state))
-    found = (outputs, final_state, *kernels.backward(given, kept, *ones))
-    with torch.enable_grad():
+    names = ("outputs", "final_state", *(f"d_{name}" for name in _NAMES))
+
+    def found() -> dict[str, Tensor]:
+        given = _named(tuple(one.to(device, torch.float32) for one in exact))
+        outputs, final_state, kept = kernels.forward(given)
+        ones = (torch.ones_like(outputs), torch.ones_like(final_state))
+        gradients = kernels.backward(given, kept, *ones)
+        return dict(zip(names, (outputs, final_state, *gradients), strict=True))
+
+    @torch.enable_grad()
+    def expected() -> dict[str, Tensor]:
         leaves = [one.requires_grad_() for one in exact]
         results = _composed(*leaves)
-        expected = (*results, *torch.autograd.grad(results, leaves, incoming))
-    names = ("outputs", "final_state", *(f"d_{name}" for name in _NAMES))
-    return {
-        name: float((one.double().cpu() - wanted).abs().max() / wanted.abs().max())
-        for name, one, wanted in zip(names, found, (one.detach() for one in expected), strict=True)
-    }
+        gradients = torch.autograd.grad([one.sum() for one in results], leaves)
+        return dict(zip(names, (*(one.detach() for one in results), *gradients), strict=True))
+
+    return found, expected
 
 
 def _are_plain(*tensors: Tensor) -> bool:

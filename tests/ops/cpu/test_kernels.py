@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.ops.conftest import families_of, in_pairs
 
 from statemix import ops
 from statemix.ops import backends, cpu
@@ -17,24 +18,17 @@ from statemix.ops.cpu import loader
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
+FAMILIES = [(kind, gate) for kind in ("blocks", "lags") for gate in families_of(kind)]
+
+
 @pytest.mark.kernels
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [1, 4, 9])
-def test_kernels_equal_the_reference(problem, agree, kind, gate, size, dtype):
+@in_pairs(**{"kind,gate": FAMILIES}, size=[1, 4, 9], channels=[None, 3], dtype=DTYPES)
+def test_kernels_equal_the_reference(problem, agree, kind, gate, size, channels, dtype):
     """A small grid, which also runs once per instruction set (see below)."""
+    channels = channels if kind == "blocks" else None
     for blocks, lengths in [(21, None), (3, (2, 0, 3))]:
-        p = problem(kind, blocks=blocks, size=size, lengths=lengths, gate=gate).to(dtype)
-        expected = p.to(torch.float64).outcome(gate, backend="reference")
-        agree(p.outcome(gate, backend="cpu"), expected)
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [1, 4, 9])
-def test_kernels_equal_the_reference_in_all_channels(problem, agree, gate, size, dtype):
-    for blocks, lengths in [(21, None), (3, (2, 0, 3))]:
-        sizes = {"blocks": blocks, "size": size, "channels": 3, "lengths": lengths}
-        p = problem("blocks", **sizes, gate=gate).to(dtype)
+        sizes = {"blocks": blocks, "size": size, "channels": channels, "lengths": lengths}
+        p = problem(kind, **sizes, gate=gate).to(dtype)
         expected = p.to(torch.float64).outcome(gate, backend="reference")
         agree(p.outcome(gate, backend="cpu"), expected)
 
@@ -42,37 +36,25 @@ def test_kernels_equal_the_reference_in_all_channels(problem, agree, gate, size,
 @pytest.mark.kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("blocks", "size", "gate"),
+    ("kind", "blocks", "size", "gate", "channels"),
     # 48 and 40 blocks are no whole numbers of vectors in bfloat16, and in any dtype.
-    [(64, 4, "softmax"), (96, 7, "softmax"), (48, 3, "sigmoid"), (40, 4, "softmax"),
-     (96, 3, "householder"), (40, 3, "householder"), (64, 2, "tanh"), (64, 5, "signed"),
-     (64, 3, "relu"), (64, 4, "none")],
+    [("blocks", 64, 4, "softmax", None), ("lags", 96, 7, "softmax", None),
+     ("blocks", 48, 3, "sigmoid", None), ("lags", 40, 4, "softmax", None),
+     ("blocks", 96, 3, "householder", None), ("blocks", 40, 3, "householder", None),
+     ("lags", 64, 2, "tanh", None), ("blocks", 64, 5, "signed", None),
+     ("lags", 64, 3, "relu", None), ("blocks", 64, 4, "none", None),
+     ("blocks", 64, 4, "softmax", 3), ("blocks", 40, 4, "signed", 3)],
 )  # fmt: skip
 def test_kernels_equal_themselves_on_parts_of_a_large_problem(
-    problem, identical, threads, kind, blocks, size, gate, dtype
+    problem, identical, threads, kind, blocks, size, gate, channels, dtype
 ):
-    """The whole problem streams or fetches its gradients; one row of the batch does not.
+    """A problem repeated in time is bit-identical to the rows of its batch by themselves.
 
-    Three threads divide a row between tiles.
+    The whole problem streams or fetches its gradients; one row of the batch does not. Three threads
+    divide a row between tiles.
     """
-    if gate == "householder" and kind == "lags":
-        pytest.skip("lags have no such gates")
-    p = problem(kind, batch=2, length=4, blocks=blocks, size=size, gate=gate).to(dtype)
-    check_parts(p, gate, identical, threads)
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("blocks", "gate"), [(64, "softmax"), (48, "sigmoid"), (40, "signed")])
-def test_kernels_equal_themselves_on_parts_of_a_large_problem_of_channels(
-    problem, identical, threads, blocks, gate, dtype
-):
-    sizes = {"batch": 2, "length": 4, "blocks": blocks, "size": 4, "channels": 3}
-    check_parts(problem("blocks", **sizes, gate=gate).to(dtype), gate, identical, threads)
-
-
-def check_parts(p, gate, identical, threads):
-    """A problem repeated in time is bit-identical to the rows of its batch by themselves."""
+    sizes = {"batch": 2, "length": 4, "blocks": blocks, "size": size, "channels": channels}
+    p = problem(kind, **sizes, gate=gate).to(dtype)
     repeats = (12 << 20) // (p.gates.numel() * p.gates.element_size())
     large = p.replace(
         **{

@@ -5,7 +5,6 @@ The interpreter must be chosen before Triton is imported: ``make test-triton``.
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
-# One family for each module of kernels.
+# One family for each kind of kernel.
 every_kernel = pytest.mark.parametrize(
     ("kind", "gate"), [("blocks", "softmax"), ("lags", "softmax"), ("blocks", "householder")]
 )
@@ -30,7 +29,7 @@ KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward")
 def stubbed(monkeypatch, launched):
     """Replace each kernel by ``launched(name, kernel, grid, arguments, options)``."""
     # Imports Triton.
-    from statemix.ops.triton import launch, problems
+    from statemix.ops.triton import launch
 
     class Stub:
         def __init__(self, name, kernel):
@@ -41,12 +40,9 @@ def stubbed(monkeypatch, launched):
                 self.name, self.kernel, grid, arguments, options
             )
 
-    stubs = {
-        operator: SimpleNamespace(**{name: Stub(name, getattr(module, name)) for name in KERNELS})
-        for operator, module in problems.KERNELS.items()
-    }
-    monkeypatch.setattr(problems, "KERNELS", stubs)
-    monkeypatch.setattr(problems, "carries", Stub("carries", problems.carries))
+    for name in KERNELS:
+        monkeypatch.setattr(launch.kernels, name, Stub(name, getattr(launch.kernels, name)))
+    monkeypatch.setattr(launch, "carries", Stub("carries", launch.carries))
     return launch
 
 
@@ -119,24 +115,17 @@ def test_entries_beyond_the_reach_of_32_bits_are_found(
             patch.setattr(interpreter_builder, "set_grid_idx", moved)
             kernel[1, 1, last[2]](*arguments, **options)
 
-    # Imports Triton.
-    from statemix.ops.triton.problems import Problem
-
     launch = stubbed(monkeypatch, last_program)
     wide = torch.empty((), dtype=torch.float32)
     monkeypatch.setattr(launch, "empty_innermost", far)
-    monkeypatch.setattr(
-        Problem,
-        "empty",
-        lambda self, _, *counts: far((*counts, self.m, self.num_units), wide),
-    )
+    monkeypatch.setattr(launch.Launcher, "empty", lambda _, *counts: far((*counts, 2, units), wide))
 
     def carried(self, _, found, outer, *, reverse):
         """Zeros enter every chunk."""
         offsets.append(found)
-        return self.empty(outer, self.num_rows)
+        return self.empty(self.num_rows)
 
-    monkeypatch.setattr(Problem, "carried", carried)
+    monkeypatch.setattr(launch.Launcher, "carried", carried)
     end = problem(kind, batch=1, length=2 * chunk, blocks=32, size=2, gate=gate).to(torch.float32)
     given = {}
     for name in ("gates", "values", "d_states"):

@@ -1,7 +1,6 @@
 """The self-check of GPU kernels, played by a backend on the CPU that is right, wrong or broken."""
 
 import dataclasses
-import json
 import threading
 import warnings
 from functools import partial
@@ -44,12 +43,11 @@ def lacks_memory(kernel, scan):
 
 
 @pytest.fixture
-def device(monkeypatch, tmp_path):
-    """``device(behaviour)`` makes the backend "stub" behave so, as in a new process."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def device(monkeypatch):
+    """``device(behaviour)`` makes the backend "stub" behave so; a new process knows no verdict."""
     calls = []
 
-    def behave(behaviour):
+    def behave(behaviour, *, new_process=True):
         def forward(kernel, scan):
             calls.append(scan.operator)
             return behaviour(kernel, scan)
@@ -67,7 +65,8 @@ def device(monkeypatch, tmp_path):
         )
         entries = {"stub": stub, "loop": LOOP, "reference": ops.BACKENDS["reference"]}
         monkeypatch.setattr(ops.BACKENDS, "_entries", entries)
-        monkeypatch.setattr(selfcheck, "_known", {})
+        if new_process:
+            monkeypatch.setattr(selfcheck, "_known", {})
         backends._warned.clear()
         calls.clear()
         return calls
@@ -91,10 +90,7 @@ def test_kernels_that_agree_are_chosen_and_checked_once(device, operator):
         checked = len(selfcheck.QUICK[operator])
         assert calls == [operator] * (checked + 1)
         run(operator)
-        # Another process reads the verdict.
-        calls = device(agrees)
-        run(operator)
-    assert calls == [operator]
+    assert calls == [operator] * (checked + 2)
     assert ops.default_backend("cpu", operator) == "stub"
 
 
@@ -123,62 +119,20 @@ def test_kernels_that_are_wrong_or_broken_give_way_with_one_warning(device, beha
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run()
-    assert len(calls) == checked
+    if behaviour is not lacks_memory:
+        assert len(calls) == checked
     # They may still be named.
     if behaviour is not fails and behaviour is not lacks_memory:
         ops.lag_scan(torch.zeros(1, 3, 2, 3), torch.ones(1, 3, 2), backend="stub")
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "message"), [(lacks_memory, "needs memory"), (fails, "fails")]
-)
-def test_a_failure_that_may_pass_is_not_remembered(device, behaviour, message):
-    device(behaviour)
-    assert message in selfcheck.distrust("lag", CPU, "stub")
-    device(agrees)
+def test_memory_that_was_short_is_asked_for_again(device):
+    device(lacks_memory)
+    assert "needs memory" in selfcheck.distrust("lag", CPU, "stub")
+    device(agrees, new_process=False)
     assert selfcheck.distrust("lag", CPU, "stub") is None
-    device(behaviour)
+    device(lacks_memory, new_process=False)
     assert selfcheck.distrust("lag", CPU, "stub") is None
-
-
-def test_a_verdict_holds_for_its_versions_and_kernels(device, monkeypatch):
-    device(disagrees)
-    assert selfcheck.distrust("lag", CPU, "stub") is not None
-    device(agrees)
-    assert selfcheck.distrust("lag", CPU, "stub") is not None
-    monkeypatch.setattr(torch, "__version__", "9.9")
-    device(agrees)
-    assert selfcheck.distrust("lag", CPU, "stub") is None
-    assert len(json.loads(selfcheck.cache_file().read_text())) == 2
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 3}', "\x00\xff"])
-def test_a_damaged_cache_is_replaced(device, text):
-    path = selfcheck.cache_file()
-    path.parent.mkdir(parents=True)
-    path.write_bytes(text.encode("latin1"))
-    device(agrees)
-    assert selfcheck.distrust("lag", CPU, "stub") is None
-    assert "" in json.loads(path.read_text()).values()
-    assert [file.name for file in path.parent.iterdir()] == ["kernels.json"]
-
-
-def test_a_cache_that_cannot_be_written_does_not_matter(device, tmp_path):
-    (tmp_path / "statemix").write_text("a file in place of the folder")
-    device(agrees)
-    assert selfcheck.distrust("lag", CPU, "stub") is None
-    device(disagrees)
-    assert selfcheck.distrust("lag", CPU, "stub") is not None
-
-
-def test_a_cache_that_cannot_be_replaced_leaves_nothing_behind(device, monkeypatch):
-    def replace(*_):
-        raise PermissionError
-
-    monkeypatch.setattr(selfcheck.os, "replace", replace)
-    device(agrees)
-    assert selfcheck.distrust("lag", CPU, "stub") is None
-    assert list(selfcheck.cache_file().parent.iterdir()) == []
 
 
 def test_the_check_does_not_see_what_is_active_around_the_first_call(device):
@@ -201,12 +155,7 @@ def test_the_first_call_may_be_compiled(device):
     assert len(calls) > len(selfcheck.QUICK["lag"])
 
 
-def test_the_complete_check_has_every_family_size_and_dtype(device):
-    device(agrees)
-    entries = ops.BACKENDS._entries
-    entries["triton"] = dataclasses.replace(
-        ops.BACKENDS["stub"], name="triton", families=ops.TRITON.families
-    )
+def test_the_complete_check_has_every_family_size_and_dtype():
     cases = list(selfcheck.complete_cases())
     assert len(set(cases)) == len(cases) < 90
     for operator in ("block", "lag"):
@@ -217,10 +166,9 @@ def test_the_complete_check_has_every_family_size_and_dtype(device):
         assert {case.dtype for case in mine} == set(selfcheck.TOLERANCES)
         assert {case.size for case in mine} == {1, 2, 3, 4, 8, 16}
         assert len({case.lengths for case in mine}) == 4
-    assert cases[: len(selfcheck.QUICK["block"])] == list(selfcheck.QUICK["block"])
 
 
-def test_the_complete_check_gives_a_verdict_for_each_case(device, monkeypatch):
+def test_a_check_gives_a_verdict_for_each_case(device, monkeypatch):
     device(disagrees_if_packed)
     monkeypatch.setattr(selfcheck, "complete_cases", lambda: iter(selfcheck.QUICK["lag"]))
     verdicts = list(selfcheck.check_kernels("cpu", "stub"))

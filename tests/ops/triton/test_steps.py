@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from tests.ops.conftest import in_pairs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from statemix import ops
@@ -19,10 +20,9 @@ pytestmark = pytest.mark.skipif(reason_of("triton") is not None, reason=str(reas
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 STEPS = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}
 OPERATORS = {"blocks": "block", "lags": "lag"}
-# One family for each module of kernels.
-every_kernel = pytest.mark.parametrize(
-    ("kind", "gate"), [("blocks", "softmax"), ("lags", "softmax"), ("blocks", "householder")]
-)
+# One family for each kind of kernel.
+KINDS = [("blocks", "softmax"), ("lags", "softmax"), ("blocks", "householder")]
+every_kernel = pytest.mark.parametrize(("kind", "gate"), KINDS)
 
 
 def on_device(p):
@@ -36,8 +36,7 @@ def check_steps(p, identical, monkeypatch, gate="softmax", temperature=None):
     In the interpreter bit for bit.
     """
     p, launches = on_device(p), []
-    module = modules()["reflect" if gate == "householder" else OPERATORS[p.kind]]
-    counted(monkeypatch, module, launches)
+    counted(monkeypatch, launches)
     options = {"temperature": temperature, "backend": ops.in_chunks(0)}
     sequence = {"blocks": ops.bd_lru, "lags": ops.h_lru}[p.kind]
     with torch.inference_mode():
@@ -56,19 +55,14 @@ def check_steps(p, identical, monkeypatch, gate="softmax", temperature=None):
         torch.testing.assert_close(found, expected)
 
 
-def modules():
+def counted(monkeypatch, launches, *, run=True):
+    """Add the names of launched kernels to a list."""
     # Imports Triton.
-    from statemix.ops.triton.problems import KERNELS
-
-    return KERNELS
-
-
-def counted(monkeypatch, module, launches, *, run=True):
-    """Add the names of launched kernels of a module to a list."""
+    from statemix.ops.triton.kernels import scan
 
     class Counted:
         def __init__(self, name):
-            self.name, self.kernel = name, getattr(module, name)
+            self.name, self.kernel = name, getattr(scan, name)
 
         def __getitem__(self, grid):
             def launch(*arguments, **options):
@@ -79,14 +73,16 @@ def counted(monkeypatch, module, launches, *, run=True):
             return launch
 
     for name in ("local_forward", "local_backward", "chunk_forward", "chunk_backward"):
-        monkeypatch.setattr(module, name, Counted(name))
+        monkeypatch.setattr(scan, name, Counted(name))
     # Steps that other tests have prepared launch the kernels themselves.
     monkeypatch.setattr("statemix.ops.decoding._steps", {})
 
 
-@every_kernel
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("size", [1, 3, 4, 8])
+@in_pairs(
+    **{"kind,gate": KINDS},
+    dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16],
+    size=[1, 3, 4, 8],
+)
 def test_steps_equal_the_sequence_bit_for_bit(
     problem, identical, monkeypatch, kind, gate, size, dtype
 ):
@@ -120,40 +116,12 @@ def test_steps_of_odd_shapes_equal_the_sequence(problem, identical, monkeypatch,
 
 
 @every_kernel
-@pytest.mark.parametrize("order", [(0, 2, 3, 1), (2, 0, 3, 1), (3, 0, 2, 1), (1, 0, 2, 3)], ids=str)
-def test_steps_read_any_strides(problem, identical, monkeypatch, kind, gate, order):
-    """Units innermost, as in projections, or not; with gaps between rows."""
-    p = problem(kind, batch=2, length=2, blocks=3, size=2).to(torch.float32)
-
-    def stored(x):
-        """Each step as it would lie alone, in this order of its axes."""
-        axes = [axis for axis in order if axis < x.ndim - 1]
-        steps = [one.permute(axes).contiguous() for one in x.unbind(1)]
-        apart = [one.repeat_interleave(2, 0)[::2] for one in steps]
-        back = [axes.index(axis) for axis in range(len(axes))]
-        return [one.permute(back) for one in apart]
-
-    p = on_device(p)
-    state, states, expected = p.initial_state, [], []
-    with torch.inference_mode():
-        for g_t, v_t, g, v in zip(
-            stored(p.gates), stored(p.values), p.gates.unbind(1), p.values.unbind(1), strict=True
-        ):
-            assert torch.equal(g_t, g)
-            expected.append(STEPS[kind](g, v, state, gate, backend="triton"))
-            states.append(STEPS[kind](g_t, v_t, state.contiguous(), gate, backend="triton"))
-            state = states[-1][1]
-    identical(states, expected)
-
-
-@every_kernel
 def test_a_step_launches_one_kernel_and_asks_pytorch_for_memory_alone(
     problem, monkeypatch, kind, gate
 ):
     """Nothing is copied or read back, so that CUDA graphs can hold steps."""
     launches, called = [], []
-    module = modules()["reflect" if gate == "householder" else OPERATORS[kind]]
-    counted(monkeypatch, module, launches, run=False)
+    counted(monkeypatch, launches, run=False)
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
@@ -200,8 +168,7 @@ def test_steps_of_layers_take_one_launch(monkeypatch, agree, layer):
     layer.gate_temperature = 0.5
     x = torch.randn(2, 3, 6, device=DEVICE)
     launches = []
-    for module in modules().values():
-        counted(monkeypatch, module, launches)
+    counted(monkeypatch, launches)
     with torch.inference_mode():
         y, final = layer(x)
         del launches[:]

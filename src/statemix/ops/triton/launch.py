@@ -1,5 +1,9 @@
 """Run the Triton kernels on tensors: memory order, phases, and results."""
 
+import math
+from functools import cached_property
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,40 +15,153 @@ from statemix.ops.layout import (
     empty_innermost,
     innermost,
 )
+from statemix.ops.packing import Chunks
 from statemix.ops.registered import empty_state
-from statemix.ops.triton.problems import Problem
+from statemix.ops.triton.kernels import scan as kernels
+from statemix.ops.triton.kernels.carries import carries
+from statemix.ops.triton.plan import ahead_of, chunk_of, grid_of, shape_of, tile_of
 
 
-def forward(chunk: int | None, scan: Scan, results: Results) -> None:
-    """Run a scan and write its results.
+class Launcher:
+    """Launches the kernels of one scan of at least one step.
 
-    ``chunk`` is the steps of a chunk, 0 for one chunk, or None for the steps that the rule says.
+    Args:
+        scan: the scan.
+        forced: steps of a chunk, 0 for one chunk, or None for the steps that the rule says.
+
+    Attributes:
+        num_maps: chunks from which something is carried into another: all but one of a sequence;
+            if packed, at most.
+        num_rows: chunks of all sequences; if packed, at most.
     """
+
+    def __init__(self, scan: Scan, forced: int | None) -> None:
+        (B, T, H), m = scan.inputs.shape[:3], scan.initial_state.shape[-1]
+        self._scan, self._length, self._num_units, self._m = scan, T, H, m
+        self._kind = "reflect" if scan.gate == "householder" else scan.operator
+        self._chunk = chunk_of(T, B * H, m) if forced is None else min(forced, T) or T
+        self._num_chunks = -(-T // self._chunk)
+        self.num_maps = B * (self._num_chunks - 1)
+        self._num_sequences = len(scan.initial_state)
+        self.num_rows = self._num_sequences + self.num_maps
+        # If packed, the last chunk of a sequence may be shorter than the others, too.
+        self._ragged = scan.cu_seqlens is not None or T % self._chunk != 0
+        coarse = scan.gate == "tanh" and scan.inputs.dtype == torch.bfloat16
+        self._options: dict[str, Any] = {
+            "KIND": self._kind,
+            "M": m,
+            "FAMILY": "coarse_tanh" if coarse else scan.gate,
+            # The weights of a row are measured in 2^-SHIFT, at most 1 / (4 (m+1)).
+            "SHIFT": m.bit_length() + 2,
+            "PACKED": scan.cu_seqlens is not None,
+            "TEMPERED": scan.temperature is not None,
+        }
+
+    @cached_property
+    def _packed(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The fields of :class:`Chunks`; any tensors if sequences are not packed."""
+        scan = self._scan
+        if scan.cu_seqlens is None:
+            return (scan.initial_state,) * 4
+        return Chunks.of(scan.cu_seqlens, self._length, self._chunk)
+
+    def prepare(self, kernel: str) -> tuple[Any, tuple[int, ...], dict[str, Any]]:
+        """Return the launch of a kernel, its numbers but the strides, and its constants."""
+        maps = kernel.startswith("chunk")
+        num_rows = self.num_maps if maps else self.num_rows
+        steps, rows, columns = shape_of(
+            self._kind, kernel, self._m, self._scan.initial_state.itemsize
+        )
+        tile = tile_of(num_rows, self._num_units)
+        grid: tuple[int, ...] = grid_of(num_rows, self._num_units, tile)
+        # No more steps at once than a chunk has, and in maps no step that does not exist.
+        steps = min(steps, 1 << self._chunk.bit_length() - 1)
+        options = {**self._options, "ROWS": rows, "R": tile[0], "L": tile[1]}
+        if kernel == "chunk_forward":
+            steps, options["COLUMNS"] = math.gcd(steps, self._chunk), columns
+            grid = (*grid, -(-(self._m + 1) // columns))
+        else:
+            options["RAGGED"] = self._ragged or self._chunk % steps != 0
+        options["STEPS"] = steps
+        rows_of_sequence = self._num_chunks - 1 if maps else self._num_chunks
+        numbers = (self._length, self._num_units, num_rows, rows_of_sequence, self._chunk)
+        options |= _compiler_options(kernel, self._m)
+        return getattr(kernels, kernel)[grid], numbers, options
+
+    def run(self, kernel: str, strides: tuple[int, ...], *tensors: Tensor) -> None:
+        """Run a kernel on its first arguments, with the strides of :func:`_strides`."""
+        scan = self._scan
+        launch, numbers, options = self.prepare(kernel)
+        temperature = scan.initial_state if scan.temperature is None else scan.temperature
+        of_chunks, of_maps, *places = self._packed
+        sequences = of_maps if kernel.startswith("chunk") else of_chunks
+        launch(*tensors, temperature, sequences, *places, *numbers, *strides, **options)
+
+    def empty(self, *counts: int) -> Tensor:
+        """Return room for so many states, in memory (*counts, m, H)."""
+        return self._scan.initial_state.new_empty(*counts, self._m, self._num_units)
+
+    def check_room(self, maps: Tensor) -> None:
+        """Check that no kernel reads or writes beyond the maps.
+
+        Raises:
+            RuntimeError: if a hook of saved tensors has changed their number, shape or order.
+        """
+        of_map = self._m + 1, self._m, self._num_units
+        if len(maps) < self.num_maps or maps.shape[1:] != of_map or not maps.is_contiguous():
+            raise RuntimeError(
+                f"maps must be {self.num_maps} or more, contiguous in memory, got shape "
+                f"{tuple(maps.shape)} with strides {maps.stride()}; hooks of saved tensors must "
+                "return what they were given"
+            )
+
+    def carried(self, maps: Tensor, offsets: Tensor, outer: Tensor, *, reverse: bool) -> Tensor:
+        """Return what enters each chunk, in memory (chunks, m, H)."""
+        entering = self.empty(self.num_rows)
+        ahead = ahead_of(self._m, outer.itemsize)
+        carries[self._num_sequences, -(-self._num_units // ahead.lanes)](
+            *(maps, offsets, outer, entering, self._packed[3], self._num_units, self._num_chunks),
+            M=self._m,
+            PACKED=self._options["PACKED"],
+            REVERSE=reverse,
+            PLACES=ahead.places,
+            L=ahead.lanes,
+            STAGES=ahead.stages,
+            num_warps=1,
+            enable_fp_fusion=True,
+        )
+        return entering
+
+
+def _compiler_options(kernel: str, size: int) -> dict[str, Any]:
+    # Warps that share nothing need not wait for each other.
+    options: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": True}
+    if torch.version.hip is None and (kernel.startswith("chunk") or size > 2):
+        # Else the compiler saves registers by putting off loads, which then wait one after another.
+        options["maxnreg"] = 255
+    return options
+
+
+def forward(forced: int | None, scan: Scan, results: Results) -> None:
+    """Run a scan and write its results; ``forced`` as in :class:`Launcher`."""
     gates, values = _ordered(scan.coefficients), _ordered(scan.inputs)
     initial = dense(scan.initial_state, STATE_BLOCK_AXIS)
     states, final, saved = results
     if not values.numel():
         final.copy_(initial)
         return
-    strides = (*_strides(gates, 2), *_strides(values, 1))
-    problem = Problem.of(scan, strides, chunk)
+    launcher, strides = Launcher(scan, forced), (*_strides(gates, 2), *_strides(values, 1))
     entering = initial
-    if problem.num_chunks > 1:
-        maps = problem.mapped(gates, values, initial, strides, *saved)
-        entering = problem.carried(maps, maps, initial, reverse=False)
-    cut = problem.cut("local_forward")
-    problem.kernels.local_forward[cut.grid](
-        *(gates, values, entering, states, final, initial, problem.temperature),
-        *problem.places,
-        *problem.sizes,
-        *strides,
-        **problem.options,
-        **cut.options,
-    )
+    if launcher.num_maps:
+        maps = saved[0] if saved else launcher.empty(launcher.num_maps, initial.shape[-1] + 1)
+        launcher.check_room(maps)
+        launcher.run("chunk_forward", strides, gates, values, maps)
+        entering = launcher.carried(maps, maps, initial, reverse=False)
+    launcher.run("local_forward", strides, gates, values, entering, states, final)
 
 
 def backward(
-    chunk: int | None,
+    forced: int | None,
     scan: Scan,
     d_states: Tensor,
     d_final_state: Tensor,
@@ -62,36 +179,19 @@ def backward(
     d_initial = empty_state(scan)
     if not values.numel():
         return d_gates, d_values, d_initial.copy_(d_final)
-    of_gates, of_values, of_d_states = (
-        _strides(gates, 2), _strides(values, 1), _strides(d_states, 1)
-    )  # fmt: skip
-    strides = (*of_gates, *of_values, *of_d_states)
-    problem = Problem.of(scan, strides, chunk)
+    of_gates, of_d_states = _strides(gates, 2), _strides(d_states, 1)
+    launcher = Launcher(scan, forced)
     leaving = d_final
-    if problem.num_chunks > 1:
+    if launcher.num_maps:
         (maps,) = saved
-        problem.check_room(maps)
-        cut = problem.cut("chunk_backward", problem.num_maps)
-        offsets = problem.empty(initial, problem.num_maps)
-        problem.kernels.chunk_backward[cut.grid](
-            *(gates, d_states, d_final, offsets, problem.temperature),
-            *problem.places_of_maps,
-            *problem.sizes_of_maps,
-            *(*of_gates, *of_d_states),
-            **problem.options,
-            **cut.options,
-        )
-        leaving = problem.carried(maps, offsets, d_final, reverse=True)
-    cut = problem.cut("local_backward")
-    problem.kernels.local_backward[cut.grid](
-        *(gates, values, states, initial, leaving, d_states, d_final),
-        *(d_gates, d_values, d_initial, problem.temperature),
-        *problem.places,
-        *problem.sizes,
-        *strides,
-        **problem.options,
-        **cut.options,
-    )
+        launcher.check_room(maps)
+        offsets = launcher.empty(launcher.num_maps)
+        strides = (*of_gates, *of_d_states)
+        launcher.run("chunk_backward", strides, gates, d_states, d_final, offsets)
+        leaving = launcher.carried(maps, offsets, d_final, reverse=True)
+    given = gates, values, states, initial, leaving, d_states
+    strides = (*of_gates, *_strides(values, 1), *of_d_states)
+    launcher.run("local_backward", strides, *given, d_gates, d_values, d_initial)
     return d_gates, d_values, d_initial
 
 
@@ -110,11 +210,8 @@ def prepare_step(scan: Scan) -> Step | None:
         or dense(initial, STATE_BLOCK_AXIS) is not initial
     ):
         return None
-    strides = (*_strides(gates, 2), *_strides(values, 1))
-    problem = Problem.of(scan, strides, None)
-    cut = problem.cut("local_forward")
-    launch = problem.kernels.local_forward[cut.grid]
-    numbers, options = (*problem.sizes, *strides), {**problem.options, **cut.options}
+    launch, numbers, options = Launcher(scan, None).prepare("local_forward")
+    numbers = (*numbers, *_strides(gates, 2), *_strides(values, 1))
     shape, order = initial.shape, initial.stride()
 
     def step(
@@ -126,7 +223,7 @@ def prepare_step(scan: Scan) -> Step | None:
         # Kernels run on the current device.
         with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
             launch(
-                *(gates, values, state, h_t, next_state, state, temperature if tempered else state),
+                *(gates, values, state, h_t, next_state, temperature if tempered else state),
                 *(state,) * 3,
                 *numbers,
                 **(options | {"TEMPERED": tempered}),

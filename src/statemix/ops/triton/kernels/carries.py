@@ -3,10 +3,8 @@
 import triton
 import triton.language as tl
 
-from statemix.ops.triton.kernels.tiles import SIZES
 
-
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=["num_chunks"])
 def carries(
     maps, offsets, outer, entering, firsts, H: tl.constexpr, num_chunks,
     M: tl.constexpr, PLACES: tl.constexpr, L: tl.constexpr, STAGES: tl.constexpr,

@@ -112,12 +112,3 @@ def opening(mean, inverse):
     more = reciprocal(1.0 + e)
     less = e * more
     return tl.where(x > 0, more, less), tl.where(x > 0, less, more)
-
-
-@triton.jit
-def unshifted(first, tiles, COUNT: tl.constexpr):
-    """Return COUNT tiles, with one more in front and without the last."""
-    result = (first,)
-    for i in tl.static_range(COUNT - 1):
-        result = result + (tiles[i],)
-    return result

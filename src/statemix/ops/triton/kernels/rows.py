@@ -312,71 +312,20 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT:
 
 
 @triton.jit
-def _exponents(top, inverse):
-    """Return c = log2(e) / T and b = top c, for weights of a row in the unit 2^b.
-
-    2^(g c - b), or 2^(b - g c), takes one instruction before the power. Only b is rounded, which
-    all weights share, so it cancels in the normaliser. The weight of the top is not 1, but between
-    2^-64 and 2^64, as |b| stays below 2^31, or in float64 2^60: c is smaller where |b| would be
-    more than half of that. There, gates that differ do so by 64 or more in the power with either c,
-    and all but the largest vanish.
-    """
-    # The bits of 2^30 and of 1, less those of |top|, are those of a number from 2^30 / |top| to 9/8
-    # of it; 2^59 in float64. All is unsigned: neither the sum nor the difference need be a number.
-    c = inverse * LOG2_E
-    if top.dtype == tl.float64:
-        most = 0x8390000000000000 - (top.to(tl.uint64, bitcast=True) & 0x7FFFFFFFFFFFFFFF)
-        c = tl.minimum(c.to(tl.uint64, bitcast=True), most).to(tl.float64, bitcast=True)
-    else:
-        most = 0x8E000000 - (top.to(tl.uint32, bitcast=True) & 0x7FFFFFFF)
-        c = tl.minimum(c.to(tl.uint32, bitcast=True), most).to(tl.float32, bitcast=True)
-    return c, top * c
-
-
-@triton.jit
 def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    """Return the weights p of one row, COUNT tiles; 1 for the input of "given".
-
-    They are f(g) / S as in :func:`row_forward`, by fewer instructions: maps have none to spare.
-    """
+    """Return the weights p of one row, COUNT tiles; 1 for the input of "given"."""
     p = g
     if FAMILY == "given":
         p = g + (g[0] * 0.0 + 1.0,)
     elif FAMILY == "none":
         p = scaled(g, inverse, COUNT)
-    elif FAMILY == "relu" or FAMILY == "signed":
-        # In 2^-7, in which sums of up to 32 gates are at most a quarter of the largest number. In
-        # float32, weights are too small where all gates are below 10^-35 and the temperature below
-        # 10^-30; local scans are exact.
-        f = ()
-        total = g[0] * 0.0 + reciprocal(inverse) * (EPSILON * 2.0**-7)
-        for j in tl.static_range(COUNT):
-            f = f + (_ramp(g[j]) if FAMILY == "relu" else g[j],)
-            total += tl.abs(f[j]) * 2.0**-7
-        p = scaled(f, _rounded_reciprocal(_raised(total)) * 2.0**-7, COUNT)
     else:
         top, factor = _scale(g, inverse, COUNT, FAMILY)
+        total = _epsilon(factor, inverse, FAMILY, 0)
         f = ()
-        if FAMILY == "softmax":
-            c, b = _exponents(top, inverse)
-            f = (tl.exp2(tl.fma(g[0], c, -b)),)
-            total = f[0]
-            for j in tl.static_range(1, COUNT):
-                f = f + (tl.exp2(tl.fma(g[j], c, -b)),)
-                total += f[j]
-        elif FAMILY == "sigmoid":
-            c, b = _exponents(top, inverse)
-            unit = tl.exp2(b)
-            f = (reciprocal(unit + tl.exp2(tl.fma(-g[0], c, b))),)
-            total = f[0]
-            for j in tl.static_range(1, COUNT):
-                f = f + (reciprocal(unit + tl.exp2(tl.fma(-g[j], c, b))),)
-                total += f[j]
-        else:
-            total = _epsilon(factor, inverse, FAMILY, 0)
-            for j in tl.static_range(COUNT):
-                f = f + (_weight(g[j], top, factor, inverse, FAMILY, 0),)
-                total += _share(f[j], FAMILY)
+        for j in tl.static_range(COUNT):
+            f = f + (_weight(g[j], top, factor, inverse, FAMILY, 0),)
+            total += _share(f[j], FAMILY)
         p = scaled(f, _rounded_reciprocal(total), COUNT)
     return p
 

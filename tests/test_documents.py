@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from statemix.cli import main
-from statemix.cli.commands import parse
+from statemix.cli.commands import GROUP, parse
 from statemix.layers import LAYERS
 from statemix.proofs import parse_property
+from statemix.registry import Registry
 from statemix.tasks import TASKS
 from statemix.tasks.automata.automaton_text import parse_automaton
 from statemix.training import RunConfig, config_from_plain
@@ -91,8 +92,12 @@ def test_c_blocks_run(code, tmp_path):
 
 @pytest.mark.parametrize("code", blocks("toml"))
 def test_configuration_files_are_right(code):
-    config = config_from_plain(tomllib.loads(code))
-    assert config.resolved().asked()["model"]["layers"]
+    content = tomllib.loads(code)
+    if "project" in content:
+        groups = {GROUP, "statemix.studies", *(f"statemix.{kind}s" for kind in Registry.by_kind)}
+        assert content["project"]["entry-points"].keys() <= groups
+        return
+    assert config_from_plain(content).resolved().asked()["model"]["layers"]
 
 
 @pytest.mark.parametrize("code", blocks("console"))

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from statemix.ops.cpu import loader
+
 ROOT = Path(__file__).parents[1]
 PROJECT, LABORATORY = (
     tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
@@ -64,10 +66,24 @@ def shipped(name):
     }
 
 
+# It "compiles" the kernels of this environment, which takes no minute.
+COMPILER = """
+import pathlib, shutil, sys
+target = sys.argv[sys.argv.index("-o") + 1]
+if "-shared" in sys.argv:
+    shutil.copy({kernels!r}, target)
+else:
+    pathlib.Path(target).write_text("")
+"""
+
+
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory):
-    """Folders into which pip has installed statemix, without kernels, and its laboratory."""
+    """Folders into which pip has installed wheels of statemix and of its laboratory."""
     targets = []
+    compiler = tmp_path_factory.mktemp("compiler") / "compiler.py"
+    compiler.write_text(COMPILER.format(kernels=str(loader.LIBRARY)))
+    cxx = f"{sys.executable} {compiler}" if loader.LIBRARY.exists() else "none"
     for project in (ROOT, ROOT / "laboratory"):
         tree, target = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("installed")
         for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -75,12 +91,12 @@ def installed(tmp_path_factory):
                 shutil.copy(project / name, tree)
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
         shutil.copytree(project / "src", tree / "src", ignore=ignored)
-        options = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
-        subprocess.run(
-            [sys.executable, "-m", "pip", "install", *options, "--target", target, tree],
-            check=True,
-            env=os.environ | {"CXX": "none"},
-        )
+        pip = [sys.executable, "-m", "pip", "--quiet"]
+        options = ["--no-deps", "--no-index", "--no-build-isolation"]
+        build = [*pip, "wheel", *options, "--wheel-dir", tree, tree]
+        subprocess.run(build, check=True, env=os.environ | {"CXX": cxx})
+        (wheel,) = tree.glob("*.whl")
+        subprocess.run([*pip, "install", *options[:2], "--target", target, wheel], check=True)
         targets.append(target)
     return targets
 
@@ -107,8 +123,8 @@ def environment(installed, tmp_path_factory):
 
 
 def run(python, *arguments, cwd=None):
-    """Run a command of an environment, in which nothing else can be imported."""
-    variables = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    """Run a command of an environment, in which nothing else can be imported or executed."""
+    variables = {"PATH": "", "HOME": os.environ.get("HOME", "")}
     variables |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:statemix uses the slow backend"}
     command = [str(python), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=cwd)
@@ -157,6 +173,18 @@ def test_the_core_trains_a_layer_and_proves_a_network_with_its_two_packages(envi
     done = run(environment(""), "-c", LOOP, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in ("proven", "refuted", "open")
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_readme_run_from_a_wheel_without_a_compiler(environment, tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert blocks
+    for code in blocks:
+        done = run(environment(""), "-c", code, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    backend = "from statemix import ops; print(ops.BACKENDS['cpu'].unavailable())"
+    done = run(environment(""), "-c", backend, cwd=tmp_path)
+    assert (done.stdout == "None\n") == loader.LIBRARY.exists(), done.stdout
 
 
 @pytest.mark.slow

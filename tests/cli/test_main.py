@@ -71,7 +71,7 @@ FLAGS = {
         --rounds --budget-s --threads --device --graphs --limit-s --output
         """,
     "bench language": """
-        --models --contexts --memory-at --dtype
+        --size --models --contexts --memory-at --dtype
         --rounds --budget-s --threads --device --graphs --limit-s --output
         """,
     "lm prepare": "--output --tokenizer --field --suffixes --documents --held-out",

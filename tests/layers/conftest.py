@@ -1,9 +1,11 @@
 """Every registered layer in every variant that its options spell out.
 
 A test that asks for ``build`` runs over all of them, one that asks for ``build_gated`` over those
-that have gates. Both are ``build(dtype=..., seed=..., **more_options)``.
+that have gates, and one that asks for ``build_first`` over the first variant of every layer: what
+it tests does not depend on the options. All are ``build(dtype=..., seed=..., **more_options)``.
 """
 
+from itertools import islice
 from typing import Literal, get_args, get_origin
 
 import pytest
@@ -130,9 +132,10 @@ def _builder(name, options):
 def pytest_generate_tests(metafunc):
     names = list(layers.LAYERS)
     gated = [name for name in names if "gate_temperature" in layers.LAYERS.options(name)]
-    for fixture, those in [("build", names), ("build_gated", gated)]:
+    for fixture, those in [("build", names), ("build_gated", gated), ("build_first", names)]:
         if fixture in metafunc.fixturenames:
-            cases = [case for name in those for case in _variants(name)]
+            most = 1 if fixture == "build_first" else None
+            cases = [case for name in those for case in islice(_variants(name), most)]
             if fixture == "build_gated":
                 # Tests of gates look at those of all tokens at once.
                 cases = [case for case in cases if "checkpoint_every" not in case[1]]

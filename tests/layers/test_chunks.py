@@ -1,6 +1,7 @@
 """Decays against their definition, and between tokens against products; outputs of chunks."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -71,23 +72,25 @@ RATES = [-3e38, -1e3, 0.0, 30.0, 80.0, 88.0, 89.0, 200.0, 1e9, 3e38]  # values o
 
 
 @pytest.mark.parametrize("A_log", RATES)
-@pytest.mark.parametrize("offset", [-3e38, -200.0, -1.0, 0.0, 1.0, 200.0, 3e38])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_decays_of_any_rate_and_step_equal_their_definition(A_log, offset, dtype):
+def test_decays_of_any_rate_and_step_equal_their_definition(A_log):
     """Also where the rate overflows and the step vanishes, but their product is ordinary."""
-    A = torch.tensor([A_log], dtype=dtype, requires_grad=True)
-    r = torch.tensor([[max(min(offset - A_log, 3e38), -3e38)]], dtype=dtype, requires_grad=True)
-    g = log_decays(A, r)
-    d_A, d_r = torch.autograd.grad(g.exp().sum(), (A, r))
-    # In logarithms of Python's floats; softplus(r) is e^r for small r and r for large r.
-    step = r.item()
-    log_step = step if step < -40 else math.log(math.log1p(math.exp(step)) if step < 700 else step)
-    log_g = A.item() + log_step
-    size = math.exp(min(log_g, 700))
-    tolerance = {"rel": 1e-4, "abs": 1e-6} if dtype == torch.float32 else {"rel": 1e-9}
-    assert g.exp().item() == pytest.approx(math.exp(-size), **tolerance)
-    assert d_A.item() == pytest.approx(-size * math.exp(-size), **tolerance)
-    assert math.isfinite(d_r.item())
+    offsets = (-3e38, -200.0, -1.0, 0.0, 1.0, 200.0, 3e38)
+    for offset, dtype in product(offsets, (torch.float32, torch.float64)):
+        A = torch.tensor([A_log], dtype=dtype, requires_grad=True)
+        r = torch.tensor([[max(min(offset - A_log, 3e38), -3e38)]], dtype=dtype, requires_grad=True)
+        g = log_decays(A, r)
+        d_A, d_r = torch.autograd.grad(g.exp().sum(), (A, r))
+        # In logarithms of Python's floats; softplus(r) is e^r for small r and r for large r.
+        step = r.item()
+        log_step = (
+            step if step < -40 else math.log(math.log1p(math.exp(step)) if step < 700 else step)
+        )
+        log_g = A.item() + log_step
+        size = math.exp(min(log_g, 700))
+        tolerance = {"rel": 1e-4, "abs": 1e-6} if dtype == torch.float32 else {"rel": 1e-9}
+        assert g.exp().item() == pytest.approx(math.exp(-size), **tolerance)
+        assert d_A.item() == pytest.approx(-size * math.exp(-size), **tolerance)
+        assert math.isfinite(d_r.item())
 
 
 @pytest.mark.parametrize("A_log", RATES)

@@ -55,26 +55,26 @@ def replaced(state, place, change):
     return map_state(lambda part: change(part) if next(number) == place else part, state)
 
 
-@pytest.mark.parametrize(("batch", "length"), [(2, 5), (1, 1), (3, 0), (0, 4), (0, 0)])
-def test_output_has_the_shape_of_the_input_and_the_state_of_init_state(build, batch, length):
+def test_output_has_the_shape_of_the_input_and_the_state_of_init_state(build):
     layer = build()
-    x = tokens(batch, length)
-    y, state = layer(x)
-    assert y.shape == x.shape
-    assert type(state) is type(layer.init_state(batch))
-    assert shapes(state) == shapes_after(layer, batch, length)
-    if not isinstance(layer, GROWING):
-        assert sum(part.numel() for part in parts(state)) == batch * layer.state_size
+    for batch, length in [(2, 5), (1, 1), (3, 0), (0, 4), (0, 0)]:
+        x = tokens(batch, length)
+        y, state = layer(x)
+        assert y.shape == x.shape
+        assert type(state) is type(layer.init_state(batch))
+        assert shapes(state) == shapes_after(layer, batch, length)
+        if not isinstance(layer, GROWING):
+            assert sum(part.numel() for part in parts(state)) == batch * layer.state_size
 
 
-@pytest.mark.parametrize("length", [0, 1, 5])
-def test_the_state_after_some_tokens_is_foreseen(build, length):
+def test_the_state_after_some_tokens_is_foreseen(build):
     layer = build()
-    _, state = layer(tokens(1, length))
-    foreseen = layer.state_after(length)
-    assert shapes(foreseen) == shapes(state)
-    assert dtypes(foreseen) == dtypes(state)
-    assert {part.device.type for part in parts(foreseen)} == {"meta"}
+    for length in (0, 1, 5):
+        _, state = layer(tokens(1, length))
+        foreseen = layer.state_after(length)
+        assert shapes(foreseen) == shapes(state)
+        assert dtypes(foreseen) == dtypes(state)
+        assert {part.device.type for part in parts(foreseen)} == {"meta"}
 
 
 def test_a_layer_counts_its_flops(build):
@@ -108,19 +108,20 @@ def test_steps_equal_the_sequence(build, dtype, tolerance):
     torch.testing.assert_close(state, final, **tolerance)
 
 
-@pytest.mark.parametrize("split", [0, 1, 2, 6, 9])
-def test_two_chunks_equal_the_whole(build, split):
+def test_two_chunks_equal_the_whole(build):
     layer = build()
     x, state = tokens(2, 9), some_state(layer, 2)
     whole, final = layer(x, state)
-    head, carried = layer(x[:, :split], state)
-    tail, last = layer(x[:, split:], carried)
-    torch.testing.assert_close(torch.cat([head, tail], 1), whole, **TIGHT)
-    torch.testing.assert_close(last, final, **TIGHT)
+    for split in (0, 1, 2, 6, 9):
+        head, carried = layer(x[:, :split], state)
+        tail, last = layer(x[:, split:], carried)
+        torch.testing.assert_close(torch.cat([head, tail], 1), whole, **TIGHT)
+        torch.testing.assert_close(last, final, **TIGHT)
 
 
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("given_state", [False, True])
+@pytest.mark.parametrize(
+    ("given_state", "index_dtype"), [(False, torch.int32), (True, torch.int64)]
+)
 def test_packed_sequences_equal_single_ones(build, given_state, index_dtype):
     layer = build()
     lengths = [0, 4, 1, 0, 0, 2, 5, 0]  # empty ones first, between and last; one token; two
@@ -160,9 +161,9 @@ def test_only_empty_sequences_keep_their_states(build):
     torch.testing.assert_close(final, states, rtol=0, atol=0)
 
 
-def test_bounds_beyond_no_tokens_are_refused(build):
+def test_bounds_beyond_no_tokens_are_refused(build_first):
     with pytest.raises(ValueError, match=r"cu_seqlens must rise .* length 0, got \[0, 5\]"):
-        build()(tokens(1, 0), None, torch.tensor([0, 5]))
+        build_first()(tokens(1, 0), None, torch.tensor([0, 5]))
 
 
 def test_a_loaded_state_dict_gives_the_same_outputs(build):
@@ -257,8 +258,8 @@ def test_float64_stays_float64(build):
     ("dtype", "expected"),
     [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (None, torch.float64)],
 )
-def test_init_state_is_never_narrower_than_float32(build, dtype, expected):
-    assert dtypes(build().init_state(2, "cpu", dtype)) == {expected}
+def test_init_state_is_never_narrower_than_float32(build_first, dtype, expected):
+    assert dtypes(build_first().init_state(2, "cpu", dtype)) == {expected}
 
 
 def test_a_whole_layer_on_meta_computes_shapes(build):
@@ -355,9 +356,9 @@ def bad(layer, **changed):
         ),
     ],
 )
-def test_bad_input_is_named(build, changed, error, message):
+def test_bad_input_is_named(build_first, changed, error, message):
     with pytest.raises(error, match=message):
-        bad(build(), **changed)
+        bad(build_first(), **changed)
 
 
 # One wrong part of a state of two sequences, and the end of the message.
@@ -377,8 +378,8 @@ WRONG_PARTS = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_PARTS)
-def test_a_state_with_one_wrong_part_is_refused_by_name(build, wrong):
-    layer = build()
+def test_a_state_with_one_wrong_part_is_refused_by_name(build_first, wrong):
+    layer = build_first()
     change, error, message = WRONG_PARTS[wrong]
     state = some_state(layer, 2)
     for place, (name, _) in enumerate(tensors(state)):
@@ -391,8 +392,8 @@ def test_a_state_with_one_wrong_part_is_refused_by_name(build, wrong):
             layer(tokens(2, 4), bad_state)
 
 
-def test_a_state_of_another_structure_is_refused(build):
-    layer = build()
+def test_a_state_of_another_structure_is_refused(build_first):
+    layer = build_first()
     state = some_state(layer, 2)
     others = [[state], (state, state, state), {"state": state}, 3, "state"]
     for other in others:
@@ -411,8 +412,8 @@ def test_a_step_without_a_state_is_the_first(build):
         layer.step(x_t[:, 1:], None)
 
 
-def test_a_packed_batch_needs_a_state_of_every_sequence(build):
-    layer = build()
+def test_a_packed_batch_needs_a_state_of_every_sequence(build_first):
+    layer = build_first()
     with pytest.raises(ValueError, match=r"state[.\w]* must have shape \(N=3, .*got \(2, "):
         layer(tokens(1, 4), layer.init_state(2), torch.tensor([0, 1, 2, 4]))
 
@@ -574,8 +575,8 @@ def test_dynamic_quantisation_keeps_the_baselines_working(name):
     assert quantised.state_size == layer.state_size
 
 
-def test_masks_are_refused_with_the_argument_that_packs(build):
-    layer, mask = build(), torch.ones(2, 4, dtype=torch.bool)
+def test_masks_are_refused_with_the_argument_that_packs(build_first):
+    layer, mask = build_first(), torch.ones(2, 4, dtype=torch.bool)
     with pytest.raises(TypeError, match=r"^state must be .* got a mask; .* with cu_seqlens$"):
         layer(tokens(2, 4), mask)
     with pytest.raises(TypeError, match=r"unexpected argument 'attention_mask'; .* cu_seqlens$"):
@@ -592,8 +593,8 @@ def test_a_traced_layer_takes_another_batch(build):
         torch.testing.assert_close(traced(tokens(3, 4)), layer(tokens(3, 4)))
 
 
-def test_sizes_are_named(build):
-    layer = build()
+def test_sizes_are_named(build_first):
+    layer = build_first()
     with pytest.raises(TypeError, match="positional argument"):
         type(layer)(HIDDEN_SIZE, 2)
 

@@ -49,8 +49,9 @@ def check(layer, x, mask, before):
         torch.testing.assert_close(found, state, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["fresh", "begun"])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+@pytest.mark.parametrize(
+    ("begun", "dtype"), [(False, torch.bool), (True, torch.int64)], ids=["fresh", "begun"]
+)
 @torch.no_grad()
 def test_masked_rows_equal_rows_alone(build, begun, dtype):
     layer, mask = build(dtype=torch.float64).eval(), MASK.to(dtype)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ sys.exit({failing!r} in sys.argv)
 def execute(tmp_path):
     """Return a function that runs the script and returns its process and the recorded commands."""
 
-    def run(failing="nothing"):
+    def run(part, failing="nothing"):
         log = tmp_path / "log"
         for name in ("python", "nvidia-smi"):
             path = tmp_path / name
@@ -36,7 +37,7 @@ def execute(tmp_path):
             )
             path.chmod(0o755)
         done = subprocess.run(
-            [ROOT / "benchmarks" / "gpu.sh", tmp_path / "rows"],
+            [ROOT / "benchmarks" / "gpu.sh", part, tmp_path / "rows"],
             capture_output=True,
             text=True,
             env={
@@ -51,26 +52,41 @@ def execute(tmp_path):
     return run
 
 
-def test_every_command_is_one_that_the_library_understands(execute, tmp_path):
-    done, calls = execute()
+@pytest.mark.parametrize("part", ["check", "layers", "operators", "shapes", "language", "all"])
+def test_every_command_is_one_that_the_library_understands(execute, tmp_path, part):
+    done, calls = execute(part)
     assert done.returncode == 0, done.stdout
     assert done.stdout.rstrip().endswith(f"rows are in {tmp_path}/rows/gpu-1234567.jsonl")
     assert (tmp_path / "rows" / "gpu-1234567.log").exists()
-    assert ["-m", "statemix", "doctor", "--check"] in calls
     benchmarks = [call[3:] for call in calls if call[:3] == ["-m", "statemix", "bench"]]
-    assert {arguments[0] for arguments in benchmarks} == {"ops", "layers", "decode"}
+    tested = [name for call in calls if call[1] == "pytest" for name in call if "/" in name]
+    assert bool(benchmarks) == (part != "check")
+    assert bool(tested) == (part in ("check", "all"))
     for arguments in benchmarks:
         asked = parse(arguments)
         assert asked.device == "cuda"
         assert asked.output == tmp_path / "rows" / "gpu-1234567.jsonl"
-    tested = [name for call in calls if call[1] == "pytest" for name in call if "/" in name]
-    assert tested
     assert all((ROOT / name).exists() for name in tested)
 
 
-def test_a_part_that_fails_does_not_stop_the_others(execute):
-    _, every = execute()
-    done, calls = execute("doctor")
+@pytest.mark.parametrize("part", ["check", "layers", "operators", "shapes", "language"])
+def test_a_part_ends_within_four_minutes(part):
+    """The limits of its commands, which kill what takes longer."""
+    text = (ROOT / "benchmarks" / "gpu.sh").read_text()
+    body = re.search(rf"^{part}\(\) {{\n(.*?)^}}", text, re.MULTILINE | re.DOTALL)[1]
+    limits = re.findall(r"^  (?:run|bench|tests) (\d+) ", body, re.MULTILINE)
+    assert 0 < sum(map(int, limits)) <= 240
+
+
+def test_a_command_that_fails_does_not_stop_the_others(execute):
+    _, every = execute("check")
+    done, calls = execute("check", "doctor")
     assert done.returncode == 1
     assert "== doctor: exit status 1\n" in done.stdout
     assert calls[len(every) :] == every
+
+
+def test_a_part_must_be_named(execute, tmp_path):
+    done = subprocess.run([ROOT / "benchmarks" / "gpu.sh"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "usage: benchmarks/gpu.sh check|layers" in done.stderr

@@ -8,7 +8,9 @@ import torch
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from statemix.errors import RequestError
+from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import CACHE
+from statemix.lm.model_costs import count_sizes
 from statemix_lab.bench import language_timing, timed_devices
 from statemix_lab.bench.language_timing import (
     LLAMA,
@@ -19,7 +21,7 @@ from statemix_lab.bench.language_timing import (
     llama_like,
 )
 from statemix_lab.cli.bench import parse
-from statemix_lab.studies.language.language_suites import laptop_models
+from statemix_lab.studies.language.language_suites import timed_models
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,7 @@ def test_every_model_has_a_row_in_training_and_in_decoding(capsys, tmp_path):
     for row in timed:
         assert row["tokens_per_s"] == pytest.approx(row["tokens_per_call"] / row["time_s"]["p50"])
         assert ("Transformer" in row["ratios"]) == (row["provider"] != "Transformer")
-    assert timed[0]["model"] == json.loads(json.dumps(laptop_models()["BD-LRU m=4"]))
+    assert timed[0]["model"] == json.loads(json.dumps(timed_models("laptop")["BD-LRU m=4"]))
     memory = [row for row in rows if row["benchmark"] == "language-memory"]
     assert [row["tokens"] for row in memory] == [3, 5]
     assert len({row["cache_bytes"] for row in memory}) == 1
@@ -75,7 +77,7 @@ def test_every_model_has_a_row_in_training_and_in_decoding(capsys, tmp_path):
     ("options", "message"),
     [
         (["--threads", "2"], "threads must be 1 with language models, got 2"),
-        (["--dtype", "bfloat16"], "dtype must be float32"),
+        (["--dtype", "float64"], "dtype must be float32 or bfloat16"),
         (["--models", "GPT"], "models must be among .* got 'GPT'"),
         (["--contexts", "8", "4"], "contexts must be ascending and at least 1"),
         (["--memory-at", "0"], "memory_at must be ascending and at least 1"),
@@ -84,6 +86,29 @@ def test_every_model_has_a_row_in_training_and_in_decoding(capsys, tmp_path):
 def test_options_out_of_range_are_named(options, message):
     with pytest.raises(RequestError, match=message):
         parse(["language", *options]).run()
+
+
+def test_models_compute_under_autocast(monkeypatch):
+    seen = []
+    forward = language_timing.StatemixForCausalLM.forward
+
+    def watched(self, *arguments, **options):
+        output = forward(self, *arguments, **options)
+        seen.append(output.logits.dtype)
+        return output
+
+    monkeypatch.setattr(language_timing.StatemixForCausalLM, "forward", watched)
+    for task in ("training", "decoding"):
+        case = LanguageCase(task, 1, 4)
+        (provider,) = language_timing.providers(case, {"tiny": BLOCKS}, dtype=torch.bfloat16)
+        provider.prepare()()
+    assert set(seen) == {torch.bfloat16}
+
+
+def test_models_of_the_paper_have_140_million_parameters():
+    for name, model in timed_models("paper").items():
+        sizes = count_sizes(StatemixConfig(**model))
+        assert 130e6 < sizes["parameters"] < 170e6, name
 
 
 def test_memory_of_decoding_is_that_of_the_state_and_attention_grows():

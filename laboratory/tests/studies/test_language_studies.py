@@ -32,7 +32,7 @@ from statemix_lab.studies.language.language_suites import (
     SEEDS,
     duel_entries,
     figure_entries,
-    laptop_models,
+    timed_models,
 )
 from statemix_lab.studies.language.language_tables import at_rate, duel_panels, is_at_chosen_rate
 from statemix_lab.studies.language.language_tables import language_runs as language_runs_table
@@ -406,7 +406,7 @@ def test_slow_models_are_cut_off_at_equal_time():
 
 
 def test_speeds_are_those_of_models_that_have_not_changed():
-    models = laptop_models()
+    models = timed_models("laptop")
     row = {"benchmark": "language", "case": {"task": "training"}, "tokens_per_s": 7.0}
     changed = {**models["LSTM"], "hidden_size": 1}
     rows = [

@@ -69,13 +69,7 @@ class Certify:
     """Python modules to import first, which register your own layers or tasks."""
 
     def run(self) -> None:
-        """Search, write and print.
-
-        Raises:
-            RequestError: if the folder holds no finished run or cannot be written, the task has no
-                finite automaton, or a number is out of range.
-            RunsFailedError: if the verdict is not "proven", after it was printed and written.
-        """
+        """Search, write and print."""
         if self.max_pairs < 1:
             raise RequestError(f"max_pairs must be at least 1, got {self.max_pairs}")
         verdict = self._certified() if self.property is None else self._checked(self.property)

@@ -55,10 +55,6 @@ def parse(name: str, arguments: Sequence[str]) -> Command:
     Args:
         name: name of a command.
         arguments: words after the name.
-
-    Raises:
-        RequestError: if an option is unknown, missing or malformed.
-        SystemExit: after ``--help``, with the code 0.
     """
     module, _, attribute = commands()[name].partition(":")
     found: Any = getattr(importlib.import_module(module), attribute)

@@ -50,12 +50,7 @@ class Compile:
     """Python modules to import first, which register your own layers or tasks."""
 
     def run(self) -> None:
-        """Read the certificate, write the files, and print their names.
-
-        Raises:
-            RequestError: if there is no certificate with tables, the tables cannot be compiled, the
-                name is no identifier, or the output cannot be written.
-        """
+        """Read the certificate, write the files, and print their names."""
         # Slow imports wait until the options have been checked.
         import numpy as np
 

@@ -37,11 +37,7 @@ class Doctor:
     """Print JSON, for programs and bug reports."""
 
     def run(self) -> None:
-        """Print the report.
-
-        Raises:
-            RunsFailedError: if a kernel is wrong or fails.
-        """
+        """Print the report."""
         found = examine()
         if not self.json:
             for line in _lines(found):
@@ -65,12 +61,7 @@ class Doctor:
 
 
 def parse(arguments: Sequence[str]) -> Doctor:
-    """Parse a command line without the parser of the other commands, which needs pydantic.
-
-    Raises:
-        RequestError: if an option is unknown.
-        SystemExit: after ``--help``, with the code 0.
-    """
+    """Parse a command line without the parser of the other commands, which needs pydantic."""
     if list(arguments) == ["--help"]:
         from statemix.cli.parser import parse_class
 

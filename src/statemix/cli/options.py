@@ -55,9 +55,6 @@ def options_of(assignments: Iterable[str]) -> dict[str, Any]:
 
     A dotted option is part of a nested table: "inner.name=bd_lru", or "inner=bd_lru" for the name.
 
-    Raises:
-        RequestError: if a word has another form, or an option is repeated.
-
     Example:
         >>> options_of(["group=S_3", "inner=lstm", "inner.size=4"])
         {'group': 'S_3', 'inner': {'name': 'lstm', 'size': '4'}}
@@ -84,9 +81,6 @@ def tables_of(words: Sequence[str], head: str) -> list[dict[str, Any]]:
     Args:
         words: words of the command line.
         head: key under which a table stores its first word.
-
-    Raises:
-        RequestError: if the first word is an option, or an option is malformed or repeated.
 
     Example:
         >>> tables_of(["bd_lru", "num_blocks=4", "block_size=2", "lstm"], "name")
@@ -156,11 +150,7 @@ def takes_many(annotation: Any) -> bool:
 
 
 def read_words(annotation: Any, words: Sequence[str], name: str) -> Any:
-    """Return the words of one flag as plain data for a value of this type.
-
-    Raises:
-        RequestError: if there are too many words or too few, or one is malformed.
-    """
+    """Return the words of one flag as plain data for a value of this type."""
     kind = bare(annotation)
     try:
         if get_origin(kind) is tuple:

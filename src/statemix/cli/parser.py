@@ -118,10 +118,6 @@ def parse_class(kind: type[C], arguments: Sequence[str], prog: str) -> C:
         kind: a dataclass whose fields are the options.
         arguments: words after the program's name.
         prog: the program's name, with the command.
-
-    Raises:
-        RequestError: if an option is unknown, missing or malformed.
-        SystemExit: after ``--help``, with the code 0.
     """
     options = options_of_class(kind)
     groups = split_flags(arguments)
@@ -136,12 +132,7 @@ def parse_class(kind: type[C], arguments: Sequence[str], prog: str) -> C:
 def parse_part(
     parts: Mapping[str, type[C]], arguments: Sequence[str], prog: str, description: str
 ) -> C:
-    """Parse a command line whose first word names one of several classes.
-
-    Raises:
-        RequestError: as in :func:`parse_class`, or if there is no such part.
-        SystemExit: after ``--help``, with the code 0.
-    """
+    """Parse a command line whose first word names one of several classes."""
     name, *rest = arguments or [""]
     if name in ("-h", "--help"):
         show_help(prog, description, (), parts=parts)
@@ -157,11 +148,7 @@ def _with_advice(text: str, prog: str) -> str:
 
 
 def read_fields(options: Sequence[Option], groups: Groups) -> dict[str, Any]:
-    """Return the values of a command's fields.
-
-    Raises:
-        RequestError: if an option is unknown, missing or malformed.
-    """
+    """Return the values of a command's fields."""
     flags = {option.flag: option for option in options if not option.argument.positional}
     free: list[str] = []
     words: dict[str, list[str]] = {}
@@ -215,9 +202,6 @@ def show_help(
         options: the options.
         epilog: paragraphs below the options.
         parts: class of each subcommand, whose docstring begins with its summary.
-
-    Raises:
-        HelpShown: always, a SystemExit with the code 0.
     """
     positional = [option.flag for option in options if option.argument.positional]
     end = ["COMMAND"] * bool(parts) + positional + ["[OPTIONS]"]

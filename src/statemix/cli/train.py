@@ -206,12 +206,7 @@ def _report_trouble(row: Ended) -> None:
 
 
 def parse(arguments: Sequence[str]) -> Train:
-    """Parse a command line: options of the command, and settings of the run in any order.
-
-    Raises:
-        RequestError: if an option or a setting is unknown, missing or malformed.
-        SystemExit: after ``--help``, with the code 0.
-    """
+    """Parse a command line: options of the command, and settings of the run in any order."""
     own = [option for option in options_of_class(Train) if option.field != "run_config"]
     settings = {option.field: option for option in _settings_of(RunConfig)}
     flags = {normal(option.flag) for option in own}

@@ -110,11 +110,7 @@ def check_layer(layer: Layer, *, tolerance: float | None = None) -> None:
 
 
 def check_once(layer: nn.Module, x: Tensor) -> None:
-    """Refuse a layer of somebody else that mixes packed sequences, when it is first used with x.
-
-    Raises:
-        RequestError: as in :func:`refuse_mixing`.
-    """
+    """Refuse a layer of somebody else that mixes packed sequences, when it is first used with x."""
     # Hooks may communicate with other processes; compilers and transforms would see the check.
     if (
         torch.compiler.is_compiling()
@@ -138,10 +134,6 @@ def refuse_mixing(layer: nn.Module, like: Tensor) -> None:
     Args:
         layer: a layer.
         like: an input of the layer, shape (..., hidden_size), for its width, dtype and device.
-
-    Raises:
-        RequestError: if the outputs of a sequence change with the tokens of another or are not
-            finite, or the state has no row for each sequence.
     """
     x = _random(1, 9, like.shape[-1], like=like)
     other = x.clone()

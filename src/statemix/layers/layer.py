@@ -309,11 +309,7 @@ class Layer(nn.Module, ABC):
 
 
 def refuse_unknown(unknown: Mapping[str, object]) -> None:
-    """Refuse arguments that ``forward`` does not have, such as a mask.
-
-    Raises:
-        TypeError: if there are any.
-    """
+    """Refuse arguments that ``forward`` does not have, such as a mask."""
     if unknown:
         name = next(iter(unknown))
         hint = f"; {_NO_MASK}" if "mask" in name else ""

@@ -21,11 +21,7 @@ REMEMBERING = ("softmax", "householder", "column_softmax")
 
 
 def check_sizes(**sizes: int) -> None:
-    """Check that the sizes passed to a constructor are integers of at least 1 and below 2^31.
-
-    Raises:
-        OptionError: otherwise.
-    """
+    """Check that the sizes passed to a constructor are integers of at least 1 and below 2^31."""
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool):
             raise OptionError(f"{name} must be an int, got {size!r}")
@@ -36,22 +32,14 @@ def check_sizes(**sizes: int) -> None:
 
 
 def check_switches(**switches: object) -> None:
-    """Check that options passed to a constructor are True or False: "no" and 0 are mistakes.
-
-    Raises:
-        OptionError: otherwise.
-    """
+    """Check that options passed to a constructor are True or False: "no" and 0 are mistakes."""
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise OptionError(f"{name} must be True or False, got {value!r}")
 
 
 def check_taps(name: str, size: int) -> None:
-    """Check a number of taps passed to a constructor, of which there may be none.
-
-    Raises:
-        OptionError: if it is below 0, or 2^31 or more.
-    """
+    """Check a number of taps passed to a constructor, of which there may be none."""
     if type(size) is int and size <= 0:
         if size < 0:
             raise OptionError(f"{name} must be at least 0, got {size}")
@@ -69,9 +57,6 @@ def check_number(
         value: what was passed.
         must: what the number must be, for the message.
         fits: whether a number is so.
-
-    Raises:
-        OptionError: if it is no real number, or does not fit.
     """
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise OptionError(f"{name} must be a number, got {value!r}")
@@ -81,11 +66,7 @@ def check_number(
 
 
 def check_finite_number(name: str, value: object, dtype: torch.dtype | None) -> None:
-    """Check a number that parameters of a dtype are to hold, with room for random factors.
-
-    Raises:
-        OptionError: if it is not finite, or hardly.
-    """
+    """Check a number that parameters of a dtype are to hold, with room for random factors."""
     value = check_number(name, value)
     most = torch.finfo(torch.get_default_dtype() if dtype is None else dtype).max / 100
     if not abs(_as_float(value)) <= most:
@@ -93,11 +74,7 @@ def check_finite_number(name: str, value: object, dtype: torch.dtype | None) -> 
 
 
 def check_gate_temperature(value: object, dtype: torch.dtype | None) -> float:
-    """Check a gate temperature for parameters of a dtype; return it as it will be stored.
-
-    Raises:
-        OptionError: if it is not positive and finite in that dtype, or float32 if that is narrower.
-    """
+    """Check a gate temperature for parameters of a dtype; return it as it will be stored."""
     value = check_number("gate_temperature", value)
     dtype = at_least_float32(torch.get_default_dtype() if dtype is None else dtype)
     stored = torch.tensor(_as_float(value), dtype=dtype, device="cpu").item()
@@ -116,22 +93,14 @@ def _as_float(value: numbers.Real) -> float:
 
 
 def check_deviation(name: str, value: float, dtype: torch.dtype | None) -> None:
-    """Check a standard deviation of numbers that parameters of a dtype are to hold.
-
-    Raises:
-        OptionError: if it is not finite, or below 0.
-    """
+    """Check a standard deviation of numbers that parameters of a dtype are to hold."""
     check_finite_number(name, value, dtype)
     if value < 0:
         raise OptionError(f"{name} must be at least 0, got {value}")
 
 
 def check_first_state(initial_state: object, initial_std: float, dtype: torch.dtype | None) -> None:
-    """Check the state that a layer starts with, and the deviation from which it is drawn.
-
-    Raises:
-        OptionError: if there is no such choice, or a state that is not learned has a deviation.
-    """
+    """Check the state that a layer starts with, and the deviation from which it is drawn."""
     check_choice("initial_state", initial_state, get_args(InitialState))
     check_deviation("initial_std", initial_std, dtype)
     if initial_std and initial_state != "learned":
@@ -141,11 +110,7 @@ def check_first_state(initial_state: object, initial_std: float, dtype: torch.dt
 
 
 def check_selectivity(value: object) -> None:
-    """Check how gates depend on the input.
-
-    Raises:
-        OptionError: if it is none of the choices.
-    """
+    """Check how gates depend on the input."""
     choices = list(get_args(Selectivity))
     if not isinstance(value, bool | str) or value not in choices:
         raise OptionError(f"selective must be one of {choices}, got {value!r}")
@@ -154,11 +119,7 @@ def check_selectivity(value: object) -> None:
 def check_units(
     name: str, num_units: int, num_gates: int, selective: Selectivity, hidden_size: int
 ) -> None:
-    """Check the number of units (blocks or channels) of a layer with gates.
-
-    Raises:
-        OptionError: if there are too many gates, or pointwise gates of another number of units.
-    """
+    """Check the number of units (blocks or channels) of a layer with gates."""
     if selective == "pointwise" and hidden_size != num_units:
         raise OptionError(
             f"hidden_size must equal {name} with selective='pointwise', got {hidden_size} and "
@@ -172,11 +133,7 @@ def check_units(
 
 
 def check_memory(memory: object, gate: str, input_gate_bias: float) -> None:
-    """Check the numbers of tokens that units are to remember, and that the gates can.
-
-    Raises:
-        OptionError: if they are not two numbers that rise from 1, or other options rule them out.
-    """
+    """Check the numbers of tokens that units are to remember, and that the gates can."""
     if memory is None:
         return
     if not isinstance(memory, tuple | list) or len(memory) != 2:
@@ -198,12 +155,7 @@ _EVERYWHERE = frozenset({"cpu", "meta"})
 
 
 def check_placement(device: object, dtype: object) -> None:
-    """Check the device and dtype passed to a constructor or to ``init_state``; None is a default.
-
-    Raises:
-        TypeError: if ``device`` has the wrong type, or ``dtype`` is not a supported floating dtype.
-        ValueError: if PyTorch has no such device here.
-    """
+    """Check the device and dtype of a constructor or of ``init_state``; None is a default."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in FLOATING):
         known = ", ".join(map(str, FLOATING))
         raise TypeError(f"dtype must be one of {known} or None, got {dtype!r}")

@@ -28,12 +28,7 @@ class Noise(NamedTuple):
 def check_slice(
     group: object, cu_seqlens: Tensor | None, checkpoint_every: int | None = None
 ) -> None:
-    """Check that a layer can run over a slice of sequences whose time processes share.
-
-    Raises:
-        TypeError: if ``group`` is not a ``torch.distributed.ProcessGroup``.
-        ValueError: if sequences are packed, or run in pieces.
-    """
+    """Check that a layer can run over a slice of sequences whose time processes share."""
     if cu_seqlens is not None:
         raise ValueError(
             "cu_seqlens must be None with a group: each row is the slice of one sequence"
@@ -63,9 +58,6 @@ def run_in_pieces(
         cu_seqlens: bounds of N packed sequences, shape (N+1,), or None.
         noise: what ``run`` draws at random; it is the same when ``run`` runs again.
         length: tokens of a piece.
-
-    Raises:
-        ValueError: if ``cu_seqlens`` has wrong values.
     """
     outputs = []
     for piece, bounds in _pieces(x, cu_seqlens, length):

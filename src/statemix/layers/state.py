@@ -120,11 +120,6 @@ def check_like(state: State, template: State, num_sequences: int, axis: str) -> 
         template: a state of any number of sequences, on any device.
         num_sequences: required number of rows of every tensor.
         axis: letter of the batch axis in messages, "B" or "N".
-
-    Raises:
-        TypeError: if the structure differs, a tensor is sparse, nested or quantised, or only one
-            of two corresponding dtypes is floating.
-        ValueError: if a shape differs.
     """
     check_structure("state", state, template)
     for (name, tensor), (_, like) in zip(tensors(state), tensors(template), strict=True):
@@ -146,9 +141,6 @@ def check_structure(name: str, state: State, template: State) -> None:
         name: name of the state in messages.
         state: state to check.
         template: a state of the same layer.
-
-    Raises:
-        TypeError: if the structure differs.
     """
     if isinstance(template, Tensor):
         if not isinstance(state, Tensor):
@@ -178,10 +170,6 @@ def zero_states(
         device: as in ``init_state``.
         dtype: as in ``init_state``; the zeros are float32 or wider.
         *shapes: shapes of the state of one sequence.
-
-    Raises:
-        TypeError: if ``batch_size`` is not an integer, or as in :func:`check_placement`.
-        ValueError: if ``batch_size`` is out of range, or as in :func:`check_placement`.
     """
     # While torch.jit.trace runs, sizes are tensors.
     traced = isinstance(batch_size, Tensor) and torch._C._get_tracing_state() is not None

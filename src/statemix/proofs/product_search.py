@@ -108,11 +108,7 @@ def search(
 
 
 def check_fits(model: ReadoutModel, automaton: Automaton, head: str) -> None:
-    """Check that a model reads the tokens of an automaton and can give its answers.
-
-    Raises:
-        ValueError: if it has other tokens, too few classes, or no head of this name.
-    """
+    """Check that a model reads the tokens of an automaton and can give its answers."""
     if head not in model.heads:
         raise ValueError(f"head must be one of {list(model.heads)}, got {head!r}")
     if automaton.num_tokens != model.backbone.vocab_size:

@@ -35,12 +35,7 @@ class StateMachine:
     answers: NDArray[np.int32]
 
     def __post_init__(self) -> None:
-        """Check the tables, which may come from a file.
-
-        Raises:
-            TypeError: if a table does not hold integers.
-            ValueError: if the tables have other shapes, or a state is out of range.
-        """
+        """Check the tables, which may come from a file."""
         if self.transitions.ndim != 2 or self.answers.shape != self.transitions.shape:
             raise ValueError(
                 "transitions and answers must both have shape (states, letters), got "
@@ -221,12 +216,7 @@ def _moved(table: NDArray[np.intp], places: NDArray[np.intp]) -> NDArray[np.intp
 
 
 def require_numbers(name: str, numbers: NDArray[Any], limit: int, least: int = 0) -> None:
-    """Refuse numbers that are no integers in least ... limit - 1.
-
-    Raises:
-        TypeError: if they are not integers.
-        ValueError: if a number is out of range.
-    """
+    """Refuse numbers that are no integers in least ... limit - 1."""
     if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
         raise TypeError(f"{name} must be integers, got {numbers.dtype}")
     if numbers.size and not least <= numbers.min() <= numbers.max() < limit:
@@ -236,11 +226,7 @@ def require_numbers(name: str, numbers: NDArray[Any], limit: int, least: int = 0
 
 
 def c_source(template: str, name: str, comment: str, **parts: object) -> str:
-    """Fill in a C file, whose functions begin with a name and whose first comment has more lines.
-
-    Raises:
-        ValueError: if the name is no identifier of C.
-    """
+    """Fill in a C file, whose functions begin with a name, and whose first comment has lines."""
     if not (name.isascii() and name.isidentifier()):
         raise ValueError(f"name must be an identifier of C, got {name!r}")
     # "*/" would end the comment, and compilers warn of "/*".

@@ -65,11 +65,7 @@ def split_size(alphabet_size: int, length: int, split: Split) -> int | None:
 
 
 def check_range(start: int, stop: int, length: int) -> None:
-    """Check that indices can be addressed, and that some machine could hold the words.
-
-    Raises:
-        OptionError: otherwise.
-    """
+    """Check that indices can be addressed, and that some machine could hold the words."""
     if stop >= _INDICES:
         raise OptionError(f"stop must be below 2^63, got {stop}")
     if (stop - start) * length > _MOST_TOKENS:
@@ -97,9 +93,6 @@ def words(
 
     Returns:
         Symbols 0 ... alphabet_size - 1, shape (stop - start, length), int64.
-
-    Raises:
-        OptionError: if validation or test hold fewer than ``stop`` words.
 
     Example:
         >>> both = words(6, 16, seed=0, split="test", start=0, stop=2)
@@ -231,11 +224,7 @@ def _round_functions(alphabet_size: int, length: int, seed: int) -> list[NDArray
 
 
 def check_integer(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
-    """Return a checked integer.
-
-    Raises:
-        OptionError: if the value is not an integer, or out of range.
-    """
+    """Return a checked integer."""
     # Python counts bool as an integer, but "length=True" is a mistake.
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise OptionError(f"{name} must be an integer, got {value!r}")
@@ -261,10 +250,6 @@ def check_seed(value: object, name: str = "seed") -> int:
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
-    """Check that a value is one of some words.
-
-    Raises:
-        OptionError: if it is not.
-    """
+    """Check that a value is one of some words."""
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -49,9 +49,6 @@ class Arrangement(PlacesTask):
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
-    Raises:
-        OptionError: if a move cannot be read, or an option is out of range or has the wrong type.
-
     Example:
         >>> task = Arrangement(moves="(1 2); (1 2 3)")
         >>> list(task.heads), task.places().sources.tolist()

@@ -39,9 +39,6 @@ class Copying(DrawnTask):
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
-
     Example:
         >>> task = Copying(length=12)
         >>> tokens, targets, _ = task.examples("test", 0, 1)

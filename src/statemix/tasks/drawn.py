@@ -48,10 +48,6 @@ class AddressedTask(ABC):
             start: first index.
             stop: one beyond the last index.
             length: tokens of the longest example; None means the training length.
-
-        Raises:
-            OptionError: if the split is unknown, the range is not within it, or the length is
-                out of range.
         """
         addressing.check_choice("split", split, addressing.SPLITS)
         start = addressing.check_integer("start", start, minimum=0)
@@ -68,11 +64,7 @@ class AddressedTask(ABC):
         """Make examples whose address has been checked."""
 
     def _check_length(self, length: int) -> None:  # noqa: B027  any length will do by default
-        """Check that there are examples of this length.
-
-        Raises:
-            OptionError: if no example has this length.
-        """
+        """Check that there are examples of this length."""
 
 
 class DrawnTask(AddressedTask):

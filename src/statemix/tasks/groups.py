@@ -105,9 +105,6 @@ def group(name: str) -> Group:
     Args:
         name: one of ``NAMES``.
 
-    Raises:
-        OptionError: if there is no such group.
-
     Example:
         >>> group("S_3").elements
         ((1, 2, 3), (1, 3, 2), (2, 1, 3), (2, 3, 1), (3, 1, 2), (3, 2, 1))
@@ -166,9 +163,6 @@ def shares(table: NDArray[np.float64], name: str) -> dict[str, float]:
 
     Returns:
         Name of each component but the constant one -> its share; all 0 if the rows are equal.
-
-    Raises:
-        ValueError: if there is not a row per element.
     """
     parts = components(name)
     order = len(parts[0].projector)

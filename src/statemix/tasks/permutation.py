@@ -82,10 +82,6 @@ class Permutation(AddressedTask):
         heads: "product" -> the order of the group.
         chance: "product" -> the accuracy of guessing.
 
-    Raises:
-        OptionError: if an option is out of range, or ``train_size`` exceeds the number of words
-            that training owns.
-
     Example:
         >>> task = Permutation(group="S_3", length=4, train_size=10)
         >>> examples = task.examples("train", 0, 2)

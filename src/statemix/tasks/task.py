@@ -120,11 +120,7 @@ class HasTokenFeatures(Protocol):
 
 
 def check_examples(task: Task, examples: Examples, length: int | None) -> None:
-    """Check examples against the attributes of their task, which may be a user's own.
-
-    Raises:
-        RequestError: if they disagree.
-    """
+    """Check examples against the attributes of their task, which may be a user's own."""
     tokens, targets, _ = examples
     subject = f"task {task.name!r}: examples must have"
     if tokens.ndim != 2:

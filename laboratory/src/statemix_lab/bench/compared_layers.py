@@ -200,11 +200,6 @@ def entries(
     """Return the layers with their prices, after checking that each can be run here.
 
     Layers are given by name, and :func:`check_case` has accepted the case.
-
-    Raises:
-        RequestError: if options do not fit a layer, its weights do not fit into memory, it would
-            take hours, or it iterates in 16 bits.
-        BackendUnavailableError: if a layer asks for a backend that cannot run here.
     """
     prices = {}
     for name, spec in specs.items():
@@ -235,9 +230,6 @@ def with_variants(
 
     ``compiled`` adds the compiled form of each layer that runs the paper's scan, and
     ``projections`` the projections alone of each BD-LRU and H-LRU.
-
-    Raises:
-        RequestError: if no layer has a requested variant, or PyTorch compiles fewer at once.
     """
     every = []
     for entry in listed:

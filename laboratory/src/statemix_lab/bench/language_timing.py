@@ -19,6 +19,7 @@ from statemix.lm.presets import LanguageSettings
 from statemix.lm.state_cache import StateCache
 from statemix.memory import resident_bytes
 from statemix_lab.bench.harness import Measurement, Provider, timed_row
+from statemix_lab.bench.timed_devices import DeviceName
 
 LLAMA = "Llama of transformers"
 """A Transformer that others wrote, of the sizes of our Transformer."""
@@ -28,7 +29,7 @@ VOCABULARY = 2048
 _DECODED = 4
 
 Models = Mapping[str, Mapping[str, Any]]
-"""Name -> arguments of ``StatemixConfig`` but the vocabulary."""
+"""Name -> arguments of ``StatemixConfig``; the vocabulary has 2,048 tokens if none is given."""
 
 
 @dataclass(frozen=True)
@@ -45,71 +46,85 @@ class LanguageCase:
         return self.batch_size * (self.length if self.task == "training" else _DECODED)
 
 
-def built(model: Mapping[str, Any]) -> StatemixForCausalLM:
+def built(model: Mapping[str, Any], device: DeviceName = "cpu") -> StatemixForCausalLM:
     """Return a model with random weights, in evaluation mode."""
     torch.manual_seed(0)
-    net = StatemixForCausalLM(StatemixConfig(vocab_size=VOCABULARY, **model))
+    net = StatemixForCausalLM(_configuration(model))
     net.eval()
+    net.to(device)
     return net
 
 
-def llama_like(model: Mapping[str, Any]) -> LlamaForCausalLM:
+def _configuration(model: Mapping[str, Any]) -> StatemixConfig:
+    return StatemixConfig(**{"vocab_size": VOCABULARY, **model})
+
+
+def llama_like(model: Mapping[str, Any], device: DeviceName = "cpu") -> LlamaForCausalLM:
     """Return the Llama of the sizes of a model of attention alone, with tied embeddings."""
     (attention,) = model["mixers"].values()
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=model.get("vocab_size", VOCABULARY),
         hidden_size=model["hidden_size"],
         num_hidden_layers=model["num_hidden_layers"],
         intermediate_size=model["intermediate_size"],
         num_attention_heads=attention["num_heads"],
         max_position_embeddings=2**17,
-        tie_word_embeddings=True,
+        tie_word_embeddings=model.get("tie_word_embeddings", True),
     )
     net = LlamaForCausalLM(config)
     net.eval()
+    net.to(device)
     return net
 
 
-def providers(case: LanguageCase, models: Models, llama: str = "") -> list[Provider]:
+def providers(
+    case: LanguageCase,
+    models: Models,
+    llama: str = "",
+    device: DeviceName = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> list[Provider]:
     """Return a provider for each model.
 
     Args:
         case: what is timed.
         models: models by name.
         llama: name of a model of attention, whose Llama decodes as well; empty for none.
+        device: where the models run.
+        dtype: float32, or the dtype of autocast.
     """
-    if case.task == "training":
-        sizes = case.batch_size, case.length
-        return [
-            Provider(name, partial(training_call, model, *sizes)) for name, model in models.items()
-        ]
+    builds: dict[str, Callable[[], Any]] = {
+        name: partial(built, model, device) for name, model in models.items()
+    }
+    if llama and case.task == "decoding":
+        builds[LLAMA] = partial(llama_like, models[llama], device)
+    start = training_call if case.task == "training" else _decoder
 
-    def decoding(build: Callable[[], nn.Module]) -> Callable[[], Callable[[], Tensor]]:
-        return lambda: _decoder(build(), case)
+    def prepare(build: Callable[[], Any]) -> Callable[[], Tensor]:
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            call = start(build(), case)
 
-    listed = {name: decoding(partial(built, model)) for name, model in models.items()}
-    if llama:
-        listed[LLAMA] = decoding(partial(llama_like, models[llama]))
-    return [Provider(name, prepare) for name, prepare in listed.items()]
+        def cast() -> Tensor:
+            with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+                return call()
+
+        return cast
+
+    return [Provider(name, partial(prepare, build)) for name, build in builds.items()]
 
 
-def training_call(model: Mapping[str, Any], batch_size: int, length: int) -> Callable[[], Tensor]:
-    """Return a function that makes an optimiser step on random tokens and returns the loss.
-
-    Args:
-        model: arguments of ``StatemixConfig`` but the vocabulary.
-        batch_size: sequences of a step.
-        length: tokens of a sequence.
-    """
-    net = built(model).train()
+def training_call(net: StatemixForCausalLM, case: LanguageCase) -> Callable[[], Tensor]:
+    """Return a function that makes an optimiser step on random tokens and returns the loss."""
+    net.train()
     # Weights that hardly move.
-    settings = LanguageSettings(length, batch_size, steps=1, learning_rate=1e-12)
-    optimizer, tokens = optimizer_of(net, settings), _tokens(batch_size, length + 1)
+    settings = LanguageSettings(case.length, case.batch_size, steps=1, learning_rate=1e-12)
+    optimizer = optimizer_of(net, settings)
+    tokens = _tokens(case.batch_size, case.length + 1).to(net.device)
 
     def call() -> Tensor:
         optimizer.zero_grad()
-        loss = summed_loss(net, tokens) / (batch_size * length)
+        loss = summed_loss(net, tokens) / case.tokens_per_call
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(net.parameters(), settings.clip_norm)
         optimizer.step()
@@ -121,7 +136,7 @@ def training_call(model: Mapping[str, Any], batch_size: int, length: int) -> Cal
 def _decoder(model: Any, case: LanguageCase) -> Callable[[], Tensor]:
     """Return a function that decodes the likeliest tokens behind the context, call after call."""
     with torch.inference_mode():
-        prompt = _tokens(case.batch_size, case.length)
+        prompt = _tokens(case.batch_size, case.length).to(model.device)
         output = model(prompt, use_cache=True, logits_to_keep=1)
     state: list[Any] = [output.logits[:, -1:].argmax(-1), output[CACHE]]
 
@@ -142,13 +157,15 @@ def _tokens(*shape: int) -> Tensor:
     return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(0))
 
 
-def row(case: LanguageCase, measurement: Measurement, models: Models) -> dict[str, Any]:
+def row(
+    case: LanguageCase, measurement: Measurement, models: Models, dtype: torch.dtype
+) -> dict[str, Any]:
     """Return the stored row of a measurement, without its provenance; times are per call."""
     model = models.get(measurement.provider)
-    sizes = {} if model is None else count_sizes(StatemixConfig(vocab_size=VOCABULARY, **model))
+    sizes = {} if model is None else count_sizes(_configuration(model))
     time_s = measurement.time_s
     return {
-        **timed_row("language", case, measurement, torch.float32, None, 1),
+        **timed_row("language", case, measurement, dtype, None, 1),
         **sizes,
         "model": model,
         "tokens_per_call": case.tokens_per_call,

@@ -98,9 +98,6 @@ class CaseShape(NamedTuple):
 def parse_shape(text: str) -> CaseShape:
     """Read "BxTxH", for all block sizes, or "BxTxHxm".
 
-    Raises:
-        RequestError: if it is neither.
-
     Example:
         >>> parse_shape("128x16x64x5")
         CaseShape(batch_size=128, length=16, num_blocks=64, block_size=5)
@@ -122,10 +119,6 @@ def cases(
     """Return all cases, those of one table next to each other.
 
     Shapes without a block size get the block sizes (BD-LRU) or orders (H-LRU).
-
-    Raises:
-        RequestError: if a block size or an order is not positive, or a recurrence does not have the
-            family.
     """
     for recurrence in recurrences:
         check_gate(gate, blocks=recurrence == "bd_lru")

@@ -80,12 +80,7 @@ def cases(
     hidden_sizes: Sequence[int],
     block_sizes: Sequence[int],
 ) -> list[StepCase]:
-    """Return all combinations.
-
-    Raises:
-        RequestError: if a size is not positive or beyond the memory, or a block size does not
-            divide a hidden size.
-    """
+    """Return all combinations."""
     sizes = {"batch_sizes": batch_sizes, "hidden_sizes": hidden_sizes, "block_sizes": block_sizes}
     for name, given in sizes.items():
         if any(size < 1 for size in given):

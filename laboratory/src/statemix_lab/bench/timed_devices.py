@@ -184,11 +184,7 @@ class Cuda(Cpu):
 
 
 def device_of(name: DeviceName, *, graphs: bool) -> Cpu:
-    """Return a device by its name in PyTorch. :class:`Cuda` describes ``graphs``.
-
-    Raises:
-        RequestError: if there is no GPU, or graphs are requested on a CPU.
-    """
+    """Return a device by its name in PyTorch. :class:`Cuda` describes ``graphs``."""
     if name == "cuda":
         if not torch.cuda.is_available():
             raise RequestError("device must be available (PyTorch cannot use a GPU here), got cuda")
@@ -199,12 +195,7 @@ def device_of(name: DeviceName, *, graphs: bool) -> Cpu:
 
 
 def _captured(call: Call) -> Call:
-    """Return a call that replays another one as a graph, and returns its results.
-
-    Raises:
-        BackendUnavailableError: if a graph cannot hold the call, for instance because it waits for
-            the device.
-    """
+    """Return a call that replays another one as a graph, and returns its results."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -70,16 +70,7 @@ class Demo:
     """Retry runs that diverged or failed."""
 
     def run(self) -> None:
-        """Train, draw, and print the table.
-
-        Raises:
-            RequestError: if an option is not one of the subject, or the folder cannot be written or
-                holds runs of another configuration.
-            OptionError: if a game cannot be read.
-            OSError: if a file cannot be written.
-            RunsFailedError: if some runs have no result; the page shows the others.
-            KeyboardInterrupt: after Ctrl-C; the same command resumes.
-        """
+        """Train, draw, and print the table."""
         self._check_options()
         # Slow imports wait until the options have been checked.
         from statemix.training.folder import lock_folder
@@ -151,11 +142,7 @@ class Demo:
             raise RunsFailedError(lost)
 
     def _check_options(self) -> None:
-        """Check that options were given for their own subject alone.
-
-        Raises:
-            RequestError: otherwise.
-        """
+        """Check that options were given for their own subject alone."""
         others = ["moves", "seed"] if self.subject == "groups" else ["group", "retry"]
         others += [] if self.subject == "chess" else ["form"]
         others += [] if self.form == "original" else ["games"]

@@ -143,13 +143,7 @@ class Inspect:
     """Python modules to import first, which register your own layers or tasks."""
 
     def run(self) -> None:
-        """Measure, write and print.
-
-        Raises:
-            RequestError: if the folder holds no finished run, a number is out of range, or the
-                output cannot be written.
-            OSError: if a file cannot be written later.
-        """
+        """Measure, write and print."""
         self._check()
         # Slow imports wait until the options have been checked.
         import torch

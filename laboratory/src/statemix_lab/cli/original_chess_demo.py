@@ -39,12 +39,6 @@ def demo_original_chess(
         moves: a game of the user, whose last position is shown, too.
         num_games: games of the random split of Chess-World-Model, from its first one on.
         fresh: remove the existing runs first.
-
-    Raises:
-        RequestError: if python-chess is missing, or the folder holds another run.
-        OptionError: if ``moves`` cannot be read or are illegal.
-        RunsFailedError: if the network is not proven.
-        KeyboardInterrupt: after Ctrl-C; the same call resumes.
     """
     console = Console(highlight=False, markup=False)
     console.soft_wrap = not console.is_terminal

@@ -63,13 +63,7 @@ class Report:
     """Modules to import, such as one that registers a study of your own for the page."""
 
     def run(self) -> None:
-        """Write the page or the figures, or print the cells.
-
-        Raises:
-            RequestError: if the folder or a file cannot be read, a file does not hold such results,
-                or the page or a figure cannot be written.
-            OSError: if the page or a figure cannot be written later.
-        """
+        """Write the page or the figures, or print the cells."""
         if self.kind == "bench":
             self._draw_throughput()
             return

@@ -104,15 +104,7 @@ class Reproduce:
     """Modules to import, such as one that registers a study of your own."""
 
     def run(self) -> None:
-        """Print the plan, run it, and print the table.
-
-        Raises:
-            RequestError: if an option is out of range, or a file cannot be read or written.
-            OSError: if a file cannot be written.
-            RunsFailedError: if runs ended without a result, now or in an earlier call; the table
-                shows the others.
-            KeyboardInterrupt: after Ctrl-C; the same command resumes.
-        """
+        """Print the plan, run it, and print the table."""
         until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         self._check()
         # Slow imports wait until the options have been checked.

@@ -128,12 +128,6 @@ def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh
         seed: seed of words and weights.
         moves: a word of the user, whose last contents are shown, too.
         fresh: remove the existing run first.
-
-    Raises:
-        RequestError: if python-chess is missing, or the folder holds another run.
-        OptionError: if ``moves`` cannot be read or are illegal.
-        RunsFailedError: if the network is not proven.
-        KeyboardInterrupt: after Ctrl-C; the same call resumes.
     """
     console = Console(highlight=False, markup=False)
     console.soft_wrap = not console.is_terminal

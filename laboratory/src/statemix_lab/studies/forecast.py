@@ -53,11 +53,7 @@ class Forecast:
         self._left_s = math.inf if limit_s is None else limit_s
 
     def seconds(self, config: Runnable) -> float | None:
-        """Return the seconds that a run will take; None if its network is not measured.
-
-        Raises:
-            RequestError: if the run cannot be built.
-        """
+        """Return the seconds that a run will take; None if its network is not measured."""
         if isinstance(config, StudyRun):
             began = time.perf_counter()
             found = config.seconds() if self._left_s > 0 else None

@@ -203,9 +203,6 @@ def train_original(
 
     Returns:
         The network, and the seconds of training.
-
-    Raises:
-        RequestError: as in :func:`statemix.training.fit`.
     """
     parts = {
         "first": (
@@ -250,9 +247,6 @@ def train_reader(
         folder: as in :func:`statemix.training.fit`.
         seed: seed of the plies and the weights.
         on_event: as in :func:`statemix.training.fit`.
-
-    Raises:
-        RequestError: as in :func:`statemix.training.fit`.
     """
     reader = KindReader(seed)
     found = fit(

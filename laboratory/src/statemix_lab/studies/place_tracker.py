@@ -229,9 +229,6 @@ def train_tracker(
         seed: seed of the segments and the weights.
         num_threads: as in :func:`statemix.training.fit`.
         on_event: as in :func:`statemix.training.fit`.
-
-    Raises:
-        RequestError: as in :func:`statemix.training.fit`.
     """
     model = place_tracker(rules, heads, features, seed)
     codes = _codes(rules.num_contents)

@@ -69,11 +69,7 @@ class Table:
 
 
 def accuracy_text(value: float) -> str:
-    """Write three decimals; only a perfect accuracy is written as 1.000.
-
-    Raises:
-        ValueError: if it is no accuracy, such as NaN, which would look like one.
-    """
+    """Write three decimals; only a perfect accuracy is written as 1.000."""
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"an accuracy must be in 0..1, got {value}")
     if value == 1.0:

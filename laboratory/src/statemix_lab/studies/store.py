@@ -111,9 +111,6 @@ class Store:
         """Return the rows by key. Of several rows, a finished one counts, then the last.
 
         A later call reads only what has been appended since.
-
-        Raises:
-            RequestError: if the file is not a results store.
         """
         try:
             status = self.path.stat()
@@ -161,12 +158,7 @@ class Store:
         return row
 
     def append(self, row: StoredRow) -> None:
-        """Append a row.
-
-        Raises:
-            RequestError: if the file ends in a line that is no row.
-            OSError: if the file cannot be written.
-        """
+        """Append a row."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):
             self._remove_torn_line()
@@ -177,9 +169,6 @@ class Store:
 
         Args:
             begin: byte at which a line begins; lines before it are left out.
-
-        Raises:
-            RequestError: if the last line is neither a row nor the beginning of one.
         """
         with self.path.open("rb") as file:
             file.seek(begin)
@@ -245,11 +234,7 @@ def _is_number(value: Any) -> bool:
 
 
 def row_of(ended: Ended) -> StoredRow:
-    """Return the row of a run that is done, has diverged or has failed.
-
-    Raises:
-        RequestError: if the files of a finished run are damaged.
-    """
+    """Return the row of a run that is done, has diverged or has failed."""
     config, status, folder = ended.job.config, ended.status, ended.job.folder
     assert status != "interrupted"
     # Absent if the run has not begun.

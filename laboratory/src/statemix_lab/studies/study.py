@@ -84,11 +84,7 @@ class Study:
         columns: Sequence[str] = (),
         models: Sequence[str] = (),
     ) -> list[StudyEntry]:
-        """Return the entries of some columns, or of their data sets, and models; empty means all.
-
-        Raises:
-            RequestError: if the study does not have one of them.
-        """
+        """Return the entries of some columns (or data sets) and models; empty means all."""
         for option, got, options in (
             ("protocol", protocol, self.protocols),
             ("size", size, self.sizes),
@@ -330,11 +326,7 @@ def studies() -> dict[str, Study]:
 
 
 def find_study(name: str) -> Study:
-    """Return a study by name.
-
-    Raises:
-        RequestError: if there is none.
-    """
+    """Return a study by name."""
     known = studies()
     if name not in known:
         raise RequestError(f"study must be one of {', '.join(known)}, got {name!r}")
@@ -342,11 +334,7 @@ def find_study(name: str) -> Study:
 
 
 def register_study(study: Study) -> Study:
-    """Add a study of one's own, for ``statemix reproduce NAME --imports MODULE`` and the page.
-
-    Raises:
-        ValueError: if another study has its name.
-    """
+    """Add a study of one's own, for ``statemix reproduce NAME --imports MODULE`` and the page."""
     if study.name in _own():
         raise ValueError(f"study must have a new name, got {study.name!r}")
     _REGISTERED[study.name] = study

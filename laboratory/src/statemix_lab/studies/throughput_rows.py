@@ -136,9 +136,6 @@ def read(paths: Iterable[Path]) -> list[Point]:
     """Return the points of JSON-lines files; of repeated ones the last with a time, else the last.
 
     Rows of other benchmarks are skipped.
-
-    Raises:
-        RequestError: if a file cannot be read, or a line is not a row of a benchmark.
     """
     found: dict[tuple[object, ...], Point] = {}
     for path in paths:

@@ -63,9 +63,6 @@ class Chess(PlacesTask):
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
-
     Example:
         >>> task = Chess(length=40)
         >>> len(task.heads), task.vocab_size, Chess(form="original").vocab_size
@@ -99,11 +96,7 @@ class Chess(PlacesTask):
         return dict(HEADS)
 
     def places(self) -> PlaceRules:
-        """Return what moves do to the places of a position.
-
-        Raises:
-            OptionError: if the form is "original", where the position decides what a token does.
-        """
+        """Return what moves do to the places of a position."""
         if self.form != "flagged":
             raise OptionError(f"form must be 'flagged' to have places, got {self.form!r}")
         return chess_rules()
@@ -127,10 +120,6 @@ class Chess(PlacesTask):
             moves: the moves from the initial position, in the notation of UCI ("e2e4", "e7e8q",
                 "e1g1") or in algebraic notation ("e4", "Nf3", "O-O"), whose "+" and "#" may be
                 absent.
-
-        Raises:
-            OptionError: if there is no move, or a move cannot be read or is illegal.
-            RequestError: if python-chess is not installed.
         """
         board, tokens = _library().Board(), []
         if not moves:
@@ -177,9 +166,6 @@ def world_model_games(seed: int = 0) -> Iterator[list[int]]:
 
     Yields:
         Games as numbers of moves in ``all_moves()``.
-
-    Raises:
-        RequestError: if python-chess is not installed.
     """
     library, draw = _library(), random.Random(seed)
     while True:
@@ -194,11 +180,7 @@ def world_model_games(seed: int = 0) -> Iterator[list[int]]:
 
 
 def _library() -> ModuleType:
-    """Return python-chess, which only games need.
-
-    Raises:
-        RequestError: if it is not installed.
-    """
+    """Return python-chess, which only games need."""
     try:
         import chess
     except ImportError as error:

@@ -48,11 +48,7 @@ def cube_rules() -> PlaceRules:
 
 
 def read_turns(text: str) -> NDArray[np.int64]:
-    """Return the tokens of turns in the usual notation, such as "R U R' U2", shape (turns,).
-
-    Raises:
-        OptionError: if there is no turn, or one is unknown.
-    """
+    """Return the tokens of turns in the usual notation, such as "R U R' U2", shape (turns,)."""
     turns = text.split()
     if not turns:
         raise OptionError("moves must be at least one, got none")
@@ -98,9 +94,6 @@ class Cube(PlacesTask):
         length: turns of a training word; tests may go beyond.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
-
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> task = Cube()

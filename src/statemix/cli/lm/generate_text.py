@@ -45,11 +45,7 @@ class Generate:
     """Python modules to import first, which register your own layers."""
 
     def run(self) -> None:
-        """Print the text and its continuation.
-
-        Raises:
-            RequestError: if the folder holds no language model, or a number is out of range.
-        """
+        """Print the text and its continuation."""
         model, tokenizer = open_model(self.folder)
         try:
             self.prompt.encode()

@@ -11,11 +11,7 @@ from statemix.training.folder import read_environment
 
 
 def open_model(folder: Path) -> tuple[Any, Tokenizer]:
-    """Return the model of a run or of a folder of transformers, and its tokenizer.
-
-    Raises:
-        RequestError: if there is none, or it has a layer that no imported module registers.
-    """
+    """Return the model of a run or of a folder of transformers, and its tokenizer."""
     try:
         return load_language_model(folder)
     except OptionError as error:

@@ -53,11 +53,7 @@ class Prepare:
     held out; if there are too few groups, the end of the text is held out."""
 
     def run(self) -> None:
-        """Prepare the tokens and print their numbers.
-
-        Raises:
-            RequestError: if a source cannot be read or the output exists.
-        """
+        """Prepare the tokens and print their numbers."""
         made = prepare(
             self.sources,
             self.output,

@@ -46,11 +46,7 @@ class EvaluateText:
     """Python modules to import first, which register your own layers."""
 
     def run(self) -> None:
-        """Score and print.
-
-        Raises:
-            RequestError: if a folder does not hold what it should, or the tokenizers differ.
-        """
+        """Score and print."""
         model, own = open_model(self.folder)
         tokens, held_out, tokenizer = read_prepared(self.tokens)
         check_tokenizers(self.folder, own, self.tokens, tokenizer)

@@ -168,13 +168,7 @@ class TrainText:
     """Python modules to import first, which register your own layers."""
 
     def run(self) -> None:
-        """Train, and print the result.
-
-        Raises:
-            RequestError: if a number is out of range, or the tokens or the folder do not fit.
-            FloatingPointError: if the loss is not finite.
-            KeyboardInterrupt: after Ctrl-C, with a checkpoint saved.
-        """
+        """Train, and print the result."""
         check_device("device", self.device)
         ranks = join_ranks(self.device)
         data = ranks.on_first(self._prepared)

@@ -296,10 +296,6 @@ def build_mixer(name: str, size: int, inputs: MixerInputs, rank: int, **options:
         inputs: as in :class:`NormedLinear`.
         rank: number of vectors, or size of a block; "kronecker" has none, which is 1.
         **options: the rest.
-
-    Raises:
-        OptionError: if the name is unknown, ``rank`` is out of range, does not divide ``size``
-            where it must, or is given where there is none.
     """
     check_choice("mixer", name, list(get_args(MixerName)))
     check_choice("mixer_inputs", inputs, list(get_args(MixerInputs)))

@@ -48,11 +48,6 @@ def parse_automaton(text: str) -> NamedAutomaton:
     Args:
         text: the lines.
 
-    Raises:
-        OptionError: if a line cannot be read, the start or a transition is missing, a transition
-            has two lines, a state has no transitions, no word leads to it, or there are more than
-            ``MOST_STATES``.
-
     Example:
         >>> parity = parse_automaton('''
         ... start: even

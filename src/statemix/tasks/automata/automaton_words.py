@@ -44,9 +44,6 @@ class AutomatonTask(DrawnTask):
         seed: seed of the examples, 0 <= seed < 2^64.
         flipped: share of the labels of training and validation that are wrong: another answer,
             drawn uniformly. Labels of tests are right.
-
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
     """
 
     head = "answer"
@@ -163,11 +160,7 @@ class AutomatonTask(DrawnTask):
 
 
 def check_flipped(flipped: object, num_classes: int) -> float:
-    """Return a checked share of wrong labels.
-
-    Raises:
-        OptionError: if it is no number, or out of range.
-    """
+    """Return a checked share of wrong labels."""
     if isinstance(flipped, bool) or not isinstance(flipped, int | float) or not 0 <= flipped < 1:
         raise OptionError(f"flipped must be a number >= 0 and < 1, got {flipped!r}")
     if flipped and num_classes < 2:

@@ -35,9 +35,6 @@ class TableAutomaton(AutomatonTask):
         seed: seed of the examples, 0 <= seed < 2^64.
         flipped: share of the labels of training and validation that are wrong.
 
-    Raises:
-        OptionError: if the text cannot be read, or an option is out of range or has the wrong type.
-
     Example:
         >>> task = TableAutomaton(rules="start: a\na x b\na y a\nb x a\nb y b", length=4)
         >>> task.language.states, task.language.letters
@@ -70,12 +67,7 @@ class TableAutomaton(AutomatonTask):
 
     @staticmethod
     def with_contents(options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return options that hold the text of the file in place of its name.
-
-        Raises:
-            SettingError: if the file cannot be read, or there are rules, too; or if there is a
-                regular expression, which is another task.
-        """
+        """Return options that hold the text of the file in place of its name."""
         for name in ("regex", "pattern"):
             if name in options:
                 condition = "must be the pattern of another task: --task regex pattern=..."
@@ -118,10 +110,6 @@ class Regex(AutomatonTask):
     Attributes:
         checked_against: the words on which the automaton was compared with a second reading of the
             pattern, in words.
-
-    Raises:
-        OptionError: if the pattern cannot be read or has a letter that is not in the alphabet, or
-            an option is out of range or has the wrong type.
 
     Example:
         >>> Regex(pattern="(ab)*").automaton().answers([0, 1, 0, 0])
@@ -172,9 +160,6 @@ class RandomAutomaton(AutomatonTask):
             in :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
-
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> RandomAutomaton(num_states=12, num_letters=4).automaton().transitions.shape

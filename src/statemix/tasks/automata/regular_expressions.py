@@ -37,10 +37,6 @@ def compile_pattern(pattern: str, alphabet: str | None) -> tuple[NamedAutomaton,
     Returns:
         The automaton, and the length of the longest words that were compared.
 
-    Raises:
-        OptionError: if the pattern cannot be read or matches no word, an argument is out of range,
-            or the automaton is too large.
-
     Example:
         >>> language, _ = compile_pattern("(ab)*", None)
         >>> language.automaton.transitions.tolist()

@@ -44,10 +44,6 @@ class Traces(DrawnTask):
     Attributes:
         letters: name of each token, in the order of the file.
         classes: name of each answer, in the order of the file.
-
-    Raises:
-        OptionError: if the file cannot be read, has changed, or has a split without labels, or an
-            option is out of range.
     """
 
     name: ClassVar[str] = "traces"

@@ -85,9 +85,6 @@ class Walks:
 
     Args:
         automaton: the automaton.
-
-    Raises:
-        OptionError: if no letter can follow in a state that words reach.
     """
 
     def __init__(self, automaton: Automaton) -> None:

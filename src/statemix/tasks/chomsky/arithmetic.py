@@ -39,9 +39,6 @@ class ModularArithmetic(StringTask):
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
-
     Example:
         >>> task = ModularArithmetic(min_length=2, length=2)
         >>> tokens, targets, _ = task.examples("train", 0, 5)  # a digit and "="
@@ -130,9 +127,6 @@ class BracketArithmetic(StringTask):
             training length.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
-
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> task = BracketArithmetic(min_length=6, length=6)

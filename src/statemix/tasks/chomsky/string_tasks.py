@@ -119,9 +119,6 @@ class Parity(_Sum):
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
-
     Example:
         >>> tokens, targets, lengths = Parity().examples("train", 0, 1)
         >>> n = lengths[0]
@@ -150,9 +147,6 @@ class CycleNavigation(_Sum):
         length: moves of the longest training walk; tests may go beyond.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
-
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> CycleNavigation(min_length=5, length=5).examples("train", 0, 3).tokens.shape

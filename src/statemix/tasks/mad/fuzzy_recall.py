@@ -42,9 +42,6 @@ class FuzzyRecall(DrawnTask):
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
-    Raises:
-        OptionError: if an option is out of range, or the vocabulary has too few tokens.
-
     Example:
         >>> tokens, targets, _ = FuzzyRecall(length=32).examples("test", 0, 1)
         >>> value = targets["token"][0, -1]  # the last token of the last value

@@ -37,9 +37,6 @@ class Recall(DrawnTask):
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
-
     Example:
         >>> Recall(num_pairs=32).examples("test", 0, 3).tokens.shape
         (3, 63)
@@ -167,9 +164,6 @@ class NoisyRecall(DrawnTask):
         noise: probability that a pair is noise, 0 <= noise < 1.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
-
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> NoisyRecall(num_pairs=64).examples("test", 0, 3).tokens.shape

@@ -29,9 +29,6 @@ class Memorization(DrawnTask):
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the map and of the examples, 0 <= seed < 2^64.
 
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
-
     Example:
         >>> Memorization(vocab_size=16, length=8).examples("train", 0, 1).tokens[0, 1::2].tolist()
         [15, 15, 15, 15]
@@ -107,9 +104,6 @@ class Compression(DrawnTask):
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
-
     Example:
         >>> tokens, targets, _ = Compression(length=8).examples("train", 0, 2)
         >>> tokens[:, -1].tolist(), bool((tokens == targets["token"]).all())
@@ -166,9 +160,6 @@ class SelectiveCopying(DrawnTask):
         num_copied: content tokens of an example.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
-
-    Raises:
-        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> tokens, targets, _ = SelectiveCopying(length=16, num_copied=4).examples("train", 0, 1)

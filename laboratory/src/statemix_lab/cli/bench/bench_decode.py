@@ -56,13 +56,7 @@ class Decode(Measured):
     """Other layers of the same width, as in `statemix train --model.layers`."""
 
     def run(self) -> None:
-        """Measure and print, case by case.
-
-        Raises:
-            RequestError: if an option is out of range, a backend is unknown, or the output cannot
-                be written.
-            RunsFailedError: if a layer failed; the others have been measured.
-        """
+        """Measure and print, case by case."""
         device = self.place()
         for name in self.backends:
             BACKENDS.find(name)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -21,23 +21,26 @@ from statemix_lab.cli.bench.bench_options import (
 )
 
 _REMARK = """\
-Times are processor seconds of one thread, which other programs hardly change.
-Models of about 1.56 million parameters, those of `statemix reproduce duel` and `fig4`.
-training: a step on 16 sequences of 128 tokens. decoding: one sequence, token by token, with the
-cache; its context grows by 4 tokens with every call."""
+On a CPU, times are processor seconds of one thread, which other programs hardly change.
+Models of about {parameters} parameters, those of `statemix reproduce fig4` at the size.
+training: a step on {batch} sequences of {length} tokens. decoding: one sequence, token by token,
+with the cache; its context grows by 4 tokens with every call."""
 _BASELINE = "Transformer"
-_BATCH = 16
-_TRAINED = 128
+# Parameters of a model, and sequences of a training step and their length.
+_SIZES = {"laptop": ("1.56 million", 16, 128), "paper": ("140 million", 8, 2048)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModels(Measured):
     """Time language models of equal size: steps of training, and decoding behind a context.
 
-    One process calls all models in rounds, each in random order. Times are processor seconds of one
-    thread, medians over rounds, and ratios to the Transformer are medians of the ratios within a
-    round. Models have float32 and run on a CPU.
+    One process calls all models in rounds, each in random order. Times are medians over rounds, and
+    ratios to the Transformer are medians of the ratios within a round. On a CPU, times are
+    processor seconds of one thread. With bfloat16, float32 weights compute under autocast.
     """
+
+    size: Literal["laptop", "paper"] = "laptop"
+    """Size of the models: 1.56 million parameters, or 140 million."""
 
     threads: int | None = 1
     """Number of threads, which must be 1: seconds of several threads add up."""
@@ -53,26 +56,17 @@ class LanguageModels(Measured):
     it. It decodes token by token up to the last one."""
 
     def run(self) -> None:
-        """Measure and print, case by case.
-
-        Raises:
-            RequestError: if an option is out of range, a model is unknown, or the output cannot be
-                written.
-            RunsFailedError: if a model failed; the others have been measured.
-        """
+        """Measure and print, case by case."""
         from statemix_lab.bench import language_timing
         from statemix_lab.bench.language_timing import LanguageCase
-        from statemix_lab.studies.language.language_suites import laptop_models
+        from statemix_lab.studies.language.language_suites import timed_models
 
         device = self.place()
-        known = laptop_models()
-        for option, got, only in (
-            ("dtype", self.dtype, "float32"),
-            ("device", self.device, "cpu"),
-            ("threads", self.threads, 1),
-        ):
-            if got != only:
-                raise RequestError(f"{option} must be {only} with language models, got {got}")
+        known = timed_models(self.size)
+        if self.threads != 1:
+            raise RequestError(f"threads must be 1 with language models, got {self.threads}")
+        if self.dtype == "float64":
+            raise RequestError("dtype must be float32 or bfloat16 with language models")
         for name in self.models:
             if name not in known:
                 raise RequestError(f"models must be among {list(known)}, got {name!r}")
@@ -80,28 +74,35 @@ class LanguageModels(Measured):
             if any(number < 1 for number in numbers) or sorted(set(numbers)) != list(numbers):
                 raise RequestError(f"{option} must be ascending and at least 1, got {numbers}")
         models = {name: known[name] for name in self.models or known}
-        cases = [LanguageCase("training", _BATCH, _TRAINED)]
+        parameters, batch, length = _SIZES[self.size]
+        cases = [LanguageCase("training", batch, length)]
         cases += [LanguageCase("decoding", 1, length) for length in self.contexts]
         self._measure_memory(models)
         llama = _BASELINE if _BASELINE in models else ""
         self.measure(
             cases,
-            partial(language_timing.providers, models=models, llama=llama),
+            partial(
+                language_timing.providers,
+                models=models,
+                llama=llama,
+                device=self.device,
+                dtype=self.torch_dtype,
+            ),
             device=device,
             relative_to=(_BASELINE,),
             label=_label,
-            row=partial(language_timing.row, models=models),
-            remark=_REMARK,
+            row=partial(language_timing.row, models=models, dtype=self.torch_dtype),
+            remark=_REMARK.format(parameters=parameters, batch=batch, length=length),
             block=_label,
             table=_table,
-            clock=time.process_time,
+            clock=time.process_time if self.device == "cpu" else time.perf_counter,
         )
 
     def _measure_memory(self, models: Mapping[str, Mapping[str, Any]]) -> None:
         """Measure the memory of decoding before anything else uses this process."""
         from statemix_lab.bench.language_timing import decoding_memory
 
-        if not self.memory_at:
+        if not self.memory_at or self.device != "cpu":
             return
         console = open_console(self.output)
         name, model = next(iter(models.items()))

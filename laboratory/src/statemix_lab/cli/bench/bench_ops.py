@@ -74,13 +74,7 @@ class Ops(Measured):
     run."""
 
     def run(self) -> None:
-        """Measure and print, case by case.
-
-        Raises:
-            RequestError: if an option is out of range, a peer does not support the dtype, chunks
-                are requested on a CPU, or the output cannot be written.
-            RunsFailedError: if a provider failed; the others have been measured.
-        """
+        """Measure and print, case by case."""
         device = self.place()
         peer_timing.check(self.peers, self.torch_dtype, self.device)
         operator_timing.check_chunks(self.chunks, self.device)

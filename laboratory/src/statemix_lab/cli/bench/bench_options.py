@@ -71,11 +71,7 @@ class Measured:
         return dtype
 
     def place(self) -> Cpu:
-        """Check the options and return the device, before anything is measured.
-
-        Raises:
-            RequestError: if an option is out of range, or the device is not available.
-        """
+        """Check the options and return the device, before anything is measured."""
         if not 1 <= self.rounds <= _MOST_ROUNDS:
             raise RequestError(f"rounds must be in 1..{_MOST_ROUNDS}, got {self.rounds}")
         for name, seconds in (("budget_s", self.budget_s), ("limit_s", self.limit_s)):
@@ -107,10 +103,6 @@ class Measured:
         for that alone, and neither stored nor shown. Neighbouring cases with one key of ``block``
         share a table, and ``notes`` returns lines below all tables. ``clock`` returns the seconds
         that are measured.
-
-        Raises:
-            RequestError: if the output cannot be written.
-            RunsFailedError: if a provider failed; the others have been measured.
         """
         ready_by_s = math.inf if self.limit_s is None else time.monotonic() + self.limit_s
         console = open_console(self.output)
@@ -161,11 +153,7 @@ class Measured:
 
 
 def open_console(output: Path | None) -> Console:
-    """Return a console as wide as tables may be, and check that rows can be appended to a file.
-
-    Raises:
-        RequestError: if the output cannot be written.
-    """
+    """Return a console as wide as tables may be, and check that rows can be appended to a file."""
     if output is not None:
         files.open_for_append("output", output)
     console = Console(markup=False, highlight=False)

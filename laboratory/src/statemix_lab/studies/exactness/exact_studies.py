@@ -40,11 +40,7 @@ from statemix_lab.studies.study_entries import StudyEntry
 
 
 def certified_row(ended: Ended) -> StoredRow:
-    """Return the row of a run that has ended, with a certificate if it has a result.
-
-    Raises:
-        RequestError: if the task has no automaton, or the files of a finished run are damaged.
-    """
+    """Return the row of a run that has ended, with a certificate if it has a result."""
     row = store.row_of(ended)
     if ended.status != "done":
         return row

@@ -182,9 +182,6 @@ def interval(passed: Sequence[bool]) -> tuple[float, float]:
 
     for k successes of n and z = 1.96. Source: Wilson (1927), "Probable inference, the law of
     succession, and statistical inference".
-
-    Raises:
-        ValueError: if there is no trial.
     """
     n, k = len(passed), sum(passed)
     if n == 0:

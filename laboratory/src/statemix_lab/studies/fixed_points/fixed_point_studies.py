@@ -46,11 +46,7 @@ _BATCH = 64
 
 
 def iterated_row(ended: Ended) -> StoredRow:
-    """Return the row of a run that has ended; with a result, also its iterations by test length.
-
-    Raises:
-        RequestError: if the files of a finished run are damaged.
-    """
+    """Return the row of a run that has ended; with a result, also its iterations by test length."""
     row = store.row_of(ended)
     if ended.status != "done":
         return row

@@ -54,11 +54,7 @@ class RunSpectrum(TypedDict):
 
 
 def read_spectra(folder: Path) -> dict[str, RunSpectrum]:
-    """Return the spectra in a folder by key.
-
-    Raises:
-        RequestError: if a file does not hold one.
-    """
+    """Return the spectra in a folder by key."""
     found: dict[str, RunSpectrum] = {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -127,11 +123,7 @@ def due_with_spectra(
 
 
 def store_spectra(planned: Sequence[Planned], folder: Path) -> None:
-    """Store the eigenvalues of all trained runs whose folders are here, a file for each key.
-
-    Raises:
-        OSError: if a file cannot be written.
-    """
+    """Store the eigenvalues of all trained runs whose folders are here, a file for each key."""
     for one in planned:
         path = folder / f"{one.key}.json"
         if not path.exists() and _is_trained(one.job.folder):
@@ -146,11 +138,7 @@ def _is_trained(folder: Path) -> bool:
 
 
 def measured(key: str, folder: Path) -> RunSpectrum:
-    """Compute the eigenvalues of the first layer of a trained run, from its folder.
-
-    Raises:
-        RequestError: if the folder holds no finished run, or its layer no linear recurrence.
-    """
+    """Compute the eigenvalues of the first layer of a trained run, from its folder."""
     config = load_outcome(folder).config
     tokens = torch.from_numpy(config.build_task().examples("test", 0, SEQUENCES).tokens)
     model = load_model(folder)

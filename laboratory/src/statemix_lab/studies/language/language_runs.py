@@ -173,10 +173,10 @@ class LanguageRun(StudyRun):
 @cache
 def _step_seconds(model: str, batch_size: int, length: int, num_threads: int) -> float:
     """Return the seconds of a step on random tokens; the model is JSON of its arguments."""
-    from statemix_lab.bench.language_timing import training_call
+    from statemix_lab.bench.language_timing import LanguageCase, built, training_call
 
     with threads(num_threads), quiet():
-        call = training_call(json.loads(model), batch_size, length)
+        call = training_call(built(json.loads(model)), LanguageCase("training", batch_size, length))
         call()
         began = time.perf_counter()
         for _ in range(_TIMED):

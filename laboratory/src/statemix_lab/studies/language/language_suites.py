@@ -83,6 +83,8 @@ _SETTINGS: Mapping[SizeName, _Setting] = {
     ),
 }
 _RATE = 3e-3
+# The tokens of GPT-NeoX, in a multiple of 64.
+_VOCABULARY = 50_304
 
 
 def _inner(hidden_size: int) -> int:
@@ -340,16 +342,32 @@ def duel_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ..
     )
 
 
-def laptop_models() -> dict[str, Mapping[str, Any]]:
-    """Return the models of the duel and of Figure 4 against the block size, by name.
+def timed_models(size: SizeName) -> dict[str, Mapping[str, Any]]:
+    """Return models of equal size by name, which ``statemix bench language`` times side by side.
 
-    They are what ``statemix bench language`` times side by side.
+    At size "laptop" they are those of the duel and of Figure 4 against the block size, at size
+    "paper" those of Figure 4 and a Transformer.
     """
-    every = {one.name: one.model for one in contenders()}
-    setting, known = _SETTINGS["laptop"], list(every.values())
+    setting = _SETTINGS[size]
+    if size == "laptop":
+        every = {one.name: one.model for one in contenders()}
+    else:
+        every = {
+            "Transformer": _model(
+                {},
+                hidden_size=setting.hidden_size,
+                num_layers=setting.num_layers,
+                tied=setting.tied,
+                kinds=[ATTENTION] * setting.num_layers,
+                attention={"name": "attention", "num_heads": 12, "rope": True},
+            )
+            | {"vocab_size": _VOCABULARY}
+        }
+    known = list(every.values())
     for name, sizes in BLOCK_SIZES:
         for m in sizes:
             model = _lru(setting, name, m)
             if model not in known:
-                every[f"{_NAMES[name]} m={m}"] = model
+                more = {} if size == "laptop" else {"vocab_size": _VOCABULARY}
+                every[f"{_NAMES[name]} m={m}"] = model | more
     return every

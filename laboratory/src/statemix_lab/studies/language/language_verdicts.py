@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from statemix_lab.studies.language.language_suites import BLOCKS, FIXED_POINTS, laptop_models
+from statemix_lab.studies.language.language_suites import BLOCKS, FIXED_POINTS, timed_models
 from statemix_lab.studies.result_text import counted
 from statemix_lab.studies.tidy import ENOUGH_SEEDS
 
@@ -121,7 +121,7 @@ def training_speeds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
     Rows of models that have changed since are left out; of several rows, the last counts.
     """
-    known = {_plain(model): name for name, model in laptop_models().items()}
+    known = {_plain(model): name for name, model in timed_models("laptop").items()}
     return {
         known[_plain(row["model"])]: row["tokens_per_s"]
         for row in rows

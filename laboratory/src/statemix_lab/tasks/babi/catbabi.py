@@ -57,10 +57,6 @@ class CatBabi(AddressedTask):
 
     Attributes:
         words: the vocabulary: token -> word.
-
-    Raises:
-        OptionError: if an option is out of range, or the folder does not hold bAbI's files; then
-            the message names the file and line.
     """
 
     name: ClassVar[str] = "catbabi"

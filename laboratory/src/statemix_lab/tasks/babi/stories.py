@@ -61,10 +61,6 @@ def locate(folder: str) -> Place:
 
     Returns:
         A value that changes if files are replaced.
-
-    Raises:
-        OptionError: if there is no such folder or archive.
-        OSError: if the folder cannot be read.
     """
     path = Path(folder).absolute()
     if path.is_dir():
@@ -80,13 +76,7 @@ def locate(folder: str) -> Place:
 
 
 def read(place: Place) -> list[TextFile]:
-    """Read all files, sorted by task and split.
-
-    Raises:
-        OptionError: if there are no such files, a task has two files of one split or none to train
-            on, or a file or the archive cannot be decoded.
-        OSError: if a file cannot be read.
-    """
+    """Read all files, sorted by task and split."""
     root, inside, state = place
     if Path(root).is_dir():
         contents = {Path(name).name: Path(name).read_bytes() for name, *_ in state}
@@ -199,9 +189,6 @@ def corpus(folder: str) -> Corpus:
 
     Args:
         folder: as in ``locate``.
-
-    Raises:
-        OptionError: if the folder does not hold bAbI's files; the message names the file and line.
     """
     try:
         return _corpus(locate(folder))
@@ -244,9 +231,6 @@ def _parsed(file: TextFile, vocabulary: dict[str, int]) -> Iterator[tuple[list[i
     Args:
         file: the file.
         vocabulary: word -> token; new words are added.
-
-    Raises:
-        OptionError: if a line has another form, or the file holds no question.
     """
 
     def token(word: str) -> int:

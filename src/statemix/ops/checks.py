@@ -157,8 +157,7 @@ def check_finite(**tensors: Tensor | None) -> None:
 
 
 def check_bool(**switches: object) -> None:
-    """Check that arguments are True or False: the string "no" and 0 are mistakes.
-    """
+    """Check that arguments are True or False: the string "no" and 0 are mistakes."""
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from tests.ops.conftest import in_pairs
 from torch.func import grad, vmap
 
 from statemix import ops
 from statemix.ops import autograd
 
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 SHAPES = {
     "odd sizes": {"length": 7, "blocks": 3, "size": 3, "channels": 5},
     "whole vectors and a rest": {"length": 3, "blocks": 21, "size": 4, "channels": 8},
@@ -61,29 +63,17 @@ def oracle(p, gate):
     return {name: one.detach() for name, one in zip(names, (*results, *gradients), strict=True)}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_states_and_all_gradients_are_those_of_the_equation(problem, agree, shape, gate, backend):
-    p = problem("blocks", gate=gate, **SHAPES[shape])
-    agree(p.outcome(gate, backend=backend), oracle(p, gate))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("cotangents", [("states",), ("final_state",)], ids=str)
-def test_every_dtype_is_as_exact_as_without_channels(
-    problem, agree, tolerances_of, dtype, cotangents, backend
+@in_pairs(shape=list(SHAPES), gate=list(ops.GATES), dtype=DTYPES)
+def test_states_and_all_gradients_are_those_of_the_equation(
+    problem, agree, tolerances_of, shape, gate, dtype, backend
 ):
-    shape = SHAPES["whole vectors and a rest"]
-    p = problem("blocks", **shape).to(dtype)
-    unused = {f"d_{name}" for name in ("states", "final_state")} - {f"d_{cotangents[0]}"}
-    zeros = {name: torch.zeros_like(getattr(p, name)) for name in unused}
-    found = p.outcome(backend=backend, cotangents=cotangents)
+    p = problem("blocks", gate=gate, **SHAPES[shape]).to(dtype)
+    found = p.outcome(gate, backend=backend)
     assert found["states"].dtype == found["d_gates"].dtype == dtype
-    tolerances = tolerances_of(backend, dtype)
-    agree(found, oracle(p.replace(**zeros), "softmax"), tolerances)
+    agree(found, oracle(p, gate), tolerances_of(backend, dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
+@in_pairs(dtype=DTYPES[:3], lengths=[None, (2, 0, 3)], gate=list(ops.GATES))
 def test_one_channel_is_bit_identical_to_none(problem, identical, dtype, lengths, gate, backend):
     p = problem("blocks", blocks=21, lengths=lengths, gate=gate).to(dtype)
     names = ("values", "initial_state", "d_states", "d_final_state")
@@ -120,8 +110,7 @@ def test_kernels_read_the_gates_without_copies_for_channels(problem, gate, monke
     assert len(copied) == (2 if gate == "householder" else 0)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@in_pairs(channels=[1, 3], dtype=[torch.float64, torch.bfloat16], gate=list(ops.GATES))
 def test_steps_equal_the_sequence_bit_for_bit(
     problem, identical, dtype, channels, gate, stepwise_backend
 ):
@@ -145,25 +134,6 @@ def test_given_transitions_serve_all_channels(problem, agree, channels, backend)
     h_t, after = ops.block_step(A[:, 0], b[:, 0], p.initial_state, backend=backend)
     agree({"states": h_t.unsqueeze(1)}, {"states": states[:, :1]})
     assert torch.equal(h_t, after)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_states_begin_at_zero_and_carry_over(problem, agree, channels, backend):
-    p = problem("blocks", length=6, channels=channels)
-    zeros = torch.zeros_like(p.initial_state)
-    whole = ops.bd_lru(p.gates, p.values, initial_state=zeros, backend=backend)
-    first, state = ops.bd_lru(p.gates[:, :4], p.values[:, :4], backend=backend)
-    second, state = ops.bd_lru(
-        p.gates[:, 4:], p.values[:, 4:], initial_state=state, backend=backend
-    )
-    found = {"states": torch.cat([first, second], 1), "final_state": state}
-    agree(found, dict(zip(found, whole, strict=True)))
-
-
-def test_gates_of_zero_weight_all_channels_alike():
-    values = torch.tensor([8.0, -16.0]).expand(1, 2, 1, 1, 2)
-    states, _ = ops.bd_lru(torch.zeros(1, 2, 1, 1, 2), values)
-    assert states.flatten().tolist() == [4.0, -8.0, 6.0, -12.0]
 
 
 @pytest.mark.parametrize("channels", [1, 3])

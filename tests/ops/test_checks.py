@@ -59,10 +59,6 @@ def test_a_switch_is_true_or_false(function, name, value):
     check_refusal(function, good(function) | {name: value}, TypeError, message)
 
 
-def test_every_sequence_has_a_switch():
-    assert {function for function, _ in SWITCHES} == set(SEQUENCES)
-
-
 def bad_tensors(function):
     """(argument, replacement, error, message) for the two tensors that every function takes."""
     shapes = SEQUENCES.get(function) or STEPS[function]
@@ -157,13 +153,9 @@ def test_bad_bounds_are_refused(function, realization, device, backend, value, e
 
 
 @pytest.mark.parametrize("function", SEQUENCES)
-def test_bounds_of_more_than_one_row_are_refused(function):
+def test_packed_sequences_need_one_row_and_a_state_each(function):
     arguments = good(function) | {"cu_seqlens": bounds(0, T)}
     check_refusal(function, arguments, ValueError, "cu_seqlens needs .* got B = 2")
-
-
-@pytest.mark.parametrize("function", SEQUENCES)
-def test_packed_initial_state_needs_one_row_per_sequence(function):
     arguments = packed(function) | {"initial_state": torch.zeros(1, H, m)}
     message = r"initial_state must have shape \(N=2, H=3, m=2\), got \(1, 3, 2\)"
     check_refusal(function, arguments, ValueError, message)
@@ -172,35 +164,24 @@ def test_packed_initial_state_needs_one_row_per_sequence(function):
 GATED = ["bd_lru", "h_lru", "bd_lru_step", "h_lru_step"]
 
 
-@pytest.mark.parametrize("function", GATED)
-@pytest.mark.parametrize("gate", ["Softmax", "", None, 3])
-def test_unknown_gates_are_refused_with_the_known_ones(function, gate):
-    arguments = good(function) | {"gate": gate}
-    check_refusal(function, arguments, ValueError, r"gate must be one of \['softmax', .*\], got")
+NAMES = [
+    *((function, "gate", gate, "'softmax', .*") for function in GATED
+      for gate in ("Soft", None, 3)),
+    *((function, "gate", gate, "'softmax', .* 'tanh'") for function in ("h_lru", "h_lru_step")
+      for gate in ("householder", "column_softmax")),
+    *((function, "realization", name, "'controller', 'observer'")
+      for function in ("h_lru", "h_lru_step") for name in ("companion", None)),
+    *((function, "backend", name, "'cpu', .*'reference'.*") for function in (*SEQUENCES, *STEPS)
+      for name in ("cuda", "", 0)),
+    *(("h_lru", name, np.array(["softmax", "cpu"]), ".*")
+      for name in ("gate", "realization", "backend")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("function", ["h_lru", "h_lru_step"])
-@pytest.mark.parametrize("gate", ["householder", "column_softmax"])
-def test_families_of_blocks_are_refused_where_there_are_no_blocks(function, gate):
-    arguments = good(function) | {"gate": gate}
-    message = rf"gate must be one of \['softmax', .* 'tanh'\], got '{gate}'"
-    check_refusal(function, arguments, ValueError, message)
-
-
-@pytest.mark.parametrize("function", ["h_lru", "h_lru_step"])
-@pytest.mark.parametrize("realization", ["companion", None])
-def test_unknown_realizations_are_refused_with_the_known_ones(function, realization):
-    arguments = good(function) | {"realization": realization}
-    message = r"realization must be one of \['controller', 'observer'\], got"
-    check_refusal(function, arguments, ValueError, message)
-
-
-@pytest.mark.parametrize("function", [*SEQUENCES, *STEPS])
-@pytest.mark.parametrize("backend", ["cuda", "", 0])
-def test_unknown_backends_are_refused_with_the_known_ones(function, backend):
-    arguments = good(function) | {"backend": backend}
-    message = r"backend must be one of \['cpu', .*'reference'.*\], got"
-    check_refusal(function, arguments, ValueError, message)
+@pytest.mark.parametrize(("function", "argument", "name", "known"), NAMES)
+def test_unknown_names_are_refused_with_the_known_ones(function, argument, name, known):
+    message = rf"{argument} must be one of \[{known}\], got"
+    check_refusal(function, good(function) | {argument: name}, ValueError, message)
 
 
 @pytest.mark.parametrize("function", SEQUENCES)
@@ -211,57 +192,35 @@ def test_kernels_of_the_cpu_are_refused_elsewhere(function):
 
 
 @pytest.mark.parametrize("function", SEQUENCES)
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("number", [float("nan"), -float("inf")])
+@pytest.mark.parametrize("which", [0, 1, 2])
 def test_check_finite_detects_entries_that_are_not_finite(function, number, which):
-    arguments = good(function)
+    arguments = good(function) | {"initial_state": torch.zeros(B, H, m)}
     name = list(arguments)[which]
     place = tuple(size - 1 for size in arguments[name].shape)
     arguments[name][place] = number
     listed = ", ".join(map(str, place))
     message = rf"{name} must be finite, got 1 NaN or infinite entries, .* index \({listed}\)"
-    check_refusal(function, arguments | {"check_finite": True}, ValueError, message)
+    for options in [{}, {"realization": "observer"}] if function == "h_lru" else [{}]:
+        check_refusal(function, arguments | {"check_finite": True} | options, ValueError, message)
     getattr(ops, function)(**arguments)  # no check by default
 
 
-@pytest.mark.parametrize("function", SEQUENCES)
-def test_check_finite_detects_an_initial_state_that_is_not_finite(function):
-    state = torch.zeros(B, H, m)
-    state[1, 2, 0] = float("nan")
-    arguments = good(function) | {"initial_state": state, "check_finite": True}
-    check_refusal(function, arguments, ValueError, r"initial_state must be finite, .*\(1, 2, 0\)")
-
-
-def test_check_finite_detects_entries_in_the_observer_form():
-    arguments = good("h_lru") | {"check_finite": True, "realization": "observer"}
-    arguments["gates"][0, 0, 0, 0] = float("nan")
-    check_refusal("h_lru", arguments, ValueError, "gates must be finite")
-
-
-@pytest.mark.parametrize("function", SEQUENCES)
+@pytest.mark.parametrize("function", [*SEQUENCES, *STEPS])
 def test_blocks_of_size_zero_are_refused(function, device, backend):
     shapes = {
         "bd_lru": {"gates": (B, T, H, 0, 1), "values": (B, T, H, 0)},
         "h_lru": {"gates": (B, T, H, 1), "values": (B, T, H)},
         "block_scan": {"transitions": (B, T, H, 0, 0), "inputs": (B, T, H, 0)},
         "lag_scan": {"coefficients": (B, T, H, 0), "inputs": (B, T, H)},
+        "bd_lru_step": {"gates": (B, H, 0, 1), "values": (B, H, 0), "state": (B, H, 0)},
+        "h_lru_step": {"gates": (B, H, 1), "values": (B, H), "state": (B, H, 0)},
+        "block_step": {"transitions": (B, H, 0, 0), "inputs": (B, H, 0), "state": (B, H, 0)},
+        "lag_step": {"coefficients": (B, H, 0), "inputs": (B, H), "state": (B, H, 0)},
     }[function]
     arguments = {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
     message = "must have m of at least 1, got"
     check_refusal(function, arguments | {"backend": backend}, ValueError, message)
-
-
-@pytest.mark.parametrize("function", STEPS)
-def test_steps_of_size_zero_are_refused(function):
-    shapes = {
-        "bd_lru_step": {"gates": (B, H, 0, 1), "values": (B, H, 0)},
-        "h_lru_step": {"gates": (B, H, 1), "values": (B, H)},
-        "block_step": {"transitions": (B, H, 0, 0), "inputs": (B, H, 0)},
-        "lag_step": {"coefficients": (B, H, 0), "inputs": (B, H)},
-    }[function]
-    arguments = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    arguments["state"] = torch.zeros(B, H, 0)
-    check_refusal(function, arguments, ValueError, "must have m of at least 1, got")
 
 
 def test_gates_without_an_input_gate_are_refused():
@@ -280,16 +239,13 @@ def test_gates_without_an_input_gate_are_refused():
         (torch.zeros(3, 3), "householder", ValueError, r"\(..., m, m\+1\) for 'householder'"),
         (torch.zeros(3), "householder", ValueError, r"\(..., m, m\+1\) for 'householder'"),
         (torch.zeros(3, 3), "column_softmax", ValueError, r"\(..., m, m\+1\) for 'column_softmax'"),
+        (torch.zeros(3), "soft", ValueError, r"gate must be one of \['softmax', .*\], got 'soft'"),
+        (torch.zeros(2, 3).to_sparse(), "softmax", TypeError, "gates must be a dense tensor"),
     ],
 )
 def test_bad_gates_of_normalize_are_named(gates, gate, error, message):
     with pytest.raises(error, match=message):
         ops.normalize(gates, gate)
-
-
-def test_unknown_family_of_normalize_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"gate must be one of \['softmax', .*\], got 'soft'"):
-        ops.normalize(torch.zeros(3), "soft")
 
 
 def test_bind_records_sizes_and_reports_them():
@@ -355,21 +311,9 @@ def test_check_finite_names_an_initial_state_that_is_no_dense_tensor(function, s
     check_refusal(function, arguments, TypeError, "initial_state must be a (dense )?tensor, got")
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_sparse_and_nested_tensors_are_named_everywhere():
-    sparse = torch.zeros(2, 3).to_sparse()
-    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
-    for gates in (sparse, nested):
-        with pytest.raises(TypeError, match="gates must be a dense tensor"):
-            ops.normalize(gates, "softmax")
+def test_sparse_tensors_are_named_everywhere():
     with pytest.raises(TypeError, match="temperature must be a dense tensor"):
         ops.normalize(torch.zeros(3), "softmax", temperature=torch.tensor(1.0).to_sparse())
     bounds = packed("bd_lru")["cu_seqlens"].to_sparse()
     arguments = packed("bd_lru") | {"cu_seqlens": bounds}
     check_refusal("bd_lru", arguments, TypeError, "cu_seqlens must be a dense tensor")
-
-
-@pytest.mark.parametrize("name", ["gate", "realization", "backend"])
-def test_arrays_are_no_names(name):
-    arguments = good("h_lru") | {name: np.array(["softmax", "cpu"])}
-    check_refusal("h_lru", arguments, ValueError, f"{name} must be one of")

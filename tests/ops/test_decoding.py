@@ -2,23 +2,25 @@
 
 import pytest
 import torch
+from tests.ops.conftest import families_of, in_pairs
 
 from statemix import ops
 from statemix.ops.decoding import are_plain, projected_step
 
+STEPS = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [1, 3, 9])
+@in_pairs(
+    **{"kind,gate": [(kind, gate) for kind in STEPS for gate in families_of(kind)]},
+    size=[1, 3, 9],
+    dtype=DTYPES,
+)
 def test_steps_equal_the_sequence_bit_for_bit(
     problem, identical, kind, gate, size, dtype, stepwise_backend
 ):
     p = problem(kind, length=4, blocks=21, size=size, gate=gate).to(dtype)
-    sequence, step = {
-        "blocks": (ops.bd_lru, ops.bd_lru_step),
-        "lags": (ops.h_lru, ops.h_lru_step),
-    }[kind]
+    sequence, step = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind], STEPS[kind]
     state, states = p.initial_state, []
     for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
         h_t, state = step(g_t, v_t, state, gate, backend=stepwise_backend)
@@ -62,7 +64,7 @@ def test_steps_of_the_scans_equal_the_scans(problem, identical, kind, dtype, ste
 
 def test_gradients_flow_through_steps(problem, agree, kind):
     p = problem(kind, length=3)
-    step = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}[kind]
+    step = STEPS[kind]
     leaves = gates, values, state = [leaf.clone().requires_grad_() for leaf in p.leaves]
     states = []
     for g_t, v_t in zip(gates.unbind(1), values.unbind(1), strict=True):
@@ -103,7 +105,7 @@ ORDERS = {
 @pytest.mark.parametrize("name", ["gates", "values", "state"])
 def test_steps_of_equal_shapes_may_differ_in_memory_order(problem, identical, kind, name, order):
     p = problem(kind, batch=3, length=1, blocks=5, size=2).to(torch.float32)
-    step = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}[kind]
+    step = STEPS[kind]
     arguments = {"gates": p.gates[:, 0], "values": p.values[:, 0], "state": p.initial_state}
     expected = step(**arguments)
     with torch.inference_mode():
@@ -135,7 +137,7 @@ def test_a_temperature_given_as_a_number_is_rounded_alike_in_inference_mode(
     problem, identical, kind
 ):
     p = problem(kind, batch=20, length=1, blocks=9).to(torch.float32)
-    step = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}[kind]
+    step = STEPS[kind]
     arguments = p.gates[:, 0], p.values[:, 0], p.initial_state
     for temperature in (0.3, 4.081020518377686):
         expected = step(*arguments, temperature=temperature)

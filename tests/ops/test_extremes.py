@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.ops.conftest import in_pairs
 
 from statemix import ops
 
@@ -44,9 +45,7 @@ def huge(p, scale, dtype):
     return p.to(dtype).replace(gates=gates)
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("gate", SUMMED)
+@in_pairs(scale=SCALES, dtype=DTYPES, gate=SUMMED, kind=["blocks", "lags"])
 def test_backend_equals_stable_sums(problem, kind, gate, dtype, scale, backend):
     if scale == 1e30 and dtype == torch.float64:
         scale = 1e290
@@ -54,9 +53,7 @@ def test_backend_equals_stable_sums(problem, kind, gate, dtype, scale, backend):
     check_one_step_each(p, gate, backend)
 
 
-@pytest.mark.parametrize("scale", [None, "largest"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("gate", SUMMED)
+@in_pairs(scale=[None, "largest"], dtype=DTYPES, gate=SUMMED, kind=["blocks", "lags"])
 def test_values_near_the_largest_number_equal_stable_sums(
     problem, kind, gate, dtype, scale, backend
 ):
@@ -161,13 +158,8 @@ def largest_of_blocks(x, axes):
 def check_blocks(name, actual, wanted, terms, unit=1.0, tolerance=1.0):
     """Check one tensor block by block: errors are relative to the block and its terms.
 
-    Args:
-        name: name of the tensor.
-        actual: the results of a backend.
-        wanted: what they should be, divided by the unit.
-        terms: size of the terms that are added in each block, divided by the unit.
-        unit: unit of the tensor.
-        tolerance: factor of the tolerance of the dtype.
+    ``terms`` are the sizes of what is added in each block; they and ``wanted`` are divided by the
+    unit of the tensor. ``tolerance`` is a factor of that of the dtype.
     """
     dtype = actual["d_gates"].dtype
     tiny = torch.finfo(dtype).tiny * 2**16 / unit  # smaller numbers have only a few bits
@@ -187,22 +179,16 @@ def check_blocks(name, actual, wanted, terms, unit=1.0, tolerance=1.0):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_householder_equals_products_of_unit_reflections(problem, dtype, scale, backend):
+@pytest.mark.parametrize("large", [False, True])
+def test_householder_equals_products_of_unit_reflections(problem, dtype, scale, large, backend):
     if scale == 1e30 and dtype == torch.float64:
         scale = 1e290
     p = huge(problem("blocks", batch=1, length=4, blocks=5, size=3), scale, dtype)
+    if large:
+        p = with_largest_values(p, torch.sign)
+        # The bound is one of lengths: vectors whose length is finite.
+        p = p.replace(values=p.values / 2, initial_state=p.initial_state / 2)
     check_reflections(p, backend)
-
-
-@pytest.mark.parametrize("scale", [1e4, "largest"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_householder_with_values_near_the_largest_number_equals_stable_sums(
-    problem, dtype, scale, backend
-):
-    p = huge(problem("blocks", batch=1, length=4, blocks=5, size=3), scale, dtype)
-    p = with_largest_values(p, torch.sign)
-    # The bound is one of lengths: vectors whose length is finite.
-    check_reflections(p.replace(values=p.values / 2, initial_state=p.initial_state / 2), backend)
 
 
 def check_reflections(p, backend):

@@ -185,13 +185,6 @@ def test_absolute_gates_of_a_row_sum_to_one_less_epsilon(gate, size, seed, scale
     torch.testing.assert_close(total, expected, rtol=1e-12, atol=0)
 
 
-def test_none_leaves_gates_alone():
-    gates = torch.randn(4, 5)
-    a, a_0 = ops.normalize(gates, "none")
-    assert a.equal(gates[:, :4])
-    assert a_0.equal(gates[:, 4])
-
-
 @pytest.mark.parametrize("kind", list(RECURRENCES))
 @pytest.mark.parametrize("gate", ["relu", "signed", "tanh"])
 def test_row_without_any_share_gives_zero_and_finite_gradients(problem, kind, gate, backend):
@@ -253,22 +246,18 @@ def test_eigenvalues_of_blocks_stay_below_one_minus_the_least_input_gate(size, s
         assert (radius <= 1 - a_0.abs().amin(-1) + 1e-15 ** (1 / size)).all()
 
 
-def test_householder_keeps_the_digits_of_a_small_share_of_the_state():
+@pytest.mark.parametrize("gate", ["householder", "column_softmax"])
+def test_blocks_keep_the_digits_of_a_small_share_of_the_state(gate):
     """1 - sigmoid(x) for large x, where the difference of two numbers near 1 would be 0."""
     gates = torch.zeros(2, 3)
-    gates[..., -1] = 30.0
-    transition, input_gate = ops.normalize(gates, "householder")
-    kept = math.exp(-27)
-    torch.testing.assert_close(transition, kept * torch.eye(2), rtol=1e-5, atol=0)
-    torch.testing.assert_close(input_gate, torch.ones(2))
-
-
-def test_columns_keep_the_digits_of_a_small_share_of_the_state():
-    gates = torch.zeros(2, 3)
-    gates[0, -1] = 30.0
-    transition, input_gate = ops.normalize(gates, "column_softmax")
-    torch.testing.assert_close(transition, torch.full((2, 2), math.exp(-30) / 2), rtol=1e-5, atol=0)
-    torch.testing.assert_close(input_gate, torch.tensor([1.0, math.exp(-30)]), rtol=1e-5, atol=0)
+    if gate == "householder":
+        gates[..., -1] = 30.0
+        expected = math.exp(-27) * torch.eye(2), torch.ones(2)
+    else:
+        gates[0, -1] = 30.0
+        expected = torch.full((2, 2), math.exp(-30) / 2), torch.tensor([1.0, math.exp(-30)])
+    for found, wanted in zip(ops.normalize(gates, gate), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
 
 
 def test_the_documentation_states_the_bound_of_every_family():

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from tests.ops.conftest import in_pairs
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 # Sequences, tokens, columns and channels.
 SHAPES = [
     *((2, 5, 3, 7), (1, 1, 1, 1), (3, 9, 16, 40), (1, 33, 4, 17), (2, 4, 5, 64), (1, 7, 3, 300)),
-    *((0, 4, 2, 8), (3, 0, 2, 8), (2, 3, 0, 8)),
+    # None of one kind, and the most columns of the layer.
+    *((0, 4, 2, 8), (3, 0, 2, 8), (2, 3, 0, 8), (1, 18, 128, 9)),
 ]
 
 
@@ -74,9 +76,7 @@ def device(backend, monkeypatch):
     return device
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("backend", ["cpu", "triton"])
+@in_pairs(backend=["cpu", "triton"], shape=SHAPES, dtype=[torch.float32, torch.float64])
 def test_the_scan_and_its_gradients_equal_the_recurrence(backend, shape, dtype, device):
     given = [one.to(device) for one in arguments(shape, dtype)]
     expected = outcome(recurrence, [one.double() for one in given])
@@ -84,7 +84,8 @@ def test_the_scan_and_its_gradients_equal_the_recurrence(backend, shape, dtype, 
     found = outcome(selective_scan, given)
     assert all(one.dtype == dtype for one in found)
     for one, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.double(), wanted, rtol=error, atol=error)
+        most = error * (1 if shape[2] < 128 else 10)
+        torch.testing.assert_close(one.double(), wanted, rtol=error, atol=most)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "triton"])
@@ -107,21 +108,9 @@ def test_rates_that_forget_everything(backend, device):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["triton"])
-def test_triton_scans_the_largest_sizes_of_the_layer(backend, device):
-    given = [one.to(device) for one in arguments((1, 18, 128, 9), torch.float32)]
-    expected = outcome(recurrence, [one.double() for one in given])
-    for found, wanted in zip(outcome(selective_scan, given), expected, strict=True):
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
-
-
 def scaled(given):
     outputs, final_state, kept = selective_scan_module._CPU.forward(given)
     return outputs * 1.001, final_state, kept
-
-
-def broken(given):
-    raise RuntimeError("PassManager::run failed\nand more")
 
 
 def numberless(given):
@@ -129,32 +118,31 @@ def numberless(given):
     return outputs, final_state * math.nan, kept
 
 
+def broken(given):
+    raise RuntimeError("PassManager::run failed\nand more")
+
+
+def negative(*arguments):
+    d_steps, *others = selective_scan_module._CPU.backward(*arguments)
+    return -d_steps, *others
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("forward", "message"),
+    ("changed", "message"),
     [
-        (scaled, r"error of outputs 1\.\de-03, tolerance 1e-04"),
-        (broken, "RuntimeError: PassManager::run failed"),
-        (numberless, "error of final_state nan"),
+        ({"forward": scaled}, r"error of outputs 1\.\de-03, tolerance 1e-04"),
+        ({"forward": broken}, "RuntimeError: PassManager::run failed"),
+        ({"forward": numberless}, "error of final_state nan"),
+        ({"backward": negative}, "error of d_steps"),
     ],
 )
-def test_kernels_that_are_wrong_are_not_used_and_the_user_is_told_once(forward, message):
-    kernels = selective_scan_module._CPU._replace(forward=forward)
+def test_kernels_that_are_wrong_are_not_used_and_the_user_is_told_once(changed, message):
+    kernels = selective_scan_module._CPU._replace(**changed)
     with pytest.warns(UserWarning, match=message):
         fault = selective_scan_module._fault(kernels, "cpu")
     assert fault
     assert selective_scan_module._fault(kernels, "cpu") == fault
-
-
-@pytest.mark.kernels
-def test_wrong_gradients_are_found():
-    def backward(*arguments):
-        d_steps, *others = selective_scan_module._CPU.backward(*arguments)
-        return -d_steps, *others
-
-    kernels = selective_scan_module._CPU._replace(backward=backward)
-    with pytest.warns(UserWarning, match="error of d_steps"):
-        assert selective_scan_module._fault(kernels, "cpu")
 
 
 @pytest.mark.kernels

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -144,35 +142,6 @@ def check_parts(found, slices, *, grouped):
             if learned:
                 torch.testing.assert_close(parts[0][4], d_initial, rtol=0, atol=tolerance)
                 assert all((one[4] == 0).all() for one in parts[1:])
-
-
-def test_three_slices_hand_their_gradients_on(monkeypatch):
-    """Ranks as threads of one process, which meet wherever processes gather."""
-    meeting, here = threading.Barrier(3, timeout=60), threading.local()
-    shared = [None] * 3
-
-    def gathered(tensor, group):
-        shared[here.rank] = tensor
-        meeting.wait()
-        found = list(shared)
-        meeting.wait()
-        return found
-
-    def rank_of(rank):
-        here.rank = rank
-        return part("bd_lru", slices, True, None, None)
-
-    slices = (2, 3, 1)
-    module = sys.modules["statemix.ops.sequence_parallel"]
-    monkeypatch.setattr(module, "_gathered", gathered)
-    monkeypatch.setattr(distributed, "get_rank", lambda group: here.rank)
-    with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(rank_of, range(3)))
-    _, _, *expected, d_initial = whole("bd_lru", sum(slices), True)
-    for place, gradient in enumerate(expected, 2):
-        together = torch.cat([one[place] for one in found], 1)
-        torch.testing.assert_close(together, gradient, rtol=0, atol=1e-10)
-    torch.testing.assert_close(found[0][4], d_initial, rtol=0, atol=1e-10)
 
 
 def test_what_cannot_be_split_is_named():

@@ -90,7 +90,7 @@ def test_steps_equal_the_sequence_bit_for_bit(
     check_steps(p, identical, monkeypatch, gate)
 
 
-@pytest.mark.parametrize("temperature", [0.7, torch.tensor(0.3, dtype=torch.float64)])
+@pytest.mark.parametrize("temperature", [0.7, torch.tensor(0.3, dtype=torch.float64)], ids=type)
 def test_steps_of_every_family_follow_the_temperature(
     problem, identical, monkeypatch, kind, gate, temperature
 ):

@@ -192,8 +192,12 @@ def test_task_runs_name_another_pytorch(tmp_path, tiny):
 
 @pytest.mark.parametrize(
     "damage",
-    [{"last": 5}, {"best": []}, {"time_s": None}, {"weights": {}}, {"weights": 5}],
-    ids=str,
+    [
+        *({"last": 5}, {"last": {}}, {"last": {"step": 4, "scores": "x"}}, {"best": []}),
+        *({"last": {"step": 4, "scores": {"mse": 10**400}}}, {"time_s": None}),
+        *({"weights": {}}, {"weights": 5}),
+    ],
+    ids=lambda damage: str(damage)[:40],
 )
 def test_a_damaged_summary_of_a_finished_run_is_named(tmp_path, damage):
     fit(folder=tmp_path, **arguments())

@@ -139,8 +139,11 @@ def load_fitted(model: nn.Module, folder: Path) -> Fitted:
     weights = runs.load_weights(folder, file, summary["weights"].get(file, ""))
     try:
         model.load_state_dict(weights)
-        last = checked(dict[str, Any], summary["last"], "last")
-        best = checked(dict[str, Any], summary.get("best", last), "best")
+        last = summary["last"]
+        best = summary.get("best", last)
+        for row in map(partial(checked, dict[str, Any]), (last, best), ("last", "best")):
+            checked(int, row["step"], "step")
+            checked(dict[str, float | None], row.get("scores", {}), "scores")
         return Fitted(folder, last, best, checked(float, summary["time_s"], "time_s"))
     except (KeyError, RuntimeError, SettingError) as error:
         if is_shortage(error):

@@ -139,7 +139,7 @@ def commit_text(environment: Mapping[str, Any]) -> str:
         >>> commit_text({"commit": "0123456789abcdef", "tree_clean": False})
         '0123456+'
     """
-    commit = (environment.get("commit") or "")[:7]
+    commit = str(environment.get("commit") or "")[:7]
     return f"{commit}+" if environment.get("tree_clean") is False else commit
 
 

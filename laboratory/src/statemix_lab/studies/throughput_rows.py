@@ -4,7 +4,7 @@ import json
 import reprlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import (
     AliasPath,
@@ -12,7 +12,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
     model_validator,
 )
@@ -21,6 +20,7 @@ from statemix.errors import RequestError
 from statemix_lab.bench.harness import Spread
 from statemix_lab.studies.result_text import commit_text, counted
 
+_Count = Annotated[int, Field(gt=0, lt=2**63)]
 # How implementations of the recurrences are called, by backend.
 _NAMES = {
     "loop": "sequential",
@@ -60,10 +60,10 @@ class _TimedLayer(_Stored, extra="allow"):
 
     name: str
     backend: str | None = None
-    num_blocks: PositiveInt | None = None
-    block_size: PositiveInt | None = None
-    num_channels: PositiveInt | None = None
-    order: PositiveInt | None = None
+    num_blocks: _Count | None = None
+    block_size: _Count | None = None
+    num_channels: _Count | None = None
+    order: _Count | None = None
 
 
 class Point(_Stored):
@@ -73,10 +73,10 @@ class Point(_Stored):
     """Name and options of the layer as users write them, marked if it was compiled."""
     label: str
     layer: _TimedLayer
-    num_parameters: PositiveInt
-    hidden_size: PositiveInt = Field(validation_alias=AliasPath("case", "hidden_size"))
-    batch_size: PositiveInt = Field(validation_alias=AliasPath("case", "batch_size"))
-    length: PositiveInt = Field(validation_alias=AliasPath("case", "length"))
+    num_parameters: _Count
+    hidden_size: _Count = Field(validation_alias=AliasPath("case", "hidden_size"))
+    batch_size: _Count = Field(validation_alias=AliasPath("case", "batch_size"))
+    length: _Count = Field(validation_alias=AliasPath("case", "length"))
     time_s: _Percentiles | None
     ratio: _Percentiles | None = Field(None, validation_alias=AliasPath("ratios", "lstm"))
     """Its time over that of an LSTM of the same width; None for the LSTM itself."""
@@ -86,7 +86,7 @@ class Point(_Stored):
     tree_clean: bool | None = None
     dtype: str
     cpu: str
-    threads: PositiveInt | None = None
+    threads: _Count | None = None
     # Rows from before other devices were measured do not say which one it was.
     device: str = "cpu"
     compiled: bool = False

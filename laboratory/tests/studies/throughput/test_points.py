@@ -103,6 +103,7 @@ def test_rows_of_other_benchmarks_are_skipped(row, write):
     [
         ({"case": None}, ":2: case.hidden_size .*, got nothing$"),
         ({"case": SIZES | {"length": 0}}, ":2: case.length must be greater than 0, got 0$"),
+        ({"case": SIZES | {"length": 10**400}}, ":2: case.length must be less than 92"),
         ({"case": SIZES | {"length": True}}, ":2: case.length must be a valid integer, got True$"),
         (
             {"time_s": {"p20": 1.0, "p50": -1.0, "p80": 1}},

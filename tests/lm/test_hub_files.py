@@ -121,7 +121,7 @@ def test_tuples_and_hidden_states_are_returned_on_request():
         ({"layer_types": ["linear_attention"]}, "must have num_hidden_layers=2 entries, got 1"),
         (
             {"layer_types": ["mine"] * 2},
-            r"must be among .*full_attention.*, got \['mine'\]; a list",
+            r"must be among .*full_attention.*, got \['mine', 'mine'\]; a list",
         ),
         ({"layer_types": ["sliding_attention"] * 2}, "must have the name of a layer .* got None"),
         ({"mixers": [{"name": "lstm"}]}, "mixers must have num_hidden_layers=2 entries, got 1"),

@@ -634,3 +634,9 @@ def test_edited_source_of_imported_modules_is_named(tiny, tmp_path, monkeypatch,
     file.write_text("HALF = 0.4\n")
     with pytest.warns(UserWarning, match=f"have changed: source of {name}="):
         train(config, tmp_path / "run")
+
+
+def test_a_damaged_description_of_the_machine_states_nothing(tiny, tmp_path):
+    outcome = train(tiny(), tmp_path)
+    (tmp_path / "environment.json").write_text('{"information": 3, "code": [], "backends": 1}')
+    assert train(tiny(), tmp_path) == outcome

@@ -19,7 +19,7 @@ from statemix.errors import OptionError, RequestError
 from statemix.files import sync_directory, write_file
 from statemix.lm.corpora import HELD_OUT_SHARE, CorpusReading, Document, read_corpus
 from statemix.lm.hub_config import StatemixConfig
-from statemix.lm.shards import TokenFile, TokenWriter, read_tokens
+from statemix.lm.shards import TokenFile, TokenWriter, check_ids, read_tokens
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
     decode,
@@ -283,6 +283,7 @@ def _texts(tokens: TokenFile, tokenizer: Tokenizer, first: int = 0) -> Iterator[
     """Yield the text of each document from the first one on."""
     for number in range(first, len(tokens.bounds) - 1):
         ids = tokens.document(number)[-_WINDOW:]
+        check_ids("the text", ids, tokenizer.get_vocab_size())
         # The end of a document is no part of its text.
         yield tokenizer.decode(ids[ids != end_of(tokenizer)].tolist()).encode()
 

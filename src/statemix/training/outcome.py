@@ -12,7 +12,7 @@ from annotated_types import MinLen
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from statemix.errors import RequestError, SettingError
+from statemix.errors import ABSENT, RequestError, SettingError
 from statemix.memory import is_shortage
 from statemix.models import ReadoutModel
 from statemix.training import folder as runs
@@ -232,9 +232,17 @@ def resolved_config(folder: Path, stored: runs.StoredConfig) -> RunConfig:
     """Build the whole configuration of a run from what its folder holds."""
     runs.check_imported(folder / runs.CONFIG, stored.resolved.get("imports"))
     try:
-        return config_from_plain(stored.resolved)
+        config = config_from_plain(stored.resolved)
+        for name, value in (
+            ("schedules.epochs", config.schedules.epochs or config.schedules.num_steps),
+            ("evaluation.every", config.evaluation.every),
+            ("runtime.num_threads", config.runtime.num_threads),
+        ):
+            if value is None:
+                raise SettingError(name, "must be given", ABSENT)
     except RequestError as error:
         raise RequestError(f"{folder / runs.CONFIG}: {error}") from error
+    return config
 
 
 def load_asked(folder: Path | str) -> RunConfig:

@@ -21,7 +21,7 @@ from statemix_lab.cli.bench import BENCHMARKS
 
 FLAGS = {
     "train": """
-        --folder --config --from --recipe --grid --workers --ray --retry
+        --folder --config --from --recipe --grid --workers --retry
         --extend --checkpoint-every-s
         --task --seed --imports --start-from
         --model.layers --model.num-layers --model.hidden-size --model.bos --model.no-bos
@@ -53,7 +53,7 @@ FLAGS = {
     "doctor": "--check --json",
     "demo": "--group --moves --form --games --seed --output --fresh --retry",
     "reproduce": """
-        --size --protocol --minutes --columns --models --dry-run --retry --workers --ray
+        --size --protocol --minutes --columns --models --dry-run --retry --workers
         --output --store --imports
         """,
     "report": "--results --json --output --imports",
@@ -488,7 +488,7 @@ def test_a_missing_package_names_the_extra_that_brings_it(
     assert capsys.readouterr().err == f"statemix: {wanted}\n"
 
 
-@pytest.mark.parametrize("module", ["transformers", "tokenizers", "ray", "chess", "triton"])
+@pytest.mark.parametrize("module", ["transformers", "tokenizers", "chess", "triton"])
 def test_a_package_that_a_part_of_a_command_lacks_is_named_with_its_extra(
     module, capsys, monkeypatch
 ):
@@ -496,7 +496,6 @@ def test_a_package_that_a_part_of_a_command_lacks_is_named_with_its_extra(
     extras = {
         "transformers": "statemix[lm]",
         "tokenizers": "statemix[lm]",
-        "ray": "statemix[sweep]",
         "chess": "statemix-lab[chess]",
         "triton": "statemix[gpu]",
     }

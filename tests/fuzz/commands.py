@@ -110,7 +110,7 @@ _CORRUPT = (
     "backend=cuda", "0.5", "S_3", "cuda", "/dev/null", "/", "x" * 5000, "1,2", "seed=1,1", "seed=",
 )  # fmt: skip
 _OTHER_FLAGS = (
-    "--nonsense", "--folder", "--config", "--from", "--grid", "--workers", "--retry", "--ray",
+    "--nonsense", "--folder", "--config", "--from", "--grid", "--workers", "--retry",
     "--imports", "--schedules.num-steps", "--schedules.attributes",
     "--evaluation.attributes",
     "--model.layers.1.gate", "--model.layers.0.num_blocks", "--optimizer.groups.0.weight_decay",

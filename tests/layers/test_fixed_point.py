@@ -16,8 +16,8 @@ from statemix.layers.fixed_point.fixed_point_layer import LEAST_BUDGET, diagonal
 from statemix.layers.fixed_point.mixers import _shortened, build_mixer
 from statemix.layers.fixed_point.normed import NormedLinear
 from statemix.layers.fixed_point.solver import SolverConfig, _residuals, solve
-from statemix.training import AttributeSchedule
-from statemix.training.schedules import Attributes
+from statemix.training import AttributeSchedule, ScheduleConfig
+from statemix.training.schedules import Schedules
 
 MIXERS = [("householder", 1), ("householder", 3), ("dplr", 2), ("kronecker", 1), ("monarch", 3)]
 CONVERGED = {"max_iterations": 2000, "tolerance": 1e-14, "contraction": 0.9}
@@ -586,21 +586,25 @@ def test_windows_have_the_budget_and_the_padding_of_their_tokens(monkeypatch):
     assert all(one.equal(part) for (*_, one), part in zip(seen, windows, strict=True))
 
 
+def scheduled(model, *schedules):
+    """Return the attributes after 2 of 4 steps."""
+    config = ScheduleConfig(attributes=schedules)
+    return Schedules(config, 1e-3, model, num_steps=4).attributes(2)
+
+
 def test_budget_and_tolerance_may_be_scheduled():
     model = torch.nn.Sequential(build())
-    attributes = Attributes(
+    followed = scheduled(
         model,
-        (
-            AttributeSchedule("max_iterations", start=2, end=10.0),
-            AttributeSchedule("tolerance", end=1e-5, curve="geometric"),
-        ),
+        AttributeSchedule("max_iterations", start=2, end=10.0),
+        AttributeSchedule("tolerance", end=1e-5, curve="geometric"),
     )
-    assert attributes.set(2, 4) == {"0.max_iterations": 6, "0.tolerance": pytest.approx(1e-4)}
+    assert followed == {"0.max_iterations": 6, "0.tolerance": pytest.approx(1e-4)}
     layer = model[0]
     layer(tokens(1, 5, 6))
     assert layer.reports()["iterations"] <= 6
     with pytest.raises(SettingError, match=r"start must be given where max_iterations begins at N"):
-        Attributes(torch.nn.Sequential(build()), (AttributeSchedule("max_iterations", end=9),))
+        scheduled(torch.nn.Sequential(build()), AttributeSchedule("max_iterations", end=9))
 
 
 def test_evaluation_that_has_not_converged_warns_once(recwarn):

@@ -290,6 +290,7 @@ def test_a_compressor_is_given_the_end_of_the_training_text(tmp_path, monkeypatc
 
     class Noting:
         token_to_id = tokenizer.token_to_id
+        get_vocab_size = tokenizer.get_vocab_size
 
         def decode(self, ids):
             decoded.append(len(ids))

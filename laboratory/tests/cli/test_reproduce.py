@@ -12,7 +12,6 @@ import pytest
 
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
-from statemix.sweeps import cluster
 from statemix.sweeps.runner import Ended, run_all
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -286,42 +285,10 @@ def test_the_output_folder_holds_runs_store_and_picture_of_the_protocol_and_size
 
 
 @pytest.mark.parametrize(
-    ("options", "said", "asked"),
-    [
-        ([], "6 runs to do, on the cluster; predicted for all: ", None),
-        (["--workers", "3"], "6 runs to do, 3 at a time; predicted for all: ", 3),
-    ],
-)
-def test_a_cluster_trains_as_many_runs_at_a_time_as_it_can(
-    capsys, monkeypatch, options, said, asked
-):
-    calls = []
-
-    def here(*arguments, ray, num_workers, **options):
-        calls.append((ray, num_workers))
-        return run_all(*arguments, **options)
-
-    @contextlib.contextmanager
-    def connected(address):
-        calls.append(address)
-        yield
-
-    monkeypatch.setattr("statemix_lab.studies.study.run_all", here)
-    monkeypatch.setattr(cluster, "connected", connected)
-    assert main(["reproduce", "table4", "--ray", "10.0.0.1:6379", *options]) == 0
-    assert calls == ["10.0.0.1:6379", ("10.0.0.1:6379", asked)]
-    text = capsys.readouterr().out
-    assert said in text
-    assert ("(one by one on this machine)" in text) == (asked is None)
-
-
-@pytest.mark.parametrize(
     ("options", "predicted"),
     [
         (["--workers", "1"], "6 min 0 s"),
         (["--workers", "2"], "3 min 0 s"),
-        (["--ray", "auto"], "6 min 0 s (one by one on this machine)"),
-        (["--ray", "auto", "--workers", "3"], "2 min 0 s"),
     ],
 )
 def test_runs_side_by_side_divide_the_predicted_time(capsys, monkeypatch, options, predicted):
@@ -460,8 +427,6 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         (["table4", "--workers", "5"], "workers must be in 1..4 (processors available: 1)"),
         (["table4", "--output", "/dev/null"], "output must be a writable folder, got '/dev/null'"),
         (["table4", "--store", "."], "a results store must be a regular file, got '.'"),
-        (["table4", "--ray", "auto", "--workers", "0"], "workers must be at least 1, got 0"),
-        (["table4", "--ray", "no place"], "ray must be 'auto', 'local' or the address of a"),
         (["table4", "--store", "/dev/null/x"], "store must be a writable file, got '/dev/null/x'"),
     ],
 )

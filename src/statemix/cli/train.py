@@ -105,12 +105,7 @@ class Train:
     the validation split. grid.csv receives the table."""
 
     workers: int | None = None
-    """Number of processes that train runs of a grid in parallel (1 if not given; with --ray, as
-    many as the cluster has GPUs, or processors if it has no GPU)."""
-
-    ray: str | None = None
-    """Train a grid on a Ray cluster: "auto" (the one that runs here), its address, or "local" (a
-    new one on this machine). All machines must share the folder."""
+    """Number of processes that train runs of a grid in parallel (1 if not given)."""
 
     retry: bool = False
     """Retry runs of a grid that diverged or failed. Without it they are only reported."""
@@ -136,9 +131,8 @@ class Train:
             KeyboardInterrupt: after Ctrl-C, with a checkpoint saved.
         """
         if not self.grid:
-            for option in ("workers", "ray"):
-                if getattr(self, option) is not None:
-                    raise RequestError(f"--{option} needs --grid, got none")
+            if self.workers is not None:
+                raise RequestError("--workers needs --grid, got none")
             if self.retry:
                 raise RequestError("--retry needs --grid, got none")
             with shown() as show:
@@ -153,7 +147,7 @@ class Train:
             return
         if self.extend:
             raise RequestError("--extend needs a single run, got --grid")
-        if self.workers is not None and self.ray in (None, "local"):
+        if self.workers is not None:
             check_threads("workers", self.workers)
         axes = [_axis(text) for text in self.grid]
         for axis in axes:
@@ -167,7 +161,6 @@ class Train:
             ended = run_all(
                 jobs,
                 num_workers=self.workers,
-                ray=self.ray,
                 retry=("diverged", "failed") if self.retry else (),
                 on_event=lambda job, event: show(job.name, event),
                 on_end=_report_trouble,

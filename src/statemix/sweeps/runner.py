@@ -11,7 +11,6 @@ from typing import Literal
 
 from statemix.errors import RequestError
 from statemix.interrupts import TERMINABLE, handled
-from statemix.sweeps.cluster import Cluster, cluster
 from statemix.sweeps.study_runs import Runnable
 from statemix.sweeps.worker_processes import (
     Processes,
@@ -63,7 +62,6 @@ def run_all(
     jobs: Sequence[Job],
     *,
     num_workers: int | None = None,
-    ray: str | None = None,
     retry: Collection[JobEnding] = (),
     fresh: bool = False,
     until: float | None = None,
@@ -80,11 +78,7 @@ def run_all(
     Args:
         jobs: jobs in the order in which they start.
         num_workers: number of processes; with 1, everything runs in this process. Results do not
-            depend on the number if the configurations fix the number of threads. None means 1, or
-            as many as the cluster has GPUs (processors if it has none).
-        ray: address of a Ray cluster that trains the jobs, "auto" for the running cluster that Ray
-            finds, or "local" for a new one on this machine. The folders of the jobs must be on a
-            file system that all machines share. None means processes of this machine.
+            depend on the number if the configurations fix the number of threads. None means 1.
         retry: earlier endings to try again: "diverged", "failed".
         fresh: remove the jobs' folders first.
         until: time of ``time.monotonic`` at which active runs save a checkpoint and the call
@@ -98,14 +92,12 @@ def run_all(
 
     Raises:
         RequestError: if a number is out of range, two jobs share a folder, or a job cannot run on
-            this machine; then none has started. With ``ray``, if the cluster cannot be reached or
-            is lost, or a machine does not see the parent of a folder.
+            this machine; then none has started.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
             the same call resumes.
     """
-    is_here = ray in (None, "local")
     num_workers = checked(Count | None, num_workers, "num_workers")
-    if num_workers is not None and is_here:
+    if num_workers is not None:
         check_threads("num_workers", num_workers)
     checkpoint_every_s = checked(NotNegative | None, checkpoint_every_s, "checkpoint_every_s")
     folders = [job.folder.resolve() for job in jobs]
@@ -114,9 +106,7 @@ def run_all(
     # One request that cannot be met is one error, before any process starts.
     for job in jobs:
         if isinstance(job.config, RunConfig) and (fresh or _ending(job, retry) is None):
-            resolved = job.config.resolved()
-            if is_here:
-                check_here(resolved.runtime)
+            check_here(job.config.resolved().runtime)
     if fresh:
         remove_runs([job.folder for job in jobs])
     ended: dict[Path, Ended] = {}
@@ -137,8 +127,6 @@ def run_all(
     num_here = min(num_workers or 1, len(due))
     if not due:
         pass
-    elif ray is not None:
-        _share_out(due, cluster(ray, num_workers, checkpoint_every_s), until, tell, note)
     elif until is not None or num_here > 1:
         # Only other processes can be stopped at a given time.
         _share_out(due, processes(num_here, checkpoint_every_s), until, tell, note)
@@ -193,7 +181,7 @@ def _row(job: Job, ending: RunEnding) -> Ended:
 
 def _share_out(
     jobs: Sequence[Job],
-    team: AbstractContextManager[Processes | Cluster],
+    team: AbstractContextManager[Processes],
     until: float | None,
     tell: Callable[[Job, Event], None],
     note: Callable[[Ended], None],

@@ -4,7 +4,6 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -89,11 +88,6 @@ class Reproduce:
     workers: int | None = None
     """Parallel runs, each on one thread (PyTorch's number of threads if not given)."""
 
-    ray: str | None = None
-    """Train on a Ray cluster: "auto" (the one that runs here), its address, or "local" (a new one
-    on this machine). All machines must share the output folder. Without --workers, each GPU trains
-    a run, or each processor if there is no GPU."""
-
     output: Path = Path("reproduce")
     """Folder of the runs."""
 
@@ -108,12 +102,6 @@ class Reproduce:
         until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         self._check()
         # Slow imports wait until the options have been checked.
-        from statemix.sweeps.cluster import connected
-
-        with nullcontext() if self.ray is None or self.dry_run else connected(self.ray):
-            self._run(until)
-
-    def _run(self, until: float | None) -> None:
         import torch
 
         from statemix.training.folder import WRITING_S, lock_folder
@@ -139,8 +127,7 @@ class Reproduce:
                 raise
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
-        workers = self.workers if self.ray else self.workers or torch.get_num_threads()
-        workers = workers and min(workers, max(len(left), 1))
+        workers = min(self.workers or torch.get_num_threads(), max(len(left), 1))
         num_cells = len({entry.cell for entry in entries})
         console.print(
             f"{self.what}, protocol {self.protocol}, size {self.size}: "
@@ -152,11 +139,9 @@ class Reproduce:
             known = [time_s for time_s in seconds if time_s is not None]
             which = "all" if len(known) == len(left) else f"{len(known)} of them"
             limit = f", for {self.minutes:g} min" if self.minutes else ""
-            many = f"{workers} at a time" if workers else "on the cluster"
-            one_by_one = "" if workers else " (one by one on this machine)"
             console.print(
-                f"{len(left)} runs to do, {many}{limit}; predicted for {which}: "
-                f"{duration_text(sum(known) / (workers or 1))}{one_by_one}"
+                f"{len(left)} runs to do, {workers} at a time{limit}; predicted for {which}: "
+                f"{duration_text(sum(known) / workers)}"
             )
         if self.dry_run:
             for one, time_s in zip(left, seconds, strict=True):
@@ -179,7 +164,6 @@ class Reproduce:
                 left,
                 store,
                 num_workers=workers,
-                ray=self.ray,
                 until=until,
                 retry=self.retry,
                 on_event=watch.on_event,
@@ -218,9 +202,7 @@ class Reproduce:
     def _check(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < 1e6:
             raise RequestError(f"minutes must be above 0 and below 1e6, got {self.minutes}")
-        if self.workers is not None and self.ray is not None and self.workers < 1:
-            raise RequestError(f"workers must be at least 1, got {self.workers}")
-        if self.workers is not None and self.ray in (None, "local"):
+        if self.workers is not None:
             from statemix.training.devices import check_threads
 
             check_threads("workers", self.workers)

@@ -57,9 +57,9 @@ layers=(layers --hidden-size 1024 --batch-size 8 --length 2048)
 
 check() {
   run 60 "doctor" "$python" -m statemix doctor --check
-  tests 80 "steps, CUDA graphs, no synchronisation, 16 bits at every block size" \
-    tests/ops/triton/test_steps.py tests/ops/triton/test_sizes.py
-  tests 90 "operators against the float64 reference" tests/ops/triton/test_kernels.py \
+  tests 80 "steps, CUDA graphs, no synchronisation" \
+    tests/ops/triton/test_steps.py
+  tests 90 "operators against the float64 reference, 16 bits at every block size" tests/ops/triton/test_kernels.py \
     tests/ops/triton/test_launch.py tests/ops/test_selective_scan.py
 }
 

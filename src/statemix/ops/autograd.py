@@ -178,23 +178,16 @@ class _Gradients(torch.autograd.Function):
 
 
 def _refuse_tangents(scan: Scan) -> None:
-    """Refuse forward mode, which works even with gradients disabled.
-
-    Raises:
-        ValueError: if an argument has a tangent, with the names of all that have one.
-    """
+    """Refuse forward mode, which works even with gradients disabled."""
     if forward_ad._current_level < 0:
         return
-    names = ("gates", "values", "initial_state")
-    given = [
-        name
-        for name, tensor in zip(names, scan[:3], strict=True)
-        if forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
-    ]
+    arguments = {"gates": scan[0], "values": scan[1], "initial_state": scan[2]}
+    unpack: Any = forward_ad.unpack_dual
+    given = [name for name, one in arguments.items() if unpack(one).tangent is not None]
     if given:
+        names = " and ".join(given)
         raise ValueError(
-            f"{' and '.join(given)} must have no tangent (jvp): {_limits(scan)}; "
-            "use backend='reference'"
+            f"{names} must have no tangent (jvp): {_limits(scan)}; use backend='reference'"
         )
 
 

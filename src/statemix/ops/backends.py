@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -98,15 +99,6 @@ class Kernel:
     channels: Collection[str] = ()
 
 
-def _always() -> None:
-    """Return no obstacle: PyTorch code runs everywhere."""
-    return
-
-
-def _pytorch() -> str:
-    return "PyTorch"
-
-
 @dataclass(frozen=True)
 class Backend:
     """One way to compute the operators.
@@ -134,19 +126,15 @@ class Backend:
     devices: Collection[str] | None = None
     dtypes: Collection[torch.dtype] = (torch.float32, torch.float64)
     families: Collection[str] = ()
-    unavailable: Callable[[], str | None] = _always
-    detail: Callable[[], str] = _pytorch
+    unavailable: Callable[[], str | None] = lambda: None
+    detail: Callable[[], str] = lambda: "PyTorch"
     automatic: bool = False
     distrust: Callable[[str, torch.device], str | None] | None = None
     slow: bool = False
     stepwise: bool = True
 
     def add(self, operator: str, kernel: Kernel) -> None:
-        """Add the kernel of an operator.
-
-        Raises:
-            ValueError: if the backend already has one.
-        """
+        """Add the kernel of an operator that the backend does not have."""
         if operator in self.kernels:
             raise ValueError(f"backend {self.name!r} already has a kernel of {operator!r}")
         self.kernels[operator] = kernel
@@ -196,16 +184,11 @@ distrust_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_backend(name: str | None, device: torch.device | str | None = None) -> None:
-    """Check that a requested backend exists, supports the device and can run here.
+    """Check that a requested backend exists and can run here.
 
     Args:
         name: name of a backend, or None.
-        device: device of the tensors, if known.
-
-    Raises:
-        SettingError: if there is no such backend.
-        ValueError: if the backend does not support the device.
-        BackendUnavailableError: if the backend cannot run on this machine; the message says why.
+        device: device of the tensors, if known: the backend must support it.
     """
     if name is None:
         return
@@ -222,13 +205,7 @@ def check_backend(name: str | None, device: torch.device | str | None = None) ->
 
 
 def resolve(name: str | None, operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
-    """Return the named backend, or for None the preferred one.
-
-    Raises:
-        SettingError: if there is no such backend.
-        ValueError: if it does not support the operator, the device or the dtype.
-        BackendUnavailableError: if it cannot run here, or for None if no backend can.
-    """
+    """Return the named backend if it can run on such tensors, or for None the preferred one."""
     if name is None:
         return _preferred(operator, device, dtype)
     backend = BACKENDS.find(name)
@@ -244,16 +221,7 @@ def resolve(name: str | None, operator: str, device: torch.device, dtype: torch.
 def default_backend(
     device: torch.device | str, operator: str = "block", dtype: torch.dtype = torch.float32
 ) -> str:
-    """Return the name of the backend that ``backend=None`` chooses.
-
-    Args:
-        device: device of the tensors.
-        operator: name of the operator, "block" or "lag".
-        dtype: dtype of the tensors.
-
-    Raises:
-        BackendUnavailableError: if no backend supports these tensors.
-    """
+    """Return the name of the backend that ``backend=None`` chooses for "block" or "lag"."""
     return _first(operator, torch.device(device), dtype).name
 
 
@@ -262,36 +230,21 @@ def report(
 ) -> list[dict[str, Any]]:
     """Return, as plain data, the backend chosen for every operator, device and dtype.
 
-    Args:
-        devices: device types.
-        dtypes: dtypes of the tensors.
-
-    Returns:
-        One row for each operator, device and dtype: ``operator``, ``device``, ``dtype``,
-        ``backend`` (the name that ``backend=None`` chooses, or None if there is none) and
-        ``others`` (name -> why that backend is not chosen).
+    ``backend`` of a row is the name that ``backend=None`` chooses, or None if there is none, and
+    ``others`` says why each of the other backends is not chosen.
     """
     operators = dict.fromkeys(name for backend in BACKENDS.values() for name in backend.kernels)
     rows = []
-    for operator in operators:
-        for device in devices:
-            for dtype in dtypes:
-                place = torch.device(device)
-                chosen = _find_first(operator, place, dtype)
-                others = {
-                    backend.name: backend.obstacle(operator, place, dtype) or _passed_over(backend)
-                    for backend in BACKENDS.values()
-                    if backend is not chosen
-                }
-                rows.append(
-                    {
-                        "operator": operator,
-                        "device": device,
-                        "dtype": str(dtype).removeprefix("torch."),
-                        "backend": None if chosen is None else chosen.name,
-                        "others": others,
-                    }
-                )
+    for operator, device, dtype in product(operators, devices, dtypes):
+        place = torch.device(device)
+        chosen = _find_first(operator, place, dtype)
+        others = {
+            backend.name: backend.obstacle(operator, place, dtype) or _passed_over(backend)
+            for backend in BACKENDS.values()
+            if backend is not chosen
+        }
+        row = {"operator": operator, "device": device, "dtype": str(dtype).removeprefix("torch.")}
+        rows.append(row | {"backend": None if chosen is None else chosen.name, "others": others})
     return rows
 
 
@@ -320,9 +273,9 @@ def _first(operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
     backend = _find_first(operator, device, dtype)
     if backend is not None:
         return backend
+    reasons = _reasons(None, operator, device, dtype)
     raise BackendUnavailableError(
-        f"no backend serves operator {operator!r} for {dtype} on {device.type}: "
-        f"{_reasons(None, operator, device, dtype)}"
+        f"no backend serves operator {operator!r} for {dtype} on {device.type}: {reasons}"
     )
 
 

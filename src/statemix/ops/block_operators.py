@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from statemix.ops.autograd import solver_of
-from statemix.ops.checks import bind, check_bool, same_dtype_and_device
-from statemix.ops.checks import check_finite as check_all_finite
+from statemix.ops.checks import bind, same_dtype_and_device
 from statemix.ops.dispatch import prepare
 from statemix.ops.gates import check_gate, check_temperature
 
@@ -18,7 +17,6 @@ def bd_lru(
     *,
     temperature: Tensor | float | None = None,
     backend: str | None = None,
-    check_finite: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Run the gated block-diagonal recurrence: raw gates and values in, states out.
 
@@ -50,7 +48,6 @@ def bd_lru(
             is not differentiated. None means 1.
         backend: name in :data:`statemix.ops.BACKENDS`; None chooses the first automatic backend
             that supports the tensors.
-        check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
 
     Returns:
         states: h_1 ... h_T, shape and dtype of ``values``.
@@ -68,25 +65,14 @@ def bd_lru(
         >>> bd_lru(gates, torch.ones(1, 3, 1, 1))[0].flatten().tolist()
         [0.5, 0.75, 0.875]
     """
-    check_bool(check_finite=check_finite)
     check_gate(gate, blocks=True)
     sizes: dict[str, int] = {}
     bind(sizes, "values", values, "B T H m" + _channels(values, 5))
     bind(sizes, "gates", gates, "B T H m m+1")
     same_dtype_and_device(gates=gates, values=values)
     temperature = check_temperature(temperature, gates)
-    if check_finite:
-        check_all_finite(gates=gates, values=values, initial_state=initial_state)
     scan = prepare(
-        "block",
-        gates,
-        values,
-        sizes,
-        initial_state=initial_state,
-        cu_seqlens=cu_seqlens,
-        backend=backend,
-        gate=gate,
-        temperature=temperature,
+        "block", gates, values, sizes, initial_state, cu_seqlens, backend, gate, temperature
     )
     states, final_state, *_ = solver_of(scan)(*scan)
     return states.to(values.dtype), final_state
@@ -99,7 +85,6 @@ def block_scan(
     cu_seqlens: Tensor | None = None,
     *,
     backend: str | None = None,
-    check_finite: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Solve a linear recurrence whose transitions are dense blocks.
 
@@ -115,7 +100,6 @@ def block_scan(
             zeros.
         cu_seqlens: bounds of N sequences packed into one row (B = 1), shape (N+1,), or None.
         backend: name in :data:`statemix.ops.BACKENDS`, or None for the preferred one.
-        check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
 
     Returns:
         states: h_1 ... h_T, shape and dtype of ``inputs``.
@@ -127,22 +111,11 @@ def block_scan(
         >>> block_scan(A, b)[0].flatten().tolist()
         [1.0, 1.5, 1.75]
     """
-    check_bool(check_finite=check_finite)
     sizes: dict[str, int] = {}
     bind(sizes, "inputs", inputs, "B T H m" + _channels(inputs, 5))
     bind(sizes, "transitions", transitions, "B T H m m")
     same_dtype_and_device(transitions=transitions, inputs=inputs)
-    if check_finite:
-        check_all_finite(transitions=transitions, inputs=inputs, initial_state=initial_state)
-    scan = prepare(
-        "block",
-        transitions,
-        inputs,
-        sizes,
-        initial_state=initial_state,
-        cu_seqlens=cu_seqlens,
-        backend=backend,
-    )
+    scan = prepare("block", transitions, inputs, sizes, initial_state, cu_seqlens, backend)
     states, final_state, *_ = solver_of(scan)(*scan)
     return states.to(inputs.dtype), final_state
 
@@ -173,14 +146,8 @@ def bd_lru_step(
     same_dtype_and_device(gates=gates, values=values)
     scan = prepare(
         "block",
-        gates.unsqueeze(1),
-        values.unsqueeze(1),
-        sizes,
-        initial_state=state,
-        cu_seqlens=None,
-        backend=backend,
-        gate=gate,
-        temperature=check_temperature(temperature, gates),
+        *(gates.unsqueeze(1), values.unsqueeze(1), sizes, state, None, backend, gate),
+        check_temperature(temperature, gates),
     )
     states, state, *_ = solver_of(scan)(*scan)
     return states.squeeze(1).to(values.dtype), state

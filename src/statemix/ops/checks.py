@@ -11,20 +11,18 @@ from statemix.errors import OptionError, suggestion
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """Supported dtypes of gates, values, states, coefficients and inputs."""
 
+_KNOWN = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATING)
+
 
 class BackendUnavailableError(RuntimeError):
     """The requested backend cannot run here; the message says what to install."""
 
 
 def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
-    """Check ``tensor`` against named axes such as "B T H m", and record its sizes.
+    """Check ``tensor`` against named axes such as "B T H m", and add its sizes to ``sizes``.
 
-    Args:
-        sizes: axis name -> size, from the tensors bound so far; updated in place.
-        name: the argument's name, for the message.
-        tensor: the argument.
-        axes: axis names, separated by spaces. A repeated name means equal sizes; "m+1" means one
-            more than "m". m must be at least 1; other axes may be empty.
+    A name that ``sizes`` or ``axes`` has twice means equal sizes; "m+1" means one more than "m". m
+    must be at least 1; other axes may be empty.
     """
     check_dense(name, tensor)
     names, shape = axes.split(), tensor.shape
@@ -43,15 +41,10 @@ def check_dense(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        raise TypeError(f"{name} must be a dense tensor, got one that is {_form(tensor)}")
-
-
-def _form(tensor: Tensor) -> str:
-    if tensor.is_nested:
-        return "nested"
-    if tensor.is_quantized:
-        return "quantised"
-    return str(tensor.layout).removeprefix("torch.")
+        form = (
+            "nested" if tensor.is_nested else "quantised" if tensor.is_quantized else tensor.layout
+        )
+        raise TypeError(f"{name} must be a dense tensor, got one that is {form}")
 
 
 def _agree(known: dict[str, int], names: Sequence[str], shape: Sequence[int]) -> bool:
@@ -74,26 +67,18 @@ def same_dtype_and_device(**tensors: Tensor) -> None:
     names = " and ".join(tensors)
     dtypes = [tensor.dtype for tensor in tensors.values()]
     if dtypes[0] not in FLOATING or any(dtype != dtypes[0] for dtype in dtypes):
-        known = ", ".join(_short(dtype) for dtype in FLOATING)
-        raise TypeError(f"{names} must share one floating dtype of {known}, got {_listed(dtypes)}")
+        got = " and ".join(map(str, dtypes))
+        raise TypeError(f"{names} must share one floating dtype of {_KNOWN}, got {got}")
     devices = [tensor.device for tensor in tensors.values()]
     if any(device != devices[0] for device in devices):
-        raise ValueError(f"{names} must be on one device, got {_listed(devices)}")
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _listed(items: Sequence[object]) -> str:
-    return " and ".join(str(item) for item in items)
+        got = " and ".join(map(str, devices))
+        raise ValueError(f"{names} must be on one device, got {got}")
 
 
 def check_floating(name: str, tensor: Tensor) -> None:
-    """Check that a tensor has one of :data:`FLOATING`; widths of 8 bits are no such dtype."""
+    """Check that a tensor has one of :data:`FLOATING`, which 8-bit dtypes are not."""
     if tensor.dtype not in FLOATING:
-        known = ", ".join(_short(dtype) for dtype in FLOATING)
-        raise TypeError(f"{name} must be floating ({known}), got {tensor.dtype}")
+        raise TypeError(f"{name} must be floating ({_KNOWN}), got {tensor.dtype}")
 
 
 def check_initial_state(
@@ -128,32 +113,6 @@ def check_cu_seqlens_values(cu_seqlens: Tensor, length: int) -> None:
     rises = all(first <= second for first, second in pairwise(steps))
     if steps[0] != 0 or steps[-1] != length or not rises:
         raise ValueError(f"cu_seqlens must rise from 0 to the length {length}, got {steps}")
-
-
-def check_finite(**tensors: Tensor | None) -> None:
-    """Check that every entry is finite, by one pass over the values.
-
-    Args:
-        tensors: argument name -> tensor; None is skipped.
-    """
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        check_dense(name, tensor)
-        bad = ~torch.isfinite(tensor)
-        try:
-            found = bool(bad.any())
-        except RuntimeError as error:
-            raise ValueError(
-                f"check_finite must be False where the values of {name} cannot be read (under vmap "
-                "or on a device without data), got True"
-            ) from error
-        if found:
-            first = tuple(bad.nonzero()[0].tolist())
-            raise ValueError(
-                f"{name} must be finite, got {int(bad.sum())} NaN or infinite entries, "
-                f"the first at index {first}"
-            )
 
 
 def check_bool(**switches: object) -> None:

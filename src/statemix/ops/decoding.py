@@ -38,16 +38,11 @@ def projected_step(
         operator: name of the operator.
         num_rows: rows of a unit's gates, m; None if units have no axis of rows.
         gates: raw gates of one step, (B, num_rows * (m+1) * H), with units innermost.
-        values: v_t, (B, num_rows * H), or (B, num_rows * C * H) with C channels, with units
-            innermost.
+        values: v_t, (B, num_rows * H), or (B, num_rows * C * H) with C channels, likewise.
         state: state before the step, (B, H, m); with channels, (B, H, m, C).
-        gate: name of a family that the operator supports.
+        gate: family that the operator supports.
         temperature: 0-d divisor of the gates, or None.
         backend: name of a backend, or None.
-
-    Returns:
-        h_t: as ``values``.
-        state: as the argument.
     """
     key = (
         *(operator, num_rows, gate, backend, BACKENDS.revision, torch.get_num_threads()),
@@ -100,7 +95,7 @@ def _prepare(
 
 def allowed() -> bool:
     """Return whether no autograd and nothing of :func:`unobserved` sees operators."""
-    # A compiler refuses the other question.
+    # Ask this last: `is_inference_mode_enabled` breaks a compiled graph.
     return unobserved() and torch.is_inference_mode_enabled()
 
 

@@ -18,7 +18,6 @@ def prepare(
     coefficients: Tensor,
     inputs: Tensor,
     sizes: dict[str, int],
-    *,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     backend: str | None,
@@ -27,16 +26,8 @@ def prepare(
 ) -> Scan:
     """Return the scan that computes an operator.
 
-    Args:
-        operator: name of the operator.
-        coefficients: raw gates or given coefficients, (B, T, H, ...), checked against ``inputs``.
-        inputs: values or inputs, (B, T, H, ...); with channels, their axis is the last.
-        sizes: sizes of the axes B, T, H and m, and C if inputs have channels.
-        initial_state: the user's argument, unchecked.
-        cu_seqlens: the user's argument, unchecked.
-        backend: the user's argument, unchecked.
-        gate: family of the raw gates that the operator supports, or "given".
-        temperature: checked divisor of the raw gates, or None.
+    Coefficients, inputs (with channels last), their ``sizes``, the gate and the temperature have
+    been checked; initial state, ``cu_seqlens`` and backend are checked here.
     """
     a, b = coefficients, inputs
     if backend is None and _is_exported_step(b):

@@ -201,16 +201,7 @@ GATES: Registry[GateFamily] = Registry(
 
 
 def check_gate(gate: object, *, blocks: bool) -> GateFamily:
-    """Return the family called ``gate``.
-
-    Args:
-        gate: name of a family.
-        blocks: True for block recurrences, which support every family.
-
-    Raises:
-        SettingError: if there is no such family, or the family needs blocks and ``blocks`` is
-            False.
-    """
+    """Return the family called ``gate``; all support blocks, but not all support lags."""
     if blocks:
         return GATES.find(gate)
     names = [family.name for family in GATES.values() if not family.blocks_only]
@@ -251,25 +242,9 @@ def normalize(
     .. math:: a_{i0} = \frac{e^{g_{i0}}}{1 + \sum_k e^{g_{k0}}}, \quad
         A_{ij} = \Big(1 - \sum_k a_{k0}\Big) \frac{e^{g_{ij}}}{\sum_k e^{g_{kj}}}
 
-    This softens the transitions of PD-SSM (Terzić et al., "Structured Sparse Transition Matrices to
-    Enable State Tracking in State-Space Models", arXiv:2509.22284). There A is P D, with one 1 in
-    each column of P and a complex diagonal D; here a softmax replaces each column of P, and one
-    share in [0, 1] replaces D.
-
-    The gates of a block sum to 1 in every column of A with the input column added. Therefore
-
-    - the step is a convex combination of A' h and of a mean of values, where A' moves weight
-      without loss: |h_t|_1 <= (1 - r) |h_{t-1}|_1 + r max_i |v_i|, with r the sum of the input
-      gates. This is the analogue of Proposition 1, in the norm that columns keep
-    - if all values are 1, and h_0 is a distribution (not negative, sum 1), every h_t is one, too
-    - at a low temperature, either the state moves as a whole (all input gates below 0), or the
-      block forgets it and loads value i into entry i (g_{i0} is the largest, and above 0). A token
-      can also reset the block without its value: all columns then lead to one entry
-    - the step stays linear in h and v; only the raw gates enter otherwise
-
-    Input gates in every row, as in the other families, would add weight that the columns do not
-    give up, so h would not stay a distribution. Without input gates a block could not be filled
-    from an initial state of zeros.
+    This softens the transitions of PD-SSM (Terzić et al., arXiv:2509.22284). The gates of a block
+    sum to 1 in every column of A with the input column added, so a step moves weight without loss,
+    and a distribution (with values of 1) stays one; docs/layers.md shows what follows.
 
     Args:
         gates: raw gates, shape (..., m+1), the input gate last; (..., m, m+1) for ``householder``
@@ -281,12 +256,6 @@ def normalize(
     Returns:
         state_gates: shape (..., m), or the transitions (..., m, m) for families of blocks.
         input_gate: shape (...), or (..., m) for families of blocks.
-
-    Raises:
-        ValueError: if ``gate`` is unknown, the last axes do not fit it, or ``temperature`` is not
-            positive and finite, not 0-d, on another device or requires a gradient.
-        TypeError: if ``gates`` is not a dense floating tensor, or ``temperature`` is neither a
-            number nor a floating tensor.
 
     Example:
         >>> state_gates, input_gate = normalize(torch.zeros(3), "softmax")
@@ -303,7 +272,8 @@ def normalize(
         raise ValueError(f"gates must have shape (..., m+1) with m of at least 1, got {shape}")
     if family.blocks_only and (len(shape) < 2 or shape[-2] + 1 != shape[-1]):
         raise ValueError(f"gates must have shape (..., m, m+1) for {gate!r}, got {shape}")
-    return family.normalize(divided(gates, check_temperature(temperature, gates)))
+    divisor = check_temperature(temperature, gates)
+    return family.normalize(gates if divisor is None else gates / divisor)
 
 
 # Every dtype in which gates are divided holds numbers between this one and its inverse.
@@ -311,18 +281,7 @@ _SAFE = 1e-30
 
 
 def check_temperature(temperature: object, gates: Tensor) -> Tensor | float | None:
-    """Check a temperature and return it.
-
-    Args:
-        temperature: a 0-d floating tensor on the device of the gates, whose value is read only at
-            run time and not checked; a number; or None, which means 1.
-        gates: the raw gates.
-
-    Raises:
-        TypeError: if it is none of these.
-        ValueError: if a number is not positive and finite in the dtype of the states, or a tensor
-            is not 0-d, on another device, or requires a gradient.
-    """
+    """Return a checked temperature; the value of a tensor is not read."""
     if temperature is None:
         return None
     if isinstance(temperature, Tensor):
@@ -345,20 +304,13 @@ def check_temperature(temperature: object, gates: Tensor) -> Tensor | float | No
         number = float(temperature)
     except OverflowError:
         number = math.inf
-    if not 0 < number < math.inf:
-        shown = reprlib.repr(temperature)
-        raise ValueError(f"temperature must be positive and finite, got {shown}")
-    if not _SAFE < number < 1 / _SAFE:
-        # float16 and bfloat16 gates are divided in float32, too.
-        range_ = torch.finfo(torch.promote_types(gates.dtype, torch.float32))
-        if not range_.tiny <= number <= range_.max:
-            raise ValueError(
-                f"temperature must be in {range_.tiny:.3g}..{range_.max:.3g}, the range of "
-                f"{range_.dtype}, got {number}"
-            )
+    if _SAFE < number < 1 / _SAFE:
+        return number
+    # float16 and bfloat16 gates are divided in float32, too.
+    limits = torch.finfo(torch.promote_types(gates.dtype, torch.float32))
+    if not limits.tiny <= number <= limits.max:
+        raise ValueError(
+            f"temperature must be positive and in {limits.tiny:.3g}..{limits.max:.3g}, the range "
+            f"of {limits.dtype}, got {reprlib.repr(temperature)}"
+        )
     return number
-
-
-def divided(gates: Tensor, temperature: Tensor | float | None) -> Tensor:
-    """Return the raw gates divided by the temperature, in the dtype of the gates."""
-    return gates if temperature is None else gates / temperature

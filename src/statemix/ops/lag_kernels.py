@@ -133,12 +133,6 @@ def _run_parallel_scan(scan: Scan) -> Results:
 def companions(coefficients: Tensor) -> Tensor:
     """Return companion matrices: coefficients in the first row, ones below the diagonal.
 
-    Args:
-        coefficients: a, shape (..., m).
-
-    Returns:
-        Shape (..., m, m).
-
     Example:
         >>> companions(torch.tensor([2.0, 3.0, 4.0])).tolist()
         [[2.0, 3.0, 4.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
@@ -157,16 +151,8 @@ def observer_scan(
 ) -> tuple[Tensor, Tensor]:
     """Solve the observer form by a lag recurrence with delayed coefficients.
 
-    Args:
-        lag_scan: solves the controller form from (coefficients, inputs, initial lags).
-        coefficients: a, shape (B, T, H, m).
-        inputs: b, shape (B, T, H), same dtype.
-        initial_state: the partial sums s^1 ... s^m, shape (B, H, m), or (N, H, m) if packed.
-        cu_seqlens: bounds of packed sequences, or None.
-
-    Returns:
-        states: y_1 ... y_T, shape (B, T, H).
-        final_state: the partial sums at the end of every sequence, like ``initial_state``.
+    ``lag_scan`` solves the controller form from coefficients, inputs and initial lags. The initial
+    and the final state are the partial sums s^1 ... s^m.
     """
     length, size = inputs.shape[1], coefficients.shape[-1]
     # The initial partial sum s^{k+1} enters the output k steps after the start.
@@ -196,16 +182,9 @@ def observer_scan(
 def partial_sums(
     coefficients: Tensor, states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None
 ) -> Tensor:
-    """Return the partial sums s^1 ... s^m of the observer form at every step.
+    """Return the partial sums s^1 ... s^m of the observer form at every step, (B, T, H, m).
 
-    Args:
-        coefficients: a, shape (B, T, H, m).
-        states: y = s^1, shape (B, T, H).
-        initial_state: the partial sums before the first step, shape (B, H, m) or (N, H, m).
-        cu_seqlens: bounds of packed sequences, or None.
-
-    Returns:
-        Shape (B, T, H, m).
+    They follow from the coefficients a, the states y = s^1 and the sums before the first step.
     """
     before = previous(states, initial_state[..., 0], cu_seqlens)
     sums: list[Tensor] = []
@@ -218,13 +197,7 @@ def partial_sums(
 
 
 def preceding(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
-    """Return the m states before every step: h_{t-1}, ..., h_{t-m}, each shaped like ``states``.
-
-    Args:
-        states: h, shape (B, T, H).
-        initial_state: the m states before the first step, newest first, (B, H, m) or (N, H, m).
-        cu_seqlens: bounds of packed sequences, or None.
-    """
+    """Return the m states before every step: h_{t-1}, ..., h_{t-m}, each shaped like ``states``."""
     size, length = initial_state.shape[-1], states.shape[1]
     if cu_seqlens is None:
         # Entry t + m is h_t: the lags are slices of one history, oldest state first.
@@ -239,33 +212,16 @@ def preceding(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) 
 
 
 def lagged(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Return the last m states at every step, newest first: the state of the controller form.
-
-    Args:
-        states: h, shape (B, T, H).
-        initial_state: the m states before the first step, newest first, (B, H, m) or (N, H, m).
-        cu_seqlens: bounds of packed sequences, or None.
-
-    Returns:
-        Shape (B, T, H, m).
-    """
+    """Return the last m states at every step, (B, T, H, m): the state of the controller form."""
     lags = [states, *preceding(states, initial_state[..., :-1], cu_seqlens)]
     # Channels stay innermost in memory, as in the kernels and projections.
     return torch.stack(lags, dim=2).transpose(-1, -2)
 
 
 def final_lags(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the last m states of every packed sequence, newest first.
+    """Return the last m states of every packed sequence of a row of T >= 1 steps, newest first.
 
     A sequence of fewer than m steps is completed by its initial states.
-
-    Args:
-        states: h, shape (1, T, H) with T >= 1.
-        initial_state: shape (N, H, m).
-        cu_seqlens: bounds, shape (N+1,).
-
-    Returns:
-        Shape (N, H, m).
     """
     lag = torch.arange(initial_state.shape[-1], device=states.device)
     lengths = cu_seqlens.diff().unsqueeze(1)

@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from statemix.ops.autograd import solver_of
-from statemix.ops.checks import bind, check_bool, check_choice, same_dtype_and_device
-from statemix.ops.checks import check_finite as check_all_finite
+from statemix.ops.checks import bind, check_choice, same_dtype_and_device
 from statemix.ops.dispatch import check_bounds, initial_state_of, prepare
 from statemix.ops.gates import check_gate, check_temperature, normalize
 from statemix.ops.lag_kernels import observer_scan
@@ -23,7 +22,6 @@ def h_lru(
     temperature: Tensor | float | None = None,
     realization: str = "controller",
     backend: str | None = None,
-    check_finite: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Run the gated higher-order recurrence: raw gates and values in, states out.
 
@@ -49,7 +47,6 @@ def h_lru(
             means 1.
         realization: name in :data:`REALIZATIONS`.
         backend: name in :data:`statemix.ops.BACKENDS`, or None for the preferred one.
-        check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
 
     Returns:
         states: h_1 ... h_T, shape (B, T, H), dtype of ``values``.
@@ -61,7 +58,6 @@ def h_lru(
         >>> [round(h, 3) for h in h_lru(gates, torch.ones(1, 3, 1))[0].flatten().tolist()]
         [0.333, 0.444, 0.593]
     """
-    check_bool(check_finite=check_finite)
     check_gate(gate, blocks=False)
     check_choice("realization", realization, REALIZATIONS)
     sizes: dict[str, int] = {}
@@ -69,19 +65,9 @@ def h_lru(
     bind(sizes, "gates", gates, "B T H m+1")
     same_dtype_and_device(gates=gates, values=values)
     temperature = check_temperature(temperature, gates)
-    if check_finite:
-        check_all_finite(gates=gates, values=values, initial_state=initial_state)
     if realization == "controller":
         scan = prepare(
-            "lag",
-            gates,
-            values,
-            sizes,
-            initial_state=initial_state,
-            cu_seqlens=cu_seqlens,
-            backend=backend,
-            gate=gate,
-            temperature=temperature,
+            "lag", gates, values, sizes, initial_state, cu_seqlens, backend, gate, temperature
         )
         states, final_state, *_ = solver_of(scan)(*scan)
         return states.to(values.dtype), final_state
@@ -106,7 +92,6 @@ def lag_scan(
     cu_seqlens: Tensor | None = None,
     *,
     backend: str | None = None,
-    check_finite: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Solve a higher-order linear recurrence, channel by channel.
 
@@ -122,7 +107,6 @@ def lag_scan(
             packed. None means zeros.
         cu_seqlens: bounds of N sequences packed into one row (B = 1), shape (N+1,), or None.
         backend: name in :data:`statemix.ops.BACKENDS`, or None for the preferred one.
-        check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
 
     Returns:
         states: h_1 ... h_T, shape (B, T, H), dtype of ``inputs``.
@@ -134,22 +118,11 @@ def lag_scan(
         >>> lag_scan(a, b, torch.tensor([[[1.0, 0.0]]]))[0].flatten().tolist()
         [1.0, 2.0, 3.0, 5.0, 8.0]
     """
-    check_bool(check_finite=check_finite)
     sizes: dict[str, int] = {}
     bind(sizes, "inputs", inputs, "B T H")
     bind(sizes, "coefficients", coefficients, "B T H m")
     same_dtype_and_device(coefficients=coefficients, inputs=inputs)
-    if check_finite:
-        check_all_finite(coefficients=coefficients, inputs=inputs, initial_state=initial_state)
-    scan = prepare(
-        "lag",
-        coefficients,
-        inputs,
-        sizes,
-        initial_state=initial_state,
-        cu_seqlens=cu_seqlens,
-        backend=backend,
-    )
+    scan = prepare("lag", coefficients, inputs, sizes, initial_state, cu_seqlens, backend)
     states, final_state, *_ = solver_of(scan)(*scan)
     return states.to(inputs.dtype), final_state
 

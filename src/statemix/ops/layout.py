@@ -57,13 +57,7 @@ def _at_least_one(size: int) -> int:
 def empty_innermost(
     shape: torch.Size | tuple[int, ...], like: Tensor, axis: int = BLOCK_AXIS
 ) -> Tensor:
-    """Return an uninitialised tensor of a logical shape, stored as :func:`dense` stores it.
-
-    Args:
-        shape: logical shape.
-        like: tensor that determines dtype and device.
-        axis: innermost axis in memory.
-    """
+    """Return an uninitialised tensor of a logical shape, stored as :func:`dense` stores it."""
     strides = dense_strides(shape, axis)
     return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
@@ -71,10 +65,7 @@ def empty_innermost(
 def split_units(flat: Tensor, shape: tuple[int, ...], num_units: int) -> Tensor:
     """Return a projection (..., prod(shape) * H) as (..., H, *shape), with H innermost in memory.
 
-    Args:
-        flat: projection whose last axis holds (*shape, H) in order.
-        shape: shape of one unit.
-        num_units: number H of units.
+    The last axis of the projection holds (*shape, H) in order.
     """
     batch = flat.shape[:-1]
     return flat.reshape(*batch, *shape, num_units).movedim(-1, len(batch))
@@ -83,8 +74,6 @@ def split_units(flat: Tensor, shape: tuple[int, ...], num_units: int) -> Tensor:
 def join_units(units: Tensor, num_axes: int = 1) -> Tensor:
     """Return units (..., H, *shape) as (..., prod(shape) * H), the inverse of :func:`split_units`.
 
-    Args:
-        units: units whose shape has ``num_axes`` axes.
-        num_axes: number of axes of one unit.
+    A unit has ``num_axes`` axes.
     """
     return units.movedim(-1 - num_axes, -1).flatten(-1 - num_axes)

@@ -64,13 +64,7 @@ class Chunks(NamedTuple):
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, length: int, chunk: int) -> Self:
-        """Cut the sequences of a row, without reading their bounds back.
-
-        Args:
-            cu_seqlens: bounds of N >= 1 sequences, int32 or int64, (N+1,).
-            length: steps T of the row, at least 1.
-            chunk: steps of a chunk, at least 1.
-        """
+        """Cut N >= 1 sequences of a row of T >= 1 steps, without reading their bounds back."""
         num_sequences, most = len(cu_seqlens) - 1, (length - 1) // chunk
         bounds = cu_seqlens.to(torch.int64).clamp(0, length).cummax(0).values
         # Assigned to one entry, a number would be copied to the device, which waits for it.
@@ -78,9 +72,8 @@ class Chunks(NamedTuple):
         bounds[-1:].fill_(length)
         if most == 0:
             firsts = torch.zeros_like(bounds)
-            return cls(
-                torch.arange(num_sequences, device=bounds.device), firsts[:0], bounds, firsts
-            )
+            sequences = torch.arange(num_sequences, device=bounds.device)
+            return cls(sequences, firsts[:0], bounds, firsts)
         counts = (bounds.diff() - 1).clamp(min=0) // chunk
         firsts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
 
@@ -106,15 +99,9 @@ def over(mask: Tensor, ndim: int, axis: int = 1) -> Tensor:
 
 
 def previous(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Shift by one step: x_{t-1} at step t, and ``initial`` at the start of every sequence.
+    """Shift (B, T, ...) by one step: x_{t-1} at step t, and ``initial`` where a sequence starts.
 
-    Args:
-        x: shape (B, T, ...).
-        initial: entry before the first step, shape (B, ...), or (N, ...) if packed.
-        cu_seqlens: bounds of packed sequences, shape (N+1,), or None.
-
-    Returns:
-        Shape (B, T, ...).
+    ``initial`` has shape (B, ...), or (N, ...) for N packed sequences.
     """
     if cu_seqlens is None:
         return torch.cat([initial.to(x.dtype).unsqueeze(1), x], dim=1)[:, : x.shape[1]]
@@ -127,13 +114,7 @@ def previous(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 def last_of_each(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """Return the last entry of every sequence in x, or ``initial`` for an empty sequence.
 
-    Args:
-        x: shape (B, T, ...).
-        initial: entry before the first step, shape (B, ...), or (N, ...) if packed.
-        cu_seqlens: bounds of packed sequences, shape (N+1,), or None.
-
-    Returns:
-        Shape like ``initial``, in memory of its own.
+    Shapes are those of :func:`previous`. The result has memory of its own.
     """
     if cu_seqlens is None:
         # A view would keep the entries of all steps alive.

@@ -44,15 +44,8 @@ def associative_scan(
 ) -> Tensor:
     r"""Solve x_t = c_t x_{t-1} + u_t from zero, with x_{t-1} = 0 where a sequence starts.
 
-    Args:
-        coefficients: c, shape (B, T, H, m, m).
-        inputs: u, shape (B, T, H, m).
-        resets: mask of the first step of each sequence (in scan order), shape (T,). None means that
-            the row is one sequence.
-        reverse: scan backwards in time.
-
-    Returns:
-        x_1 ... x_T, shape (B, T, H, m).
+    c has shape (B, T, H, m, m), u and x have (B, T, H, m). ``resets``, (T,), masks the first step
+    of each sequence in scan order; None means that the row is one sequence.
     """
     from torch._higher_order_ops.associative_scan import associative_scan as published
 

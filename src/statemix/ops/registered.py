@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statemix.ops.backends import Results, Scan
+from statemix.ops.backends import Scan
 from statemix.ops.checks import check_cu_seqlens_values
 from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost
 
@@ -53,17 +53,10 @@ def _backward(
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     scan = Scan(*arguments)
-    states, final_state, saved = (scan.kernel.empty or _empty_results)(scan)
+    if scan.kernel.empty is None:
+        return empty_innermost(scan.inputs.shape, scan.initial_state), empty_state(scan), []
+    states, final_state, saved = scan.kernel.empty(scan)
     return states, final_state, list(saved)
-
-
-def _empty_results(scan: Scan) -> Results:
-    """Return room for states and final state in the dtype of the initial state, and nothing saved.
-
-    In memory, blocks are innermost.
-    """
-    states = empty_innermost(scan.inputs.shape, scan.initial_state)
-    return states, empty_state(scan), ()
 
 
 def empty_state(scan: Scan) -> Tensor:

@@ -35,20 +35,16 @@ def selective_scan(
     without storing every state; those for GPUs store the state before every few tokens.
 
     Args:
-        steps: Delta >= 0, shape (B, T, N), float32 or float64.
-        rates: A >= 0, shape (S, N), same dtype and device.
-        inputs: x, shape (B, T, N), likewise.
-        b: shape (B, T, S), likewise.
-        c: shape (B, T, S), likewise.
-        initial_state: H_0, shape (B, S, N), likewise.
+        steps: Delta >= 0, shape (B, T, N), float32 or float64, as all arguments.
+        rates: A >= 0, shape (S, N).
+        inputs: x, shape (B, T, N).
+        b: shape (B, T, S).
+        c: shape (B, T, S).
+        initial_state: H_0, shape (B, S, N).
 
     Returns:
         outputs: o, shape (B, T, N).
         final_state: the last state, shape (B, S, N).
-
-    Raises:
-        ValueError: if shapes or devices disagree.
-        TypeError: if dtypes differ, or a tensor is not dense.
     """
     sizes: dict[str, int] = {}
     tensors = (steps, rates, inputs, b, c, initial_state)
@@ -66,10 +62,9 @@ _NAMES = ("steps", "rates", "inputs", "b", "c", "initial_state")
 _AXES = ("B T N", "S N", "B T N", "B T S", "B T S", "B S N")
 
 
-def _composed(
-    steps: Tensor, rates: Tensor, inputs: Tensor, b: Tensor, c: Tensor, initial_state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _composed(*tensors: Tensor) -> tuple[Tensor, Tensor]:
     """Do the same by the scan of blocks, which stores the states."""
+    steps, rates, inputs, b, c, initial_state = tensors
     decays = (-steps.unsqueeze(-2) * rates).exp()
     written = b.unsqueeze(-1) * inputs.unsqueeze(-2)
     states, final = block_scan(
@@ -82,16 +77,11 @@ def _composed(
 
 
 class _Kernels(NamedTuple):
-    """The kernels of a device.
+    """The kernels of a device."""
 
-    Attributes:
-        forward: from the arguments by name to the outputs, the final state, and what the backward
-            pass needs.
-        backward: from the arguments, what the forward pass kept, and the gradients of outputs and
-            final state to the gradients of the arguments.
-    """
-
+    # From the arguments by name to the outputs, the final state, and what the backward needs.
     forward: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
+    # From the arguments, what the forward kept, and the gradients of both results.
     backward: Callable[..., tuple[Tensor, ...]]
 
 
@@ -156,10 +146,7 @@ def _compared(kernels: _Kernels, device: str) -> tuple[_Outcome, _Outcome]:
 
 
 def _are_plain(*tensors: Tensor) -> bool:
-    """Return whether tensors have data, and nobody needs to see PyTorch's own operations.
-
-    A compiler, a transform or a tracer does.
-    """
+    """Return whether tensors have data, and no compiler, transform or tracer watches."""
     watched = (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
@@ -193,10 +180,9 @@ class _Fused(torch.autograd.Function):
 
 
 def _cpu_forward(given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    outputs = torch.empty_like(given["inputs"])
-    final_state = torch.empty_like(given["initial_state"])
-    found = {"outputs": outputs, "final_state": final_state}
-    loader.selective_scan(_pieces(outputs), {**given, **found})
+    outputs, final_state = (torch.empty_like(given[name]) for name in ("inputs", "initial_state"))
+    results = {"outputs": outputs, "final_state": final_state}
+    loader.selective_scan(_pieces(outputs), {**given, **results})
     return outputs, final_state, ()
 
 

@@ -59,9 +59,8 @@ def sequence_parallel(
         final_state: the state after this rank's slice.
 
     Raises:
-        ValueError: if sequences are packed, an option wants a gradient, which would lack what other
-            ranks add, or no group of processes was begun (``torch.distributed``); and what the
-            operator raises.
+        ValueError: if sequences are packed, or an option wants a gradient, which would lack what
+            other ranks add.
 
     Example:
         >>> from statemix import ops
@@ -85,10 +84,7 @@ def state_before(
     group: "dist.ProcessGroup | None" = None,
     **options: Any,
 ) -> Tensor:
-    """Return the state that this rank's slice begins with, as :func:`sequence_parallel` finds it.
-
-    Arguments and errors are those of :func:`sequence_parallel`.
-    """
+    """Return the state before this rank's slice, as :func:`sequence_parallel` finds it."""
     if "cu_seqlens" in options:
         raise ValueError("cu_seqlens cannot be split over ranks; split every sequence by itself")
     for name, value in options.items():
@@ -121,9 +117,8 @@ class _StateBefore(torch.autograd.Function):
         product = _product(run, coefficients, torch.zeros_like(inputs), moved)
         exchanged = product, _columns(moved), _columns(start)
         widths = [one.shape[-1] for one in exchanged]
-        everyone = [
-            torch.split(one, widths, -1) for one in _gathered(torch.cat(exchanged, -1), group)
-        ]
+        gathered = _gathered(torch.cat(exchanged, -1), group)
+        everyone = [torch.split(one, widths, -1) for one in gathered]
         products = [product for product, _, _ in everyone]
         before = everyone[0][2].reshape(moved.shape)
         rank = dist.get_rank(group)

@@ -1,6 +1,7 @@
 """Backend "cpu": fused kernels in C++, forward and closed-form backward, gates included."""
 
 import ctypes
+import operator
 
 import torch
 from torch import Tensor
@@ -38,11 +39,7 @@ def _forward(scan: Scan) -> Results:
 
 
 def _backward(
-    scan: Scan,
-    d_states: Tensor,
-    d_final_state: Tensor,
-    states: Tensor,
-    saved: tuple[Tensor, ...],
+    scan: Scan, d_states: Tensor, d_final_state: Tensor, states: Tensor, saved: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = saved[0] if saved else states
     if wide.dtype != scan.initial_state.dtype or wide.shape != scan.inputs.shape:
@@ -57,11 +54,11 @@ def _backward(
         empty_innermost(scan.inputs.shape, scan.inputs),
         empty_state(scan),
     )
+    tensors |= zip(("d_gates", "d_values", "d_initial_state"), gradients, strict=True)
     tensors |= {
         "states": dense(wide),
         "d_states": innermost(d_states),
         "d_final_state": dense(d_final_state, STATE_BLOCK_AXIS),
-        **dict(zip(("d_gates", "d_values", "d_initial_state"), gradients, strict=True)),
     }
     bounds = _int64(scan.cu_seqlens)
     problem = loader.problem_of(scan.gate, scan.temperature, bounds, tensors)
@@ -72,7 +69,7 @@ def _backward(
 
 def _prepare_step(scan: Scan) -> Step | None:
     tensors = _arguments(scan)
-    if any(one is not other for one, other in zip(tensors.values(), scan[:3], strict=True)):
+    if any(map(operator.is_not, tensors.values(), scan[:3])):
         return None
     common = loader.problem_of(scan.gate, None, None, tensors)
     run, order = loader.function(scan.operator, "forward"), scan.initial_state.stride()
@@ -81,10 +78,8 @@ def _prepare_step(scan: Scan) -> Step | None:
     def step(
         gates: Tensor, values: Tensor, state: Tensor, temperature: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        h_t, next_state = (
-            torch.empty_like(values),
-            torch.empty_strided(shape, order, dtype=state.dtype),
-        )
+        h_t = torch.empty_like(values)
+        next_state = torch.empty_strided(shape, order, dtype=state.dtype)
         # A copy, because several threads may run the same step.
         problem = loader.copy_of(common, temperature)
         problem.gates, problem.values = gates.data_ptr(), values.data_ptr()

@@ -68,12 +68,7 @@ class _SelectiveScan(ctypes.Structure):
 
 
 def load(path: Path) -> tuple[ctypes.CDLL | None, str | None]:
-    """Load the kernels, or return why they cannot run and what to install.
-
-    Returns:
-        library: the kernels, or None.
-        reason: a sentence, or None if the kernels are loaded.
-    """
+    """Load the kernels and return (kernels, None), or (None, why they cannot run and the cure)."""
     cure = "install a C++ compiler (g++ or clang++) and reinstall statemix, or use backend=None"
     if not path.exists():
         return None, f"backend 'cpu' needs compiled kernels, which this installation lacks: {cure}"
@@ -118,12 +113,7 @@ def unavailable() -> str | None:
 
 
 def require() -> ctypes.CDLL:
-    """Return the kernels.
-
-    Raises:
-        BackendUnavailableError: if there are none, with the reason and the cure.
-        RequestError: if ``STATEMIX_CPU_ISA`` is not a known instruction set.
-    """
+    """Return the kernels; raise an error where there are none, or for an unknown set."""
     if _library is None:
         raise BackendUnavailableError(_reason)
     if _asked not in ("", *INSTRUCTION_SETS):
@@ -133,12 +123,7 @@ def require() -> ctypes.CDLL:
 
 
 def instruction_set() -> str:
-    """Return the instruction set that the kernels use on this processor.
-
-    Raises:
-        BackendUnavailableError: if there are no kernels.
-        RequestError: if ``STATEMIX_CPU_ISA`` is not a known instruction set.
-    """
+    """Return the instruction set that the kernels use on this processor."""
     name: bytes = require().statemix_isa()
     return name.decode()
 
@@ -148,13 +133,8 @@ def problem_of(
 ) -> Any:
     """Return the argument of an exported function. It does not keep the tensors alive.
 
-    Args:
-        gate: a name in :data:`FAMILIES`, or "given" for coefficients that need no normalising.
-        temperature: 0-d divisor of the gates, or None.
-        cu_seqlens: int64 (N+1,) or None.
-        tensors: members of ``struct Problem`` by name, with blocks innermost: ``gates``
-            (B, T, H, ...), ``values`` (B, T, H, ...), ``initial_state`` (N, H, m) or (N, H, m, C),
-            and others.
+    ``tensors`` are members of ``struct Problem`` by name, with blocks innermost: gates, values, the
+    initial state, and others. Bounds are int64.
     """
     gates, values, initial_state = (tensors[n] for n in ("gates", "values", "initial_state"))
     problem = _Problem()
@@ -183,7 +163,7 @@ def problem_of(
 
 
 def copy_of(problem: Any, temperature: Tensor | None) -> Any:
-    """Return a copy of :func:`problem_of` with another temperature."""
+    """Return a copy with another temperature."""
     copy = _Problem.from_buffer_copy(problem)
     copy.inverse_temperature = _inverse(temperature)
     return copy
@@ -204,13 +184,8 @@ def function(operator: str, direction: str) -> Callable[..., int]:
 def selective_scan(parts: int, tensors: Mapping[str, Tensor]) -> None:
     """Run the scan of Mamba, or with ``d_outputs`` its adjoint.
 
-    Args:
-        parts: pieces of the channels, which threads share.
-        tensors: members of ``struct SelectiveScan`` by name, contiguous, float32 or float64.
-
-    Raises:
-        MemoryError: if the scratch space could not be allocated.
-        RuntimeError: if the kernels do not support the dtype.
+    Threads share the ``parts`` of the channels. ``tensors`` are members of ``struct SelectiveScan``
+    by name, contiguous, float32 or float64.
     """
     problem = _SelectiveScan()
     problem.batch, problem.length, problem.channels = tensors["inputs"].shape
@@ -219,32 +194,18 @@ def selective_scan(parts: int, tensors: Mapping[str, Tensor]) -> None:
     problem.threads = torch.get_num_threads()
     for name, tensor in tensors.items():
         setattr(problem, name, tensor.data_ptr())
-    status = require().statemix_selective_scan(ctypes.byref(problem))
-    if status == _OUT_OF_MEMORY:
-        raise MemoryError(
-            f"the scratch space of {problem.length} steps of {problem.columns} columns could not "
-            "be allocated"
-        )
-    if status:
-        raise RuntimeError(f"the CPU kernels refused element {problem.element}: status {status}")
+    check(require().statemix_selective_scan(ctypes.byref(problem)), problem)
 
 
 _OUT_OF_MEMORY = 2
 
 
 def check(status: int, problem: Any) -> None:
-    """Check what an exported function has returned.
-
-    Raises:
-        MemoryError: if its scratch space could not be allocated.
-        RuntimeError: if it refused the problem. Its results then hold whatever their memory held.
-    """
+    """Raise an error if an exported function has failed: its results hold what memory held."""
+    if not status:
+        return
+    names = ("length", "blocks", "size", "columns", "family", "element")
+    words = " ".join(f"{name}={getattr(problem, name)}" for name in names if hasattr(problem, name))
     if status == _OUT_OF_MEMORY:
-        raise MemoryError(
-            f"the scratch space of {problem.size} x {problem.blocks} states could not be allocated"
-        )
-    if status:
-        raise RuntimeError(
-            f"the CPU kernels refused family {problem.family} and element {problem.element} "
-            f"with status {status}"
-        )
+        raise MemoryError(f"the scratch space of a scan of {words} could not be allocated")
+    raise RuntimeError(f"the CPU kernels refused a scan of {words} with status {status}")

@@ -77,12 +77,7 @@ def _backend(name: str, chunk: int | None) -> Backend:
         name,
         kernels=dict.fromkeys(
             ("block", "lag"),
-            Kernel(
-                partial(_forward, chunk),
-                partial(_backward, chunk),
-                partial(_empty, chunk),
-                _prepare_step,
-            ),
+            Kernel(*(partial(run, chunk) for run in (_forward, _backward, _empty)), _prepare_step),
         ),
         devices=("cuda", "cpu") if _INTERPRETED else ("cuda",),
         dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16),
@@ -108,10 +103,6 @@ def in_chunks(length: int) -> str:
 
     Args:
         length: steps of a chunk, whatever the rule of backend "triton" says; 0 means one chunk.
-
-    Raises:
-        TypeError: if it is not an int.
-        ValueError: if it is negative.
 
     Example:
         >>> in_chunks(64)

@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from statemix.ops.backends import Results, Scan, Step
-from statemix.ops.layout import (
-    BLOCK_AXIS,
-    STATE_BLOCK_AXIS,
-    dense,
-    empty_innermost,
-    innermost,
-)
+from statemix.ops.layout import BLOCK_AXIS, STATE_BLOCK_AXIS, dense, empty_innermost, innermost
 from statemix.ops.packing import Chunks
 from statemix.ops.registered import empty_state
 from statemix.ops.triton.kernels import scan as kernels
@@ -25,14 +19,7 @@ from statemix.ops.triton.plan import ahead_of, chunk_of, grid_of, shape_of, tile
 class Launcher:
     """Launches the kernels of one scan of at least one step.
 
-    Args:
-        scan: the scan.
-        forced: steps of a chunk, 0 for one chunk, or None for the steps that the rule says.
-
-    Attributes:
-        num_maps: chunks from which something is carried into another: all but one of a sequence;
-            if packed, at most.
-        num_rows: chunks of all sequences; if packed, at most.
+    ``forced`` are the steps of a chunk: 0 for one chunk, None for what the rule says.
     """
 
     def __init__(self, scan: Scan, forced: int | None) -> None:
@@ -41,6 +28,7 @@ class Launcher:
         self._kind = "reflect" if scan.gate == "householder" else scan.operator
         self._chunk = chunk_of(T, B * H, m) if forced is None else min(forced, T) or T
         self._num_chunks = -(-T // self._chunk)
+        # Chunks that have a map, all but one of a sequence, and all chunks; if packed, at most.
         self.num_maps = B * (self._num_chunks - 1)
         self._num_sequences = len(scan.initial_state)
         self.num_rows = self._num_sequences + self.num_maps
@@ -102,11 +90,7 @@ class Launcher:
         return self._scan.initial_state.new_empty(*counts, self._m, self._num_units)
 
     def check_room(self, maps: Tensor) -> None:
-        """Check that no kernel reads or writes beyond the maps.
-
-        Raises:
-            RuntimeError: if a hook of saved tensors has changed their number, shape or order.
-        """
+        """Check that no kernel reads or writes beyond the maps, which hooks may have changed."""
         of_map = self._m + 1, self._m, self._num_units
         if len(maps) < self.num_maps or maps.shape[1:] != of_map or not maps.is_contiguous():
             raise RuntimeError(

@@ -51,16 +51,13 @@ def most_maps(length: int, lanes: int, size: int, forced: int | None = None) -> 
 
 
 class Shape(NamedTuple):
-    """What one thread, which has one lane, reads at once, or holds.
+    """What one thread, which has one lane, reads at once, or holds."""
 
-    Attributes:
-        steps: steps of time, a power of two. Above 1, all rows of a step are read at once.
-        rows: rows of gates of a step, a divisor of their number.
-        columns: columns of the map of a chunk; 0 for kernels without maps.
-    """
-
+    # Steps of time, a power of two. Above 1, all rows of a step are read at once.
     steps: int
+    # Rows of gates of a step, a divisor of their number.
     rows: int
+    # Columns of the map of a chunk; 0 for kernels without maps.
     columns: int
 
 
@@ -70,14 +67,7 @@ _NUMBERS_OF_MAPS = 72
 
 
 def shape_of(kind: str, kernel: str, size: int, state_bytes: int) -> Shape:
-    """Return what one thread of a kernel reads at once.
-
-    Args:
-        kind: "block", "lag" or "reflect" (kernels/scan.py).
-        kernel: name of the kernel.
-        size: m.
-        state_bytes: bytes of a number of the state, 4 or 8.
-    """
+    """Return what one thread of a kernel of some kind (kernels/scan.py) reads at once."""
     num_rows, gates = 1 if kind == "lag" else size, size + 1
     most = 4 * _GATES[kernel] // state_bytes
     if kind == "reflect":
@@ -94,16 +84,13 @@ def shape_of(kind: str, kernel: str, size: int, state_bytes: int) -> Shape:
 
 
 class Ahead(NamedTuple):
-    """How maps of chunks are followed.
+    """How maps of chunks are followed."""
 
-    Attributes:
-        places: places for the entries of a state, a power of two.
-        lanes: lanes of a program.
-        stages: maps in flight are one fewer.
-    """
-
+    # Places for the entries of a state, a power of two.
     places: int
+    # Lanes of a program.
     lanes: int
+    # One more than the maps in flight.
     stages: int
 
 

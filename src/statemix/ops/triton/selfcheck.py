@@ -36,12 +36,7 @@ class CheckedCase(NamedTuple):
 
 
 class CheckVerdict(NamedTuple):
-    """What a check of one case has shown.
-
-    The kernels agree with the reference, disagree, cannot be compiled or run ("fails"), or the
-    device has too little memory at the moment. ``detail`` is the largest relative error, with the
-    name of its tensor, or the error message.
-    """
+    """What a check of one case has shown; ``detail`` is the largest error, or the error message."""
 
     case: str
     outcome: Literal["agrees", "disagrees", "fails", "needs memory"]

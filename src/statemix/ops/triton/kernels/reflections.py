@@ -38,17 +38,11 @@ def _unit(largest, SHIFT: tl.constexpr):
 
 @triton.jit
 def reflection(g, inverse, M: tl.constexpr, SHIFT: tl.constexpr):
-    """Return one reflection, I - factor w w^T.
-
-    Args:
-        g: raw gates of a row; the first M tiles are read.
-        inverse: 1 / T.
-        M: m.
-        SHIFT: 2^SHIFT times the scale is finite.
+    """Return one reflection, I - factor w w^T, of a row's first M gates.
 
     Returns:
         w: M tiles.
-        scale: w = scale g.
+        scale: w = scale g, and 2^SHIFT scale is finite.
         factor: 2 q / (s^-4 + q^2).
         curve: 4 (s^-4 - q^2) / (s^-4 + q^2)^2, the derivative of the factor by q, twice.
     """

@@ -283,15 +283,9 @@ def _gradient(g, f, half, common, top, factor, inverse, FAMILY: tl.constexpr, SH
 
 @triton.jit
 def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
-    """Return h of one row.
+    """Return h of one row of COUNT = m + 1 raw gates, the input gate last; of "given" one fewer.
 
-    Args:
-        g: raw gates, COUNT tiles, the input gate last; for "given" one fewer.
-        u: what they weigh, COUNT tiles: the previous states and, last, the value.
-        inverse: 1 / T.
-        COUNT: m + 1.
-        FAMILY: gate family.
-        SHIFT: the weights are measured in 2^-SHIFT.
+    They weigh u: the previous states and, last, the value. Weights are measured in 2^-SHIFT.
     """
     if FAMILY == "given":
         h = u[COUNT - 1]
@@ -336,21 +330,8 @@ def row_backward(
 ):
     """Return the gradients of one row's gates, and of what they weigh.
 
-    The result h is computed again: if the states u were rounded when they were stored, u - h keeps
-    its digits, which the difference from a rounded h would not.
-
-    Args:
-        g: as in :func:`row_forward`.
-        u: as in :func:`row_forward`.
-        lam: gradient of the result.
-        inverse: 1 / T.
-        COUNT: as in :func:`row_forward`.
-        FAMILY: as in :func:`row_forward`.
-        SHIFT: as in :func:`row_forward`.
-
-    Returns:
-        d_g: as many tiles as ``g``.
-        d_u: COUNT tiles.
+    ``lam`` is the gradient of h, which is computed again: if the states u were rounded when they
+    were stored, u - h keeps its digits, which the difference from a rounded h would not.
     """
     d_g = ()
     d_u = ()

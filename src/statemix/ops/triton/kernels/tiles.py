@@ -27,16 +27,9 @@ def span_of(
 ):  # fmt: skip
     """Return where the chunk of each row lies, and which rows have one.
 
-    Args:
-        rows: numbers of chunks, or of maps of chunks.
-        sequences: if packed, the sequence of each row, -1 for rows without a chunk.
-        bounds: if packed, the first step of each sequence, and T.
-        firsts: if packed, the number of maps before each sequence.
-        rows_of_sequence: rows of each sequence, if not packed.
-        T: steps of a row of the batch.
-        L: lanes.
-        PACKED: whether one row of the batch holds all sequences.
-        MAPS: whether rows are maps, of which a sequence has one fewer than chunks.
+    Rows are chunks, or with MAPS the maps of chunks, of which a sequence has one fewer. If PACKED,
+    one row of the batch holds all sequences: ``sequences`` says which one each row has, or -1,
+    ``bounds`` where each begins, and ``firsts`` how many maps are before it.
 
     Returns:
         mask: which rows have a chunk, for each lane.

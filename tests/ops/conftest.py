@@ -64,23 +64,15 @@ class Problem:
 
     def outcome(self, gate="softmax", *, cotangents=("states", "final_state"), **options):
         """States, final state and all gradients, by name; of the reference, on the CPU."""
+        p = self
         if options.get("backend") == "reference" and not self.values.is_meta:
-            return self.on("cpu")._outcome(gate, cotangents, options)
-        return self._outcome(gate, cotangents, options)
-
-    def _outcome(self, gate, cotangents, options):
-        leaves = [leaf.detach().requires_grad_() for leaf in self.leaves]
-        gates, values, initial_state = leaves
-        results = RECURRENCES[self.kind](
-            gates, values, gate, initial_state, self.cu_seqlens, **options
-        )
+            p = self.on("cpu")
+        leaves = [leaf.detach().requires_grad_() for leaf in p.leaves]
+        results = RECURRENCES[p.kind](*leaves[:2], gate, leaves[2], p.cu_seqlens, **options)
         named = dict(zip(("states", "final_state"), results, strict=True))
-        gradients = torch.autograd.grad(
-            [named[name] for name in cotangents],
-            leaves,
-            [getattr(self, f"d_{name}") for name in cotangents],
-            materialize_grads=True,
-        )
+        incoming = [getattr(p, f"d_{name}") for name in cotangents]
+        outgoing = [named[name] for name in cotangents]
+        gradients = torch.autograd.grad(outgoing, leaves, incoming, materialize_grads=True)
         return {name: tensor.detach() for name, tensor in named.items()} | dict(
             zip(("d_gates", "d_values", "d_initial_state"), gradients, strict=True)
         )
@@ -186,19 +178,10 @@ def problem(device):
     return make
 
 
-@pytest.fixture(scope="session")
-def agree():
-    return check_agreement
-
-
-@pytest.fixture(scope="session")
-def tolerances_of():
-    return tolerances_of_backend
-
-
-@pytest.fixture(scope="session")
-def identical():
-    return check_equality
+# As fixtures, so that tests need not import them.
+agree = pytest.fixture(scope="session")(lambda: check_agreement)
+tolerances_of = pytest.fixture(scope="session")(lambda: tolerances_of_backend)
+identical = pytest.fixture(scope="session")(lambda: check_equality)
 
 
 def covering(**axes):
@@ -249,6 +232,7 @@ def families_of(kind):
     return [family.name for family in families if kind == "blocks" or not family.blocks_only]
 
 
+FAMILIES = [(kind, gate) for kind in RECURRENCES for gate in families_of(kind)]
 # A test with one of these fixtures runs over every matching backend, so that a newly registered
 # backend is tested too. Backends that cannot run here are skipped.
 BACKEND_FIXTURES = {
@@ -262,28 +246,31 @@ BACKEND_FIXTURES = {
 
 def names_of_backends(fixture="backend"):
     fits = BACKEND_FIXTURES[fixture]
-    backends = ops.BACKENDS.values()
-    return [backend.name for backend in backends if fits(backend)]
+    return [backend.name for backend in ops.BACKENDS.values() if fits(backend)]
+
+
+def usable(fixture="backend"):
+    """An axis for :func:`in_pairs`: the backends of a fixture that can run here."""
+    names = names_of_backends(fixture)
+    return {fixture: [name for name in names if ops.BACKENDS[name].unavailable() is None]}
 
 
 def pytest_generate_tests(metafunc):
     """``kind`` runs over the recurrences, ``gate`` over the families it has, backends over all."""
-    wanted = [name for name in ("kind", "gate") if name in metafunc.fixturenames]
     marked = {
         name.strip()
         for mark in metafunc.definition.iter_markers("parametrize")
         for name in (mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0])
     }
+    wanted = set(metafunc.fixturenames) - marked
     for fixture in BACKEND_FIXTURES:
-        if fixture in metafunc.fixturenames and fixture not in marked:
+        if fixture in wanted:
             metafunc.parametrize(fixture, names_of_backends(fixture))
-    wanted = [name for name in wanted if name not in marked]
-    if wanted == ["kind", "gate"]:
-        cases = [(kind, gate) for kind in RECURRENCES for gate in families_of(kind)]
-        metafunc.parametrize(("kind", "gate"), cases)
-    elif wanted == ["kind"]:
+    if {"kind", "gate"} <= wanted:
+        metafunc.parametrize(("kind", "gate"), FAMILIES)
+    elif "kind" in wanted:
         metafunc.parametrize("kind", list(RECURRENCES))
-    elif wanted == ["gate"]:
+    elif "gate" in wanted:
         metafunc.parametrize("gate", list(ops.GATES))
 
 

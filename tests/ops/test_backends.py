@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from tests.ops.conftest import in_pairs
 
 from statemix import ops
 from statemix.ops import backends
@@ -122,9 +123,9 @@ def test_a_scan_that_torch_lacks_is_named(monkeypatch):
         ops.lag_scan(torch.zeros(1, 2, 3, 2), torch.zeros(1, 2, 3), backend="associative")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(
-    "served", [(torch.bfloat16,), (torch.float32,), (torch.float16, torch.float32)]
+@in_pairs(
+    dtype=[torch.bfloat16, torch.float16, torch.float32],
+    served=[(torch.bfloat16,), (torch.float32,), (torch.float16, torch.float32)],
 )
 def test_a_kernel_is_given_no_dtype_that_its_record_excludes(only, dtype, served):
     loop = ops.BACKENDS["loop"].kernels["block"]

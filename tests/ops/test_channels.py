@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.ops.conftest import in_pairs
+from tests.ops.conftest import in_pairs, usable
 from torch.func import grad, vmap
 
 from statemix import ops
@@ -63,7 +63,7 @@ def oracle(p, gate):
     return {name: one.detach() for name, one in zip(names, (*results, *gradients), strict=True)}
 
 
-@in_pairs(shape=list(SHAPES), gate=list(ops.GATES), dtype=DTYPES)
+@in_pairs(shape=list(SHAPES), gate=list(ops.GATES), dtype=DTYPES, **usable())
 def test_states_and_all_gradients_are_those_of_the_equation(
     problem, agree, tolerances_of, shape, gate, dtype, backend
 ):
@@ -73,7 +73,7 @@ def test_states_and_all_gradients_are_those_of_the_equation(
     agree(found, oracle(p, gate), tolerances_of(backend, dtype))
 
 
-@in_pairs(dtype=DTYPES[:3], lengths=[None, (2, 0, 3)], gate=list(ops.GATES))
+@in_pairs(dtype=DTYPES[:3], lengths=[None, (2, 0, 3)], gate=list(ops.GATES), **usable())
 def test_one_channel_is_bit_identical_to_none(problem, identical, dtype, lengths, gate, backend):
     p = problem("blocks", blocks=21, lengths=lengths, gate=gate).to(dtype)
     names = ("values", "initial_state", "d_states", "d_final_state")
@@ -85,7 +85,7 @@ def test_one_channel_is_bit_identical_to_none(problem, identical, dtype, lengths
     identical({name: tensor.squeeze(-1) for name, tensor in found.items()}, expected)
 
 
-@pytest.mark.parametrize("exponent", [-30, 30])
+@in_pairs(exponent=[-30, 30], gate=list(ops.GATES), **usable())
 def test_gradients_of_large_and_small_values_are_those_of_the_equation(
     problem, agree, exponent, gate, backend
 ):
@@ -110,7 +110,12 @@ def test_kernels_read_the_gates_without_copies_for_channels(problem, gate, monke
     assert len(copied) == (2 if gate == "householder" else 0)
 
 
-@in_pairs(channels=[1, 3], dtype=[torch.float64, torch.bfloat16], gate=list(ops.GATES))
+@in_pairs(
+    channels=[1, 3],
+    dtype=[torch.float64, torch.bfloat16],
+    gate=list(ops.GATES),
+    **usable("stepwise_backend"),
+)
 def test_steps_equal_the_sequence_bit_for_bit(
     problem, identical, dtype, channels, gate, stepwise_backend
 ):

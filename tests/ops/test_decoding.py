@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.ops.conftest import families_of, in_pairs
+from tests.ops.conftest import FAMILIES, SCANS, in_pairs, usable
 
 from statemix import ops
 from statemix.ops.decoding import are_plain, projected_step
@@ -12,9 +12,10 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 @in_pairs(
-    **{"kind,gate": [(kind, gate) for kind in STEPS for gate in families_of(kind)]},
+    **{"kind,gate": FAMILIES},
     size=[1, 3, 9],
     dtype=DTYPES,
+    **usable("stepwise_backend"),
 )
 def test_steps_equal_the_sequence_bit_for_bit(
     problem, identical, kind, gate, size, dtype, stepwise_backend
@@ -46,20 +47,17 @@ def test_steps_of_every_backend_and_realization_equal_the_sequence(
     agree(actual, {name: whole[name] for name in actual})
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_pairs(dtype=DTYPES, kind=list(STEPS), **usable("stepwise_backend"))
 def test_steps_of_the_scans_equal_the_scans(problem, identical, kind, dtype, stepwise_backend):
     p = problem(kind, length=4, gate="none").to(dtype)
     a, b = p.gates[..., :-1], p.values
-    scan, step = {
-        "blocks": (ops.block_scan, ops.block_step),
-        "lags": (ops.lag_scan, ops.lag_step),
-    }[kind]
+    step = {"blocks": ops.block_step, "lags": ops.lag_step}[kind]
     state, states = p.initial_state, []
     for a_t, b_t in zip(a.unbind(1), b.unbind(1), strict=True):
         h_t, state = step(a_t, b_t, state, backend=stepwise_backend)
         states.append(h_t)
     actual = torch.stack(states, 1), state
-    identical(actual, scan(a, b, p.initial_state, backend=stepwise_backend))
+    identical(actual, SCANS[kind](a, b, p.initial_state, backend=stepwise_backend))
 
 
 def test_gradients_flow_through_steps(problem, agree, kind):
@@ -101,8 +99,7 @@ ORDERS = {
 
 
 @pytest.mark.kernels  # the loop's sums are rounded differently in another memory order
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", ["gates", "values", "state"])
+@in_pairs(order=list(ORDERS), name=["gates", "values", "state"], kind=list(STEPS))
 def test_steps_of_equal_shapes_may_differ_in_memory_order(problem, identical, kind, name, order):
     p = problem(kind, batch=3, length=1, blocks=5, size=2).to(torch.float32)
     step = STEPS[kind]

@@ -1,14 +1,11 @@
 """Every backend equals the reference in float64: states, final state and every gradient."""
 
-import pytest
 import torch
-from tests.ops.conftest import families_of, in_pairs
+from tests.ops.conftest import FAMILIES, RECURRENCES, SCANS, families_of, in_pairs, usable
 
 from statemix import ops
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-SCANS = {"blocks": ops.bd_lru, "lags": ops.h_lru}
-FAMILIES = [(kind, gate) for kind in SCANS for gate in families_of(kind)]
 # 18 blocks: above most vector widths and a multiple of none.
 SHAPES = [
     {"batch": 1, "length": 5, "blocks": 18},
@@ -40,6 +37,7 @@ def expected_outcome(p, gate, temperature=1.0, **options):
     dtype=DTYPES,
     shape=SHAPES,
     temperature=[None, 0.3, torch.tensor(1 / 4)],
+    **usable("other_backend"),
 )
 def test_backend_equals_the_reference(
     problem, agree, tolerances_of, device, kind, gate, realization, size, dtype, shape,
@@ -56,12 +54,13 @@ def test_backend_equals_the_reference(
 
 
 @in_pairs(
-    kind=list(SCANS),
+    kind=list(RECURRENCES),
     batch=[3, 0, 1],
     length=[4, 0, 1, 2, 37],
     blocks=[3, 0, 1, 16, 17, 21, 40],
     size=[1, 2, 4, 16],
     dtype=DTYPES[:3],
+    **usable("other_backend"),
 )
 def test_backend_equals_the_reference_at_any_shape(
     problem, agree, tolerances_of, kind, batch, length, blocks, size, dtype, other_backend
@@ -85,6 +84,7 @@ def extreme(p, kind_of_gates):
     size=[1, 3, 7],
     dtype=DTYPES[:2],
     gates=["tiny", "huge", "hugest", "adversarial"],
+    **usable("other_backend"),
 )
 def test_backend_equals_the_reference_with_extreme_gates(
     problem, agree, kind, gate, size, dtype, gates, other_backend
@@ -108,6 +108,7 @@ def test_backend_equals_the_reference_with_extreme_gates(
     **{"kind,gate": FAMILIES},
     cotangents=[("states",), ("final_state",)],
     lengths=[None, (3, 0, 4)],
+    **usable("other_backend"),
 )
 def test_gradients_flow_through_initial_and_final_state(
     problem, agree, kind, gate, cotangents, lengths, other_backend
@@ -122,11 +123,11 @@ def test_gradients_flow_through_initial_and_final_state(
 def test_no_initial_state_means_zeros(problem, identical, kind, backend):
     p = problem(kind)
     zeros = torch.zeros_like(p.initial_state)
-    given = SCANS[kind](p.gates, p.values, initial_state=zeros, backend=backend)
-    identical(SCANS[kind](p.gates, p.values, backend=backend), given)
+    given = RECURRENCES[kind](p.gates, p.values, initial_state=zeros, backend=backend)
+    identical(RECURRENCES[kind](p.gates, p.values, backend=backend), given)
 
 
-@pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@in_pairs(given=DTYPES[:3], kind=list(RECURRENCES), **usable())
 def test_initial_state_of_another_dtype_is_taken(problem, kind, given, backend):
     p = problem(kind).to(torch.float32)
     p = p.replace(initial_state=p.initial_state.to(given))
@@ -137,25 +138,23 @@ def test_initial_state_of_another_dtype_is_taken(problem, kind, given, backend):
     assert outcome["states"].equal(same["states"])
 
 
-def test_scan_of_normalised_gates_equals_the_gated_recurrence(problem, agree, kind, gate, backend):
-    p = problem(kind, size=4, gate=gate)
+@in_pairs(**{"kind,gate": FAMILIES}, size=[1, 4], **usable("other_backend"))
+def test_scan_of_normalised_gates_equals_the_gated_recurrence(
+    problem, agree, kind, gate, size, other_backend
+):
+    p = problem(kind, size=size, gate=gate)
     coefficients, input_gate = ops.normalize(p.gates, gate)
-    scan = {"blocks": ops.block_scan, "lags": ops.lag_scan}[kind]
-    states, final_state = scan(
-        coefficients, input_gate * p.values, p.initial_state, backend=backend
-    )
-    gated = p.outcome(gate, backend=backend)
-    agree(
-        {"states": states, "final_state": final_state},
-        {name: gated[name] for name in ("states", "final_state")},
-    )
+    found = SCANS[kind](coefficients, input_gate * p.values, p.initial_state, backend=other_backend)
+    gated = p.outcome(gate, backend=other_backend)
+    names = ("states", "final_state")
+    agree(dict(zip(names, found, strict=True)), {name: gated[name] for name in names})
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@in_pairs(kind=list(RECURRENCES), dtype=DTYPES[2:], **usable())
 def test_scan_of_16_bits_carries_float32(problem, agree, tolerances_of, kind, dtype, backend):
     p = problem(kind, length=33, gate="none").to(dtype)
     a, b = p.gates[..., :-1], p.values
-    scan = {"blocks": ops.block_scan, "lags": ops.lag_scan}[kind]
+    scan = SCANS[kind]
     actual = dict(enumerate(scan(a, b, p.initial_state, backend=backend)))
     wide = [tensor.double() for tensor in (a, b, p.initial_state)]
     assert actual[0].dtype == dtype
@@ -175,9 +174,8 @@ def test_autocast_does_not_round_float32_arguments(problem, identical, device, k
 def test_the_final_state_is_never_the_initial_one_itself(problem, kind, other_backend):
     """Changing one in place must not change the other, not even after no step."""
     p = problem(kind, length=0)
-    variants = [{}] if kind == "blocks" else [{}, {"realization": "observer"}]
-    for options in variants:
-        _, final = SCANS[kind](
+    for options in [{}] if kind == "blocks" else [{}, {"realization": "observer"}]:
+        _, final = RECURRENCES[kind](
             p.gates, p.values, "softmax", p.initial_state, backend=other_backend, **options
         )
         assert final.data_ptr() != p.initial_state.data_ptr()
@@ -185,7 +183,7 @@ def test_the_final_state_is_never_the_initial_one_itself(problem, kind, other_ba
 
 
 # Bit for bit where one step follows the other; the parallel scan adds in another order.
-@in_pairs(**{"kind,gate": FAMILIES}, dtype=DTYPES)
+@in_pairs(**{"kind,gate": FAMILIES}, dtype=DTYPES, **usable("stepwise_backend"))
 def test_split_at_any_point_equals_the_whole_bit_for_bit(
     problem, agree, identical, kind, gate, dtype, stepwise_backend
 ):
@@ -197,7 +195,7 @@ def test_split_at_any_point_equals_the_whole_bit_for_bit(
     p = problem(kind, length=7, blocks=21, size=3, gate=gate).to(dtype)
 
     def run(piece, state):
-        return SCANS[kind](
+        return RECURRENCES[kind](
             p.gates[:, piece], p.values[:, piece], gate, state, backend=stepwise_backend
         )
 
@@ -208,12 +206,15 @@ def test_split_at_any_point_equals_the_whole_bit_for_bit(
         identical((torch.cat([head, tail], 1), state), whole)
 
 
+@in_pairs(**{"kind,gate": [*FAMILIES[::3], ("lags", "none")]}, **usable())
 def test_gradients_through_a_split_equal_those_of_the_whole(problem, agree, kind, gate, backend):
     p = problem(kind, length=7, gate=gate)
     leaves = gates, values, state = [leaf.clone().requires_grad_() for leaf in p.leaves]
     pieces = []
     for piece in (slice(0, 1), slice(1, 5), slice(5, None)):
-        states, state = SCANS[kind](gates[:, piece], values[:, piece], gate, state, backend=backend)
+        states, state = RECURRENCES[kind](
+            gates[:, piece], values[:, piece], gate, state, backend=backend
+        )
         pieces.append(states)
     results = torch.cat(pieces, 1), state
     gradients = torch.autograd.grad(results, leaves, (p.d_states, p.d_final_state))
@@ -244,7 +245,7 @@ LAYOUTS = {
 }
 
 
-@in_pairs(layout=list(LAYOUTS), kind=list(SCANS), lengths=[None, (3, 0, 4)])
+@in_pairs(layout=list(LAYOUTS), kind=list(RECURRENCES), lengths=[None, (3, 0, 4)], **usable())
 def test_memory_layout_does_not_matter(problem, agree, kind, layout, lengths, backend):
     p = problem(kind, blocks=5, lengths=lengths)
     relaid = {name: LAYOUTS[layout](getattr(p, name)) for name in ("gates", "values", "d_states")}
@@ -252,23 +253,18 @@ def test_memory_layout_does_not_matter(problem, agree, kind, layout, lengths, ba
         for name in ("initial_state", "d_final_state"):
             relaid[name] = getattr(p, name)[:1, :1].expand_as(getattr(p, name))
     copies = {name: tensor.contiguous() for name, tensor in relaid.items()}
-    agree(
-        p.replace(**relaid).outcome(backend=backend), p.replace(**copies).outcome(backend=backend)
-    )
+    before = [leaf.clone() for leaf in p.replace(**relaid).leaves]
+    found = p.replace(**relaid).outcome(backend=backend)
+    agree(found, p.replace(**copies).outcome(backend=backend))
+    # Arguments are left as they were.
+    assert all(map(torch.equal, p.replace(**relaid).leaves, before))
 
 
-def test_arguments_are_left_as_they_were(problem, kind, gate, backend):
-    p = problem(kind, gate=gate)
-    before = [leaf.clone() for leaf in p.leaves]
-    p.outcome(gate, backend=backend)
-    assert all(leaf.equal(copy) for leaf, copy in zip(p.leaves, before, strict=True))
-
-
-@pytest.mark.parametrize("gate", ["softmax", "sigmoid", "relu", "signed", "tanh", "none"])
+@in_pairs(gate=families_of("lags"), kind=list(RECURRENCES), **usable())
 def test_nan_reaches_its_own_block_and_no_other(problem, kind, gate, backend):
     p = problem(kind, batch=1, length=4, blocks=20, gate=gate)
     p.gates[0, 2, 7].fill_(float("nan"))
-    states, _ = SCANS[kind](p.gates, p.values, gate, p.initial_state, backend=backend)
+    states, _ = RECURRENCES[kind](p.gates, p.values, gate, p.initial_state, backend=backend)
     bad = states.isnan().view(4, 20, -1).any(-1)
     assert bad[2:, 7].all()
     assert bad.sum() == 2

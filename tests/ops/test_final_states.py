@@ -1,7 +1,7 @@
 """Final states belong to the caller: they may be changed, and hold no more than themselves."""
 
-import pytest
 import torch
+from tests.ops.conftest import in_pairs, usable
 
 from statemix import ops
 
@@ -12,9 +12,7 @@ RECURRENCES = {
 }
 
 
-@pytest.mark.parametrize("lengths", [None, (3, 0, 4)], ids=["batch", "packed"])
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("recurrence", RECURRENCES)
+@in_pairs(recurrence=list(RECURRENCES), lengths=[None, (3, 0, 4)], size=[1, 2], **usable())
 def test_final_states_own_their_memory_and_may_be_changed(
     problem, recurrence, size, lengths, backend
 ):

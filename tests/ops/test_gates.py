@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.ops.conftest import RECURRENCES, in_pairs, usable
 
 from statemix import ops
 from statemix.ops.gates import EPSILON, PROPOSITION_1
 
-RECURRENCES = {"blocks": ops.bd_lru, "lags": ops.h_lru}
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 BOUNDED = [name for name, family in ops.GATES.items() if family.bound == PROPOSITION_1]
 SUMMED = ["softmax", "sigmoid", "relu", "signed", "tanh"]
@@ -20,9 +20,12 @@ seeds = st.integers(0, 2**32 - 1)
 scales = st.sampled_from([0.0, 1e-4, 1.0, 30.0, 1e4])
 
 
-def test_every_family_but_three_promises_the_proposition():
+def test_every_family_but_three_promises_the_proposition_and_documents_its_bound():
     assert set(ops.GATES) - set(BOUNDED) == {"none", "householder", "column_softmax"}
-    assert all(name == family.name and family.bound for name, family in ops.GATES.items())
+    text = " ".join(ops.normalize.__doc__.split())
+    for family in ops.GATES.values():
+        listed = text.index(f"{family.bound}")
+        assert family.name in text[text.index("Bounds on the states") : listed]
 
 
 def drawn(kind, *, length, size, seed, scale, dtype):
@@ -45,9 +48,7 @@ def margin(dtype, size, length):
     return (1 + (size + 4) * eps) ** length
 
 
-@pytest.mark.parametrize("kind", list(RECURRENCES))
-@pytest.mark.parametrize("gate", BOUNDED)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@in_pairs(gate=BOUNDED, dtype=DTYPES, kind=list(RECURRENCES))
 @given(size=sizes, length=st.integers(1, 30), seed=seeds, scale=scales)
 def test_states_never_exceed_values_and_initial_state(kind, gate, dtype, size, length, seed, scale):
     """Proposition 1: |h_t| <= max(|h_0|, max |v|)."""
@@ -61,7 +62,6 @@ def test_states_never_exceed_values_and_initial_state(kind, gate, dtype, size, l
     assert final_state.abs().max() <= limit
 
 
-@pytest.mark.parametrize("kind", list(RECURRENCES))
 def test_the_bound_is_attained(kind):
     """Without this, a bound test would let a lost input through."""
     gates, values, h_0 = drawn(kind, length=8, size=3, seed=0, scale=1.0, dtype=torch.float64)
@@ -102,21 +102,6 @@ def test_householder_blocks_have_spectral_norm_below_one_minus_the_input_gate(si
     assert a_0.eq(a_0[..., :1]).all()
 
 
-def test_householder_factors_are_reflections_for_unit_vectors_and_fade_for_short_ones():
-    gates = torch.zeros(3, 4, dtype=torch.float64)
-    gates[:, 3] = 3.0 - 40.0  # a_0 = sigmoid(-40): nothing leaves the block
-    identity = torch.eye(3, dtype=torch.float64)
-    torch.testing.assert_close(ops.normalize(gates, "householder")[0], identity)
-    gates[1, 1] = 1.0
-    mirror = torch.diag(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)).clone()
-    # At length 1 the eigenvalue (1 - |u|^4) / (1 + |u|^4) is zero, at length 2 it is -15/17.
-    mirror[1, 1] = 0.0
-    torch.testing.assert_close(ops.normalize(gates, "householder")[0], mirror)
-    gates[1, 1] = 2.0
-    mirror[1, 1] = -15 / 17
-    torch.testing.assert_close(ops.normalize(gates, "householder")[0], mirror)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels", [None, 2])
 @given(size=sizes, length=st.integers(1, 30), seed=seeds, scale=scales)
@@ -135,8 +120,7 @@ def test_columns_never_add_to_the_weight_of_a_state(dtype, channels, size, lengt
     assert (final_state.abs().sum(2) <= limit).all()
 
 
-@pytest.mark.parametrize("gate", ["softmax", "sigmoid", "column_softmax"])
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0), (0, 2, 1)])
+@in_pairs(gate=["softmax", "sigmoid", "column_softmax"], order=[(2, 1, 0), (1, 0, 2), (1, 2, 0)])
 def test_gates_do_not_depend_on_the_order_in_memory(gate, order):
     gates = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0))
     back = sorted(range(3), key=order.__getitem__)
@@ -185,8 +169,7 @@ def test_absolute_gates_of_a_row_sum_to_one_less_epsilon(gate, size, seed, scale
     torch.testing.assert_close(total, expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("kind", list(RECURRENCES))
-@pytest.mark.parametrize("gate", ["relu", "signed", "tanh"])
+@in_pairs(gate=["relu", "signed", "tanh"], kind=list(RECURRENCES), **usable())
 def test_row_without_any_share_gives_zero_and_finite_gradients(problem, kind, gate, backend):
     p = problem(kind, size=2)
     empty = p.replace(gates=torch.full_like(p.gates, -1.0 if gate == "relu" else 0.0))
@@ -258,13 +241,6 @@ def test_blocks_keep_the_digits_of_a_small_share_of_the_state(gate):
         expected = torch.full((2, 2), math.exp(-30) / 2), torch.tensor([1.0, math.exp(-30)])
     for found, wanted in zip(ops.normalize(gates, gate), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
-
-
-def test_the_documentation_states_the_bound_of_every_family():
-    text = " ".join(ops.normalize.__doc__.split())
-    for family in ops.GATES.values():
-        listed = text.index(f"{family.bound}")
-        assert family.name in text[text.index("Bounds on the states") : listed]
 
 
 def test_gates_that_nothing_normalises_grow_as_documented():

@@ -1,13 +1,12 @@
 """Memory orders between projections and operators."""
 
-import pytest
 import torch
+from tests.ops.conftest import in_pairs
 
 from statemix.ops.layout import join_units, split_units
 
 
-@pytest.mark.parametrize("batch", [(1,), (2,), (2, 3), (0,)], ids=str)
-@pytest.mark.parametrize("inference", [False, True])
+@in_pairs(batch=[(1,), (2,), (2, 3), (0,)], inference=[False, True])
 def test_joining_undoes_splitting_and_copies_nothing(batch, inference):
     flat = torch.arange(5 * 4 * torch.Size(batch).numel()).reshape(*batch, 20)
     with torch.inference_mode(inference):

@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
+from tests.ops.conftest import in_pairs, usable
 
 from statemix import ops
 
-SQUASHED = ["sigmoid", "tanh"]
 EVERY = ["softmax", "sigmoid", "relu", "signed", "tanh"]
 
 
@@ -31,8 +31,7 @@ def step(device, backend):
     return run
 
 
-@pytest.mark.parametrize("gate", SQUASHED)
-@pytest.mark.parametrize("pair", [(math.inf, 0.5), (0.5, math.inf)])
+@in_pairs(gate=["sigmoid", "tanh"], pair=[(math.inf, 0.5), (0.5, math.inf)], **usable())
 def test_a_gate_of_infinity_is_as_open_as_can_be(step, gate, pair):
     opened = [1.0 if g == math.inf else float(getattr(torch, gate)(torch.tensor(g))) for g in pair]
     shares = [x / sum(opened) for x in opened]
@@ -44,24 +43,26 @@ def test_a_gate_of_infinity_is_as_open_as_can_be(step, gate, pair):
     assert math.isfinite(sum(gradients))
 
 
-@pytest.mark.parametrize("gate", EVERY)
+@in_pairs(gate=EVERY, **usable())
 def test_an_infinite_value_gives_an_infinite_state(step, gate):
     state, _, flows = step(gate, (1.0, 2.0), value=math.inf)
     assert state == math.inf
     assert sum(flows) == pytest.approx(1, rel=2e-6)
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-37])
-@pytest.mark.parametrize("cotangent", [1.0, 100.0, 1e8])
-@pytest.mark.parametrize("gate", ["softmax", "sigmoid", "tanh"])
+@in_pairs(
+    temperature=[1e-30, 1e-37],
+    cotangent=[1.0, 100.0, 1e8],
+    gate=["softmax", "sigmoid", "tanh"],
+    **usable(),
+)
 def test_gates_far_apart_for_a_low_temperature_have_no_gradient(step, gate, cotangent, temperature):
     state, gradients, _ = step(gate, (5.0, -500.0), cotangent=cotangent, temperature=temperature)
     assert state == pytest.approx({"tanh": -0.5}.get(gate, 1.0), rel=1e-5)
     assert gradients == [0, 0]
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-37])
-@pytest.mark.parametrize("gate", EVERY)
+@in_pairs(temperature=[1e-30, 1e-37], gate=EVERY, **usable())
 def test_what_weighs_nothing_has_no_gradient_at_a_low_temperature(step, gate, temperature):
     pair = (0.0, 0.0) if gate in ("relu", "signed") else (1.0, 1.0)
     options = {"value": 0.0, "before": 0.0, "cotangent": 100.0}
@@ -74,7 +75,7 @@ def test_the_difference_of_gates_may_overflow(step):
     assert state == pytest.approx(1 + 1 / (1 + math.exp(7.5)), rel=2e-6)
 
 
-@pytest.mark.parametrize("gate", EVERY)
+@in_pairs(gate=EVERY, **usable())
 def test_an_unknown_temperature_gives_no_number(device, backend, gate):
     gates, values = torch.ones(1, 1, 1, 2, device=device), torch.ones(1, 1, 1, device=device)
     temperature = torch.tensor(math.nan, device=device)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.ops.conftest import in_pairs, usable
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from statemix.ops.packing import Chunks, last_of_each, positions, previous
@@ -40,8 +41,7 @@ def singles(p, gate, **options):
     }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("lengths", [name for name in LENGTHS if name != "none"])
+@in_pairs(variant=list(VARIANTS), lengths=[name for name in LENGTHS if name != "none"], **usable())
 def test_packed_sequences_equal_single_ones(problem, agree, variant, lengths, backend):
     kind, options = VARIANTS[variant]
     p = problem(kind, blocks=18, lengths=LENGTHS[lengths])
@@ -60,17 +60,13 @@ def test_packed_sequences_equal_single_ones_bit_for_bit(problem, identical, kind
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_empty_sequence_hands_on_its_initial_state(problem, variant, backend):
+def test_sequences_without_steps_hand_on_their_initial_state(problem, variant, backend):
     kind, options = VARIANTS[variant]
     p = problem(kind, lengths=(2, 0, 3))
     outcome = p.outcome(backend=backend, cotangents=("final_state",), **options)
     assert outcome["final_state"][1].equal(p.initial_state[1])
     assert outcome["d_initial_state"][1].equal(p.d_final_state[1])
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_row_of_no_sequences_is_empty(problem, variant, backend):
-    kind, options = VARIANTS[variant]
+    # A row of no sequences is empty.
     p = problem(kind, lengths=())
     outcome = p.outcome(backend=backend, **options)
     assert outcome["states"].shape == p.values.shape
@@ -124,8 +120,7 @@ def test_bounds_are_not_read_back_from_a_device(problem, variant, portable_backe
     }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@in_pairs(variant=list(VARIANTS), number=[float("nan"), float("inf")], **usable())
 def test_a_spoilt_sequence_spoils_no_other(problem, identical, variant, number, backend):
     kind, options = VARIANTS[variant]
     p = problem(kind, lengths=(3, 2, 0, 4))

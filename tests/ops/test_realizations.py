@@ -1,8 +1,7 @@
 """Controller and observer form: two states, one characteristic polynomial."""
 
-import pytest
 import torch
-from tests.ops.conftest import in_pairs
+from tests.ops.conftest import in_pairs, usable
 
 from statemix import ops
 from statemix.ops import lag_kernels, lag_operators
@@ -25,7 +24,7 @@ def simulated(p, gate):
     return ops.block_scan(transposed_companions(a), inputs, p.initial_state, backend="reference")
 
 
-@in_pairs(size=[1, 2, 3, 6], length=[0, 1, 2, 4, 9])
+@in_pairs(size=[1, 2, 3, 6], length=[0, 1, 2, 4, 9], **usable())
 def test_observer_form_equals_a_simulation_with_matrices(problem, agree, length, size, backend):
     p = problem("lags", length=length, size=size)
     actual = p.outcome(realization="observer", backend=backend)
@@ -73,11 +72,9 @@ def test_both_realizations_differ_for_selective_gates(problem):
     assert (controller - observer).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("length", [10, 100])
-def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form(
-    length, device, backend
-):
+def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form(device, backend):
     """Alternating a_0 = 1 and a_2 = 1 stores every value and adds it to the next: T/2 exactly."""
+    length = 100
     gates = torch.zeros(1, length, 1, 3, dtype=torch.float64, device=device)
     gates[:, 0::2, :, 2] = 1.0
     gates[:, 1::2, :, 1] = 1.0
@@ -88,9 +85,7 @@ def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form
     assert controller.max() == 1.0
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-@pytest.mark.parametrize("lengths", [None, (3, 0, 1, 5)], ids=["dense", "packed"])
-@pytest.mark.parametrize("realization", ops.REALIZATIONS)
+@in_pairs(size=[1, 2, 5], lengths=[None, (3, 0, 1, 5)], realization=ops.REALIZATIONS)
 def test_states_of_units_are_those_carried_at_every_step(problem, size, lengths, realization):
     p = problem("lags", length=9, size=size, lengths=lengths)
     arguments = p.gates, p.values, "softmax", p.initial_state, p.cu_seqlens

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.ops.conftest import RECURRENCES, SCANS, in_pairs, usable
 from torch.func import grad, jacrev, vmap
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,9 +15,6 @@ VARIANTS = {
     "lags": ("lags", {}),
     "observer": ("lags", {"realization": "observer"}),
 }
-RECURRENCES = {"blocks": ops.bd_lru, "lags": ops.h_lru}
-
-
 OPERATORS = {"blocks": "block", "lags": "lag"}
 
 
@@ -31,16 +29,17 @@ def arguments(problem, kind, backend, *, dtype=torch.float64, temperature=None, 
     return a, b, p.initial_state, p.cu_seqlens, None, OPERATORS[kind], backend, "given", True
 
 
-@pytest.mark.parametrize(
-    ("lengths", "dtype"),
-    [
-        (None, torch.float64),
-        (None, torch.float32),
-        (None, torch.bfloat16),
-        ((2, 0, 3), torch.float32),
-        ((0,), torch.float64),
-    ],
-    ids=str,
+@in_pairs(
+    **{
+        "lengths,dtype": [
+            (None, torch.float64),
+            (None, torch.bfloat16),
+            ((2, 0, 3), torch.float32),
+            ((0,), torch.float64),
+        ]
+    },
+    kind=list(RECURRENCES),
+    **usable("registered_backend"),
 )
 def test_operators_pass_opcheck(problem, device, kind, lengths, dtype, registered_backend):
     temperature = torch.tensor(0.5, device=device) if dtype == torch.float32 else None
@@ -72,24 +71,16 @@ class Wrapped(torch.Tensor):
         return pytree.tree_map_only(torch.Tensor, Wrapped, function(*args, **kwargs))
 
 
-@pytest.mark.parametrize("place", range(3), ids=["gates", "values", "initial_state"])
+@in_pairs(place=range(3), kind=list(RECURRENCES), **usable("registered_backend"))
 def test_wrapped_arguments_reach_the_operator(problem, identical, kind, place, registered_backend):
     p = problem(kind)
-    arguments = [p.gates, p.values, p.initial_state]
-    expected = run_on(registered_backend, kind, arguments)
+    arguments = [p.gates, p.values, "softmax", p.initial_state]
+    expected = RECURRENCES[kind](*arguments, backend=registered_backend)
+    place = (0, 1, 3)[place]
     arguments[place] = Wrapped(arguments[place])
-    found = run_on(registered_backend, kind, arguments)
-    identical(*({0: states, 1: final} for states, final in (map(inner_of, found), expected)))
-
-
-def run_on(backend, kind, arguments):
-    gates, values, initial_state = arguments
-    return RECURRENCES[kind](gates, values, "softmax", initial_state, backend=backend)
-
-
-def inner_of(tensor):
-    assert type(tensor) is Wrapped
-    return tensor.inner
+    found = RECURRENCES[kind](*arguments, backend=registered_backend)
+    assert all(type(tensor) is Wrapped for tensor in found)
+    identical(tuple(tensor.inner for tensor in found), expected)
 
 
 class Recorded(TorchDispatchMode):
@@ -116,8 +107,12 @@ def test_dispatch_modes_and_profilers_see_operators(problem, kind, registered_ba
     assert "statemix::scan_forward" in {event.key for event in profile.key_averages()}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("result", [0, 1], ids=["states", "final_state"])
+@in_pairs(
+    dtype=[torch.float32, torch.bfloat16],
+    result=[0, 1],
+    kind=list(RECURRENCES),
+    **usable("registered_backend"),
+)
 def test_batched_gradients_equal_a_loop(
     problem, identical, kind, result, dtype, registered_backend
 ):
@@ -166,11 +161,8 @@ tracer_warns = pytest.mark.filterwarnings("ignore:.*should not be instantiated:D
 
 @tracer_warns
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@in_pairs(variant=list(VARIANTS), lengths=[None, (2, 0, 3)], **usable())
 def test_compiles_without_a_graph_break(problem, agree, variant, lengths, backend):
-    if backend == "associative" and lengths is not None and variant != "blocks":
-        pytest.skip("one variant shows it, and takes as long as the other tests together")
     kind, options = VARIANTS[variant]
     options = options | {"backend": backend}
     # The reference is compiled step by step, so that long sequences take long.
@@ -193,12 +185,11 @@ def test_every_family_compiles_without_a_graph_break(problem, agree, kind, gate)
 def test_scans_and_steps_compile_without_a_graph_break(problem, identical, kind):
     p = problem(kind, gate="none")
     a, b, state = p.gates[..., :-1], p.values, p.initial_state
-    scan, step, gated = {
-        "blocks": (ops.block_scan, ops.block_step, ops.bd_lru_step),
-        "lags": (ops.lag_scan, ops.lag_step, ops.h_lru_step),
-    }[kind]
+    step, gated = {
+        "blocks": (ops.block_step, ops.bd_lru_step), "lags": (ops.lag_step, ops.h_lru_step)
+    }[kind]  # fmt: skip
     for function, *inputs in [
-        (scan, a, b), (step, a[:, 0], b[:, 0]), (gated, p.gates[:, 0], b[:, 0])
+        (SCANS[kind], a, b), (step, a[:, 0], b[:, 0]), (gated, p.gates[:, 0], b[:, 0])
     ]:  # fmt: skip
         compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
         identical(compiled(*inputs, state), function(*inputs, state))
@@ -253,8 +244,7 @@ def loss(kind, cu_seqlens=None, **options):
     return of
 
 
-@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@in_pairs(variant=list(VARIANTS), lengths=[None, (2, 0, 3)], **usable())
 def test_gradients_under_vmap_equal_a_loop_of_gradients(problem, agree, variant, lengths, backend):
     kind, options = VARIANTS[variant]
     problems, leaves = stacked(problem, kind, lengths=lengths)
@@ -295,15 +285,6 @@ def test_vmap_takes_shared_arguments_and_any_axis(problem, agree, kind, register
     agree(dict(enumerate(actual)), dict(enumerate(expected)))
 
 
-def test_vmap_within_vmap_equals_two_loops(problem, agree, kind):
-    _, leaves = stacked(problem, kind, count=4)
-    nested = [leaf.unflatten(0, (2, 2)) for leaf in leaves]
-    gradient = grad(loss(kind), argnums=(0, 1, 2))
-    actual = vmap(vmap(gradient))(*nested)
-    expected = (leaf.unflatten(0, (2, 2)) for leaf in vmap(gradient)(*leaves))
-    agree(dict(enumerate(actual)), dict(enumerate(expected)))
-
-
 def test_jacobian_in_16_bits_equals_a_loop_of_gradients(
     problem, identical, kind, registered_backend
 ):
@@ -338,8 +319,12 @@ def test_forward_mode_is_refused_rather_than_zero(problem, kind, registered_back
             states(dual.make_dual(p.values, torch.ones_like(p.values)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("disabled", [torch.no_grad, torch.inference_mode])
+@in_pairs(
+    disabled=[torch.no_grad, torch.inference_mode],
+    dtype=[torch.float32, torch.bfloat16],
+    kind=list(RECURRENCES),
+    **usable("registered_backend"),
+)
 def test_inference_equals_training(problem, identical, kind, disabled, dtype, registered_backend):
     p = problem(kind).to(dtype)
 
@@ -378,18 +363,14 @@ def test_mapped_bounds_are_refused(problem, kind):
         vmap(lambda c: RECURRENCES[kind](p.gates, p.values, cu_seqlens=c)[0])(bounds)
 
 
-@pytest.mark.parametrize("bounds", [(0, 2, 4), (1, 2, 5), (0, 2, 6)])
 def test_bounds_that_do_not_cover_the_length_are_refused_under_vmap(
-    problem, device, kind, registered_backend, bounds
+    problem, device, kind, registered_backend
 ):
     if device != "cpu":
         pytest.skip("bounds are read only on the CPU")
     p = problem(kind, lengths=(2, 3))
     values = torch.stack([p.values, p.values])
-    bounds = torch.tensor(bounds)
-    with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to the length"):
-        vmap(
-            lambda v: RECURRENCES[kind](p.gates, v, cu_seqlens=bounds, backend=registered_backend)[
-                0
-            ]
-        )(values)
+    for numbers in ((0, 2, 4), (1, 2, 5), (0, 2, 6)):
+        options = {"cu_seqlens": torch.tensor(numbers), "backend": registered_backend}
+        with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to the length"):
+            vmap(lambda v, options=options: RECURRENCES[kind](p.gates, v, **options)[0])(values)

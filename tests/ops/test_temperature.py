@@ -5,16 +5,20 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from tests.ops.conftest import RECURRENCES, in_pairs, usable
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, vmap
 
 from statemix import ops
 
-RECURRENCES = {"blocks": ops.bd_lru, "lags": ops.h_lru}
 STEPS = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@in_pairs(
+    mode=[torch.no_grad, torch.inference_mode],
+    kind=list(RECURRENCES),
+    **usable("stepwise_backend"),
+)
 def test_steps_divide(problem, identical, device, kind, mode, stepwise_backend):
     p = problem(kind, length=3)
     options = {"temperature": torch.tensor(0.3, device=device), "backend": stepwise_backend}
@@ -70,10 +74,11 @@ def test_a_compiled_graph_follows_the_value(problem, device, kind, registered_ba
 
 
 BAD = [
-    (0.0, ValueError, "temperature must be positive and finite, got 0.0"),
-    (-1, ValueError, "temperature must be positive and finite, got -1"),
-    (float("inf"), ValueError, "temperature must be positive and finite, got inf"),
-    (float("nan"), ValueError, "temperature must be positive and finite, got nan"),
+    (0.0, ValueError, "temperature must be positive and .*, got 0.0"),
+    (-1, ValueError, "temperature must be positive and .*, got -1"),
+    (float("inf"), ValueError, "temperature must be positive and .*, got inf"),
+    (float("nan"), ValueError, "temperature must be positive and .*, got nan"),
+    (10**400, ValueError, "temperature must be positive and .*, got 1000"),
     ("1", TypeError, "temperature must be a 0-d tensor, a number or None, got '1'"),
     (True, TypeError, "temperature must be a 0-d tensor, a number or None, got True"),
     (torch.ones(1), ValueError, r"temperature must have shape \(\), got \(1,\)"),
@@ -83,19 +88,20 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("value", "error", "message"), BAD)
-def test_bad_temperatures_are_refused(problem, kind, value, error, message):
-    p = problem(kind)
+def test_bad_temperatures_are_refused(problem, kind):
+    p = problem(kind).to(torch.float32)
     calls = [
-        lambda: RECURRENCES[kind](p.gates, p.values, temperature=value),
-        lambda: STEPS[kind](p.gates[:, 0], p.values[:, 0], p.initial_state, temperature=value),
-        lambda: ops.normalize(p.gates, "softmax", temperature=value),
+        lambda value: RECURRENCES[kind](p.gates, p.values, temperature=value),
+        lambda value: STEPS[kind](
+            p.gates[:, 0], p.values[:, 0], p.initial_state, temperature=value
+        ),
+        lambda value: ops.normalize(p.gates, "softmax", temperature=value),
     ]
-    for call in calls:
-        with pytest.raises(error, match=message):
-            call()
-        with torch.inference_mode(), pytest.raises(error, match=message):
-            call()
+    for value, error, message in BAD:
+        for call in calls:
+            for mode in (torch.enable_grad, torch.inference_mode):
+                with mode(), pytest.raises(error, match=message):
+                    call(value)
 
 
 def test_numbers_of_any_kind_are_temperatures():
@@ -103,8 +109,6 @@ def test_numbers_of_any_kind_are_temperatures():
     expected = ops.bd_lru(gates, values, temperature=0.5)
     for half in (np.float32(0.5), np.float64(0.5), Fraction(1, 2)):
         torch.testing.assert_close(ops.bd_lru(gates, values, temperature=half), expected)
-    with pytest.raises(ValueError, match=r"temperature must be positive and finite, got 1000"):
-        ops.bd_lru(gates, values, temperature=10**400)
 
 
 def test_a_temperature_of_zero_divides_as_it_does_in_pytorch(device, backend):
@@ -117,6 +121,6 @@ def test_a_temperature_of_zero_divides_as_it_does_in_pytorch(device, backend):
 @pytest.mark.parametrize("temperature", [1e300, 1e-300])
 def test_a_number_that_the_states_cannot_hold_is_refused(temperature):
     gates, values = torch.zeros(1, 1, 1, 1, 2), torch.zeros(1, 1, 1, 1)
-    with pytest.raises(ValueError, match=r"temperature must be in .* the range of float32, got"):
+    with pytest.raises(ValueError, match=r"temperature must be .* the range of torch.float32, got"):
         ops.bd_lru(gates, values, temperature=temperature)
     ops.bd_lru(gates.double(), values.double(), temperature=temperature)

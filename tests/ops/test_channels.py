@@ -174,10 +174,7 @@ def test_shapes_that_disagree_are_named(problem, changed, message):
     arguments |= {name: torch.zeros(shape, dtype=torch.float64) for name, shape in changed.items()}
     with pytest.raises(ValueError, match=message):
         ops.bd_lru(**arguments)
-
-
-def test_a_state_of_a_step_has_the_channels_of_its_values(problem):
-    p = problem("blocks", length=1, channels=4)
+    # A state of a step has the channels of its values.
     with pytest.raises(ValueError, match=r"state must have shape \(B=2, H=3, m=3, C=4\), got"):
         ops.bd_lru_step(p.gates[:, 0], p.values[:, 0], p.initial_state[..., 0])
     with pytest.raises(ValueError, match=r"state must have shape \(B=2, H=3, m=3, C=4\), got"):

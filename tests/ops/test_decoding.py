@@ -32,19 +32,21 @@ def test_steps_equal_the_sequence_bit_for_bit(
     identical((torch.stack(states, 1), state), expected)
 
 
-@pytest.mark.parametrize("realization", ops.REALIZATIONS)
-def test_steps_of_every_backend_and_realization_equal_the_sequence(
+@in_pairs(realization=ops.REALIZATIONS, **usable())
+def test_steps_of_every_backend_and_realization_equal_the_sequence_and_pass_gradients(
     problem, agree, realization, backend
 ):
     p = problem("lags", length=5, size=4)
     options = {"realization": realization, "backend": backend}
-    state, states = p.initial_state, []
-    for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
+    leaves = gates, values, state = [leaf.clone().requires_grad_() for leaf in p.leaves]
+    states = []
+    for g_t, v_t in zip(gates.unbind(1), values.unbind(1), strict=True):
         h_t, state = ops.h_lru_step(g_t, v_t, state, **options)
         states.append(h_t)
+    results = torch.stack(states, 1), state
+    gradients = torch.autograd.grad(results, leaves, (p.d_states, p.d_final_state))
     whole = p.outcome(**options)
-    actual = {"states": torch.stack(states, 1), "final_state": state}
-    agree(actual, {name: whole[name] for name in actual})
+    agree(dict(zip(whole, (*results, *gradients), strict=True)), whole)
 
 
 @in_pairs(dtype=DTYPES, kind=list(STEPS), **usable("stepwise_backend"))
@@ -58,20 +60,6 @@ def test_steps_of_the_scans_equal_the_scans(problem, identical, kind, dtype, ste
         states.append(h_t)
     actual = torch.stack(states, 1), state
     identical(actual, SCANS[kind](a, b, p.initial_state, backend=stepwise_backend))
-
-
-def test_gradients_flow_through_steps(problem, agree, kind):
-    p = problem(kind, length=3)
-    step = STEPS[kind]
-    leaves = gates, values, state = [leaf.clone().requires_grad_() for leaf in p.leaves]
-    states = []
-    for g_t, v_t in zip(gates.unbind(1), values.unbind(1), strict=True):
-        h_t, state = step(g_t, v_t, state)
-        states.append(h_t)
-    results = torch.stack(states, 1), state
-    gradients = torch.autograd.grad(results, leaves, (p.d_states, p.d_final_state))
-    whole = p.outcome()
-    agree(dict(zip(whole, (*results, *gradients), strict=True)), whole)
 
 
 @pytest.mark.kernels

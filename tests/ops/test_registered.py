@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.ops.conftest import RECURRENCES, SCANS, in_pairs, usable
-from torch.func import grad, jacrev, vmap
+from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -228,12 +228,6 @@ def test_inductor_code_equals_eager(problem, agree, kind, registered_backend):
     agree(trained(compiled, p, "softmax", backend=registered_backend), expected)
 
 
-def stacked(problem, kind, count=3, **sizes):
-    problems = [problem(kind, seed=seed, **sizes) for seed in range(count)]
-    leaves = [torch.stack(tensors) for tensors in zip(*(p.leaves for p in problems), strict=True)]
-    return problems, leaves
-
-
 def loss(kind, cu_seqlens=None, **options):
     def of(gates, values, h_0):
         states, final_state = RECURRENCES[kind](
@@ -247,7 +241,8 @@ def loss(kind, cu_seqlens=None, **options):
 @in_pairs(variant=list(VARIANTS), lengths=[None, (2, 0, 3)], **usable())
 def test_gradients_under_vmap_equal_a_loop_of_gradients(problem, agree, variant, lengths, backend):
     kind, options = VARIANTS[variant]
-    problems, leaves = stacked(problem, kind, lengths=lengths)
+    problems = [problem(kind, seed=seed, lengths=lengths) for seed in range(3)]
+    leaves = [torch.stack(tensors) for tensors in zip(*(p.leaves for p in problems), strict=True)]
     one = loss(kind, problems[0].cu_seqlens, backend=backend, **options)
     gradient = grad(one, argnums=(0, 1, 2))
     wanted = map(torch.stack, zip(*(gradient(*p.leaves) for p in problems), strict=True))
@@ -283,22 +278,6 @@ def test_vmap_takes_shared_arguments_and_any_axis(problem, agree, kind, register
     actual = vmap(run, in_dims=-1, out_dims=1)(many)
     expected = [torch.stack(parts, 1) for parts in zip(*map(run, many.unbind(-1)), strict=True)]
     agree(dict(enumerate(actual)), dict(enumerate(expected)))
-
-
-def test_jacobian_in_16_bits_equals_a_loop_of_gradients(
-    problem, identical, kind, registered_backend
-):
-    """Kernels save what their backward needs in 16 bits, which no row of the Jacobian changes."""
-    p = problem(kind, batch=1, length=3, blocks=2, size=2).to(torch.bfloat16)
-
-    def states(gates):
-        return RECURRENCES[kind](gates, p.values, backend=registered_backend)[0]
-
-    gates = p.gates.requires_grad_()
-    y = states(gates)
-    rows = [torch.autograd.grad(one, gates, retain_graph=True)[0] for one in y.flatten()]
-    expected = torch.stack(rows).view(*y.shape, *gates.shape)
-    identical({0: jacrev(states)(gates.detach())}, {0: expected})
 
 
 # torch loads its own decompositions for forward mode by a deprecated route.
@@ -356,21 +335,20 @@ def test_gradient_of_the_gradient_is_refused_rather_than_wrong(problem, kind, re
     assert twice.abs().max() > 0
 
 
-def test_mapped_bounds_are_refused(problem, kind):
-    p = problem(kind, lengths=(2, 3))
-    bounds = torch.stack([p.cu_seqlens, p.cu_seqlens])
-    with pytest.raises(ValueError, match="cu_seqlens must not be mapped by vmap"):
-        vmap(lambda c: RECURRENCES[kind](p.gates, p.values, cu_seqlens=c)[0])(bounds)
-
-
-def test_bounds_that_do_not_cover_the_length_are_refused_under_vmap(
+def test_bounds_that_are_wrong_or_mapped_are_refused_under_vmap(
     problem, device, kind, registered_backend
 ):
+    p = problem(kind, lengths=(2, 3))
+
+    def run(values, bounds):
+        options = {"cu_seqlens": bounds, "backend": registered_backend}
+        return RECURRENCES[kind](p.gates, values, **options)[0]
+
+    values, bounds = (torch.stack([x, x]) for x in (p.values, p.cu_seqlens))
+    with pytest.raises(ValueError, match="cu_seqlens must not be mapped by vmap"):
+        vmap(run, in_dims=(None, 0))(p.values, bounds)
     if device != "cpu":
         pytest.skip("bounds are read only on the CPU")
-    p = problem(kind, lengths=(2, 3))
-    values = torch.stack([p.values, p.values])
     for numbers in ((0, 2, 4), (1, 2, 5), (0, 2, 6)):
-        options = {"cu_seqlens": torch.tensor(numbers), "backend": registered_backend}
         with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to the length"):
-            vmap(lambda v, options=options: RECURRENCES[kind](p.gates, v, **options)[0])(values)
+            vmap(run, in_dims=(0, None))(values, torch.tensor(numbers))

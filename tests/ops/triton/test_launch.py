@@ -1,13 +1,13 @@
-"""Launches of the Triton kernels: far memory, bounds that stay on their device, no atomics.
+"""Launches of the Triton kernels: far memory, and bounds that stay on their device.
 
 The interpreter must be chosen before Triton is imported: ``make test-triton``.
 """
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
+from tests.ops.conftest import in_pairs
 
 from statemix import ops
 from statemix.ops import registered
@@ -19,10 +19,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
 # One family for each kind of kernel.
-every_kernel = pytest.mark.parametrize(
-    ("kind", "gate"), [("blocks", "softmax"), ("lags", "softmax"), ("blocks", "householder")]
-)
-FOLDER = Path(ops.__file__).parent / "triton" / "kernels"
+KINDS = [("blocks", "softmax"), ("lags", "softmax"), ("blocks", "householder")]
+every_kernel = pytest.mark.parametrize(("kind", "gate"), KINDS)
 KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward")
 
 
@@ -64,9 +62,7 @@ def test_bounds_of_packed_sequences_are_not_read_back(problem, monkeypatch, kind
 
 
 @needs_interpreter
-@pytest.mark.parametrize("bounds", [[3, 1, 9, 2], [-5, -1, 99, 4]], ids=str)
-@pytest.mark.parametrize("chunk", [0, 2])
-@every_kernel
+@in_pairs(bounds=[[3, 1, 9, 2], [-5, -1, 99, 4]], chunk=[0, 2], **{"kind,gate": KINDS})
 def test_bounds_that_nothing_checked_are_made_right(
     problem, agree, monkeypatch, kind, gate, chunk, bounds
 ):
@@ -168,8 +164,7 @@ def test_entries_beyond_the_reach_of_32_bits_are_found(
 
 
 @needs_interpreter
-@pytest.mark.parametrize("lengths", [None, [3, 0, 2]], ids=["whole", "packed"])
-@every_kernel
+@in_pairs(lengths=[None, [3, 0, 2]], **{"kind,gate": KINDS})
 def test_programs_of_a_kernel_may_run_in_any_order(
     problem, identical, monkeypatch, kind, gate, lengths
 ):
@@ -220,10 +215,3 @@ def test_no_step_before_the_first_one_is_read(problem, monkeypatch, kind, gate):
         here = [found[(found >= 0) & (found < room.numel())] for found in places]
         assert sum(found.size for found in here), name
         assert all((found >= front).all() for found in here), name
-
-
-def test_no_kernel_adds_atomically():
-    """Atomic additions come in another order every time, and round otherwise."""
-    files = list(FOLDER.glob("*.py"))
-    assert "tl.store(" in "".join(file.read_text() for file in files)
-    assert [file.name for file in files if "atomic" in file.read_text()] == []

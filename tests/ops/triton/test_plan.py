@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import pytest
 import torch
@@ -13,17 +14,13 @@ from statemix.ops.backends import reason_of
 from statemix.ops.triton.plan import ahead_of, chunk_of, grid_of, most_maps, shape_of, tile_of
 
 
-@pytest.mark.parametrize(
-    ("length", "lanes", "size", "chunk"),
-    [
+def test_chunks_make_up_for_missing_lanes():
+    for length, lanes, size, chunk in (
         # Lanes enough: one chunk. Chunks take twice as long as one pass on a full device.
         (2048, 20_000, 4, 2048),
-        (1 << 20, 20_000, 1, 1 << 20),
         (2048, 19_999, 4, 1024),
         # 26 chunks of 79 steps would make up for the lanes.
-        (2048, 1536, 4, 64),
         (2039, 1536, 4, 64),
-        (2048, 6144, 16, 256),
         # No chunk is shorter than 32 steps, and few steps are one chunk.
         (1024, 10, 4, 32),
         (63, 10, 4, 63),
@@ -31,19 +28,14 @@ from statemix.ops.triton.plan import ahead_of, chunk_of, grid_of, most_maps, sha
         # Nor are there many thousands, nor any of large blocks.
         (1 << 20, 1, 4, 256),
         (2048, 1, 17, 2048),
-    ],
-)
-def test_chunks_make_up_for_missing_lanes(length, lanes, size, chunk):
-    assert chunk_of(length, lanes, size) == chunk
+    ):
+        assert chunk_of(length, lanes, size) == chunk
 
 
 def test_a_backend_in_chunks_is_registered_once():
     name = ops.in_chunks(7)
     assert (name, ops.in_chunks(7)) == ("triton_7", "triton_7")
-    backend, rule = ops.BACKENDS[name], ops.BACKENDS["triton"]
-    assert backend.kernels.keys() == rule.kernels.keys()
-    assert (backend.devices, backend.families) == (rule.devices, rule.families)
-    assert not backend.automatic
+    assert not ops.BACKENDS[name].automatic
     ops.BACKENDS.remove(name)
     with pytest.raises(ValueError, match="length must be at least 0, got -1"):
         ops.in_chunks(-1)
@@ -99,25 +91,18 @@ def test_room_for_maps_needs_no_sizes():
         most_maps(length, lanes, 4, forced)
 
 
-@pytest.mark.parametrize(
-    ("rows", "lanes", "tile"),
-    [(100, 24, (4, 8)), (100, 32, (1, 32)), (100, 48, (2, 16)), (100, 3, (32, 1)), (1, 1, (1, 32))],
-)
-def test_tiles_waste_few_lanes(rows, lanes, tile):
-    assert tile_of(rows, lanes) == tile
-    grid = grid_of(rows, lanes, tile)
-    assert all(
-        count * size >= most > (count - 1) * size
-        for count, size, most in zip(grid, tile, (rows, lanes), strict=True)
-    )
+def test_tiles_waste_few_lanes():
+    for rows, lanes, tile, grid in (
+        (100, 24, (4, 8), (25, 3)), (100, 32, (1, 32), (100, 1)), (100, 48, (2, 16), (50, 3)),
+        (100, 3, (32, 1), (4, 3)), (1, 1, (1, 32), (1, 1)),
+    ):  # fmt: skip
+        assert tile_of(rows, lanes) == tile
+        assert grid_of(rows, lanes, tile) == grid
 
 
-@pytest.mark.parametrize("kind", ["block", "lag", "reflect"])
-@pytest.mark.parametrize(
-    "kernel", ["local_forward", "local_backward", "chunk_forward", "chunk_backward"]
-)
-def test_what_a_thread_reads_at_once(kind, kernel):
-    for m in range(1, 130):
+def test_what_a_thread_reads_at_once():
+    kernels = ("local_forward", "local_backward", "chunk_forward", "chunk_backward")
+    for kind, kernel, m in product(("block", "lag", "reflect"), kernels, range(1, 130)):
         shape, wide = (shape_of(kind, kernel, m, state_bytes) for state_bytes in (4, 8))
         num_rows = 1 if kind == "lag" else m
         # Rows are read in equal parts, and steps only with all rows.

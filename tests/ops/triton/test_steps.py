@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from tests.ops.conftest import in_pairs
+from tests.ops.conftest import FAMILIES, RECURRENCES, in_pairs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from statemix import ops
@@ -23,36 +23,6 @@ OPERATORS = {"blocks": "block", "lags": "lag"}
 # One family for each kind of kernel.
 KINDS = [("blocks", "softmax"), ("lags", "softmax"), ("blocks", "householder")]
 every_kernel = pytest.mark.parametrize(("kind", "gate"), KINDS)
-
-
-def on_device(p):
-    names = "gates", "values", "initial_state"
-    return p.replace(**{name: getattr(p, name).to(DEVICE) for name in names})
-
-
-def check_steps(p, identical, monkeypatch, gate="softmax", temperature=None):
-    """Steps of inference, each prepared once, equal the sequence as one chunk.
-
-    In the interpreter bit for bit.
-    """
-    p, launches = on_device(p), []
-    counted(monkeypatch, launches)
-    options = {"temperature": temperature, "backend": ops.in_chunks(0)}
-    sequence = {"blocks": ops.bd_lru, "lags": ops.h_lru}[p.kind]
-    with torch.inference_mode():
-        expected = sequence(p.gates, p.values, gate, p.initial_state, **options)
-        del launches[:]
-        state, states = p.initial_state, []
-        for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
-            h_t, state = STEPS[p.kind](g_t, v_t, state, gate, **options)
-            states.append(h_t)
-    assert launches == ["local_forward"] * len(states)
-    found = torch.stack(states, 1), state
-    if DEVICE == "cpu":
-        identical(found, expected)
-    else:
-        # A compiler may join a product and a sum in one of the two kernels alone.
-        torch.testing.assert_close(found, expected)
 
 
 def counted(monkeypatch, launches, *, run=True):
@@ -79,40 +49,46 @@ def counted(monkeypatch, launches, *, run=True):
 
 
 @in_pairs(
-    **{"kind,gate": KINDS},
-    dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16],
-    size=[1, 3, 4, 8],
+    **{"kind,gate": FAMILIES},
+    dtype=[torch.float32, torch.float64, torch.bfloat16, torch.float16],
+    sizes=[(2, 5, 3), (1, 1, 1), (3, 33, 4), (2, 2, 8)],
+    temperature=[None, 0.7, torch.tensor(0.3, dtype=torch.float64)],
 )
 def test_steps_equal_the_sequence_bit_for_bit(
-    problem, identical, monkeypatch, kind, gate, size, dtype
+    problem, identical, monkeypatch, kind, gate, sizes, dtype, temperature
 ):
-    p = problem(kind, length=3, blocks=5, size=size, gate=gate).to(dtype)
-    check_steps(p, identical, monkeypatch, gate)
-
-
-@pytest.mark.parametrize("temperature", [0.7, torch.tensor(0.3, dtype=torch.float64)], ids=type)
-def test_steps_of_every_family_follow_the_temperature(
-    problem, identical, monkeypatch, kind, gate, temperature
-):
+    """Steps of inference, each prepared once, equal the sequence as one chunk."""
+    batch, blocks, size = sizes
+    p = problem(kind, batch=batch, length=2, blocks=blocks, size=size, gate=gate).to(dtype)
+    p, launches = p.on(DEVICE), []
+    counted(monkeypatch, launches)
     if isinstance(temperature, torch.Tensor):
         temperature = temperature.to(DEVICE)
-    p = problem(kind, length=2, blocks=33, size=2, gate=gate).to(torch.float32)
-    check_steps(p, identical, monkeypatch, gate, temperature)
+    options = {"temperature": temperature, "backend": ops.in_chunks(0)}
+    with torch.inference_mode():
+        expected = RECURRENCES[kind](p.gates, p.values, gate, p.initial_state, **options)
+        del launches[:]
+        state, states = p.initial_state, []
+        for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
+            h_t, state = STEPS[kind](g_t, v_t, state, gate, **options)
+            states.append(h_t)
+    assert launches == ["local_forward"] * 2
+    found = torch.stack(states, 1), state
+    if DEVICE == "cpu":
+        identical(found, expected)
+    else:
+        # A compiler may join a product and a sum in one of the two kernels alone.
+        torch.testing.assert_close(found, expected)
 
 
 @every_kernel
-@pytest.mark.parametrize("shape", [(1, 1), (3, 33), (0, 2), (2, 0)], ids=str)
-def test_steps_of_odd_shapes_equal_the_sequence(problem, identical, monkeypatch, kind, gate, shape):
-    batch, blocks = shape
-    p = problem(kind, batch=batch, length=2, blocks=blocks, size=2).to(torch.float32)
-    if batch * blocks:
-        check_steps(p, identical, monkeypatch, gate)
-    else:
-        with torch.inference_mode():
-            p = on_device(p)
-            arguments = p.gates[:, 0], p.values[:, 0], p.initial_state
-            h_t, state = STEPS[kind](*arguments, gate, backend="triton")
-        assert (h_t.shape, state.shape) == (arguments[1].shape, arguments[2].shape)
+@pytest.mark.parametrize(("batch", "blocks"), [(0, 2), (2, 0)])
+def test_steps_without_entries_have_their_shapes(problem, kind, gate, batch, blocks):
+    p = problem(kind, batch=batch, length=1, blocks=blocks, size=2).to(torch.float32).on(DEVICE)
+    arguments = p.gates[:, 0], p.values[:, 0], p.initial_state
+    with torch.inference_mode():
+        h_t, state = STEPS[kind](*arguments, gate, backend="triton")
+    assert (h_t.shape, state.shape) == (arguments[1].shape, arguments[2].shape)
 
 
 @every_kernel
@@ -128,12 +104,11 @@ def test_a_step_launches_one_kernel_and_asks_pytorch_for_memory_alone(
             called.append(function)
             return function(*arguments, **(options or {}))
 
-    p = on_device(problem(kind, length=1, blocks=5, size=3).to(torch.bfloat16))
+    p = problem(kind, length=1, blocks=5, size=3).to(torch.bfloat16).on(DEVICE)
     # As projections write them, units innermost.
-    arguments = (
-        p.gates[:, 0].movedim(1, -1).contiguous().movedim(-1, 1),
-        p.values[:, 0].movedim(1, -1).contiguous().movedim(-1, 1),
-        p.initial_state.movedim(1, -1).contiguous().movedim(-1, 1),
+    arguments = tuple(
+        x.movedim(1, -1).contiguous().movedim(-1, 1)
+        for x in (p.gates[:, 0], p.values[:, 0], p.initial_state)
     )
     gates, values, state = arguments
     sequence = gates.unsqueeze(1), values.unsqueeze(1), state
@@ -156,11 +131,10 @@ def test_a_step_launches_one_kernel_and_asks_pytorch_for_memory_alone(
 @pytest.mark.parametrize(
     "layer",
     [
-        lambda: BDLRU(6, num_blocks=5, block_size=3, backend="triton"),
         lambda: BDLRU(6, num_blocks=5, block_size=3, gate="householder", backend="triton"),
         lambda: HLRU(6, num_channels=5, order=3, backend="triton"),
     ],
-    ids=["blocks", "householder", "lags"],
+    ids=["householder", "lags"],
 )
 def test_steps_of_layers_take_one_launch(monkeypatch, agree, layer):
     torch.manual_seed(0)
@@ -185,7 +159,7 @@ def test_steps_of_layers_take_one_launch(monkeypatch, agree, layer):
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @every_kernel
 def test_a_graph_replays_a_step(problem, identical, kind, gate):
-    p = on_device(problem(kind, length=2, size=4).to(torch.float32))
+    p = problem(kind, length=2, size=4).to(torch.float32).on(DEVICE)
     with torch.inference_mode():
         g, v, state = p.gates[:, 0].clone(), p.values[:, 0].clone(), p.initial_state.clone()
         STEPS[kind](g, v, state, gate, backend="triton")

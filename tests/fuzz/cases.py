@@ -24,16 +24,11 @@ class Row:
     text: str = ""
 
 
-def source(seed: int, kind: str, index: int) -> random.Random:
-    """The randomness of a case, which depends on its address alone."""
-    digest = hashlib.sha256(f"{seed}/{kind}/{index}".encode()).digest()
-    return random.Random(digest)
-
-
 def judged(kind: ModuleType, seed: int, index: int, folder: Path, prepared: Path) -> Row:
     """Run one case in an empty folder of its own."""
     folder.mkdir()
-    r = source(seed, kind.NAME, index)
+    # The randomness of a case depends on its address alone.
+    r = random.Random(hashlib.sha256(f"{seed}/{kind.NAME}/{index}".encode()).digest())
     try:
         return Row(index, kind.run(r, folder, prepared))
     except FindingError as finding:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from cases import COMPUTED, REFUSED, FindingError, line, require
-from commands import TINY, within, words_of
+from commands import TINY, fields_of, within, words_of
 
 from statemix.cli.main import main
 from statemix.errors import RequestError
@@ -24,8 +24,8 @@ _WEIGHTS = ("model", "best_validation", "best_test")
 _JSON = ("config.json", "summary.json", "status.json", "environment.json", "manifest.json")
 _SHARPENED = ("--schedules.attributes", "gate_temperature", "end=0.5")
 _VALUES: tuple[Any, ...] = (
-    None, True, 0, -1, 1, 2**31, 2**63, 10**400, 0.5, float("nan"), float("inf"), 1e300, "", "x",
-    "1", [], [1], [[]], {}, {"a": 1}, {"name": "lstm"}, "../x", "ü", "a" * 10_000,
+    None, True, 0, -1, 2**63, 10**400, 0.5, float("nan"), float("inf"), "", "x", [], [1], {},
+    {"name": "lstm"}, "../x", "ü", "a" * 10_000,
 )  # fmt: skip
 
 
@@ -55,32 +55,28 @@ def run(r: random.Random, folder: Path, prepared: Path) -> str:
     try:
         if action == "train":
             outcome = train(config, here)
-            if not _resolved_differs(here, prepared):
-                for name in _WEIGHTS:
-                    found = (here / f"{name}.safetensors").read_bytes()
-                    wanted = (prepared / "done" / f"{name}.safetensors").read_bytes()
-                    whole = found == wanted or f"{name}.safetensors" in words
-                    require(whole, f"{words}: {name} weights differ")
-            if not edited:
-                _same_scores(outcome, prepared, words)
+            for name in _WEIGHTS:
+                found = (here / f"{name}.safetensors").read_bytes()
+                wanted = (prepared / "done" / f"{name}.safetensors").read_bytes()
+                whole = edited or found == wanted or f"{name}.safetensors" in words
+                require(whole, f"{words}: {name} weights differ")
         elif action == "outcome":
             outcome = load_outcome(here)
-            if not edited:
-                _same_scores(outcome, prepared, words)
         elif action == "model":
             weights = r.choice(["last", "best_validation", "best_test"])
-            found = load_model(here, weights)
-            wanted = load_model(prepared / "done", weights)
-            if not edited:
-                same = all(
-                    map(torch.equal, found.state_dict().values(), wanted.state_dict().values())
-                )
-                require(same, f"{words}: weights differ")
+            found, wanted = (load_model(path, weights) for path in (here, prepared / "done"))
+            pairs = zip(found.state_dict().values(), wanted.state_dict().values(), strict=False)
+            require(edited or all(torch.equal(*pair) for pair in pairs), f"{words}: weights differ")
+            return COMPUTED
         else:
             command = ["evaluate", str(here), "--lengths", "4"]
             if action == "train command":
                 command = ["train", "--folder", str(here), *words_of(TINY), *_SHARPENED]
             return _commanded(command, here, words)
+        expected = load_outcome(prepared / "done")
+        for name in ("last", "best_test", "test_at_best_validation", "num_parameters"):
+            same = edited or getattr(outcome, name) == getattr(expected, name)
+            require(same, f"{words}: {name} differs")
     except (RequestError, OSError, FloatingPointError) as error:
         require(len(str(error)) < 2000 or "config" in words, f"{words}: a long message")
         return REFUSED
@@ -91,26 +87,10 @@ def run(r: random.Random, folder: Path, prepared: Path) -> str:
     return COMPUTED
 
 
-def _resolved_differs(here: Path, prepared: Path) -> bool:
-    """Whether the stored configuration was changed to another valid one."""
-    one, other = (
-        json.loads((path / "config.json").read_text()) for path in (here, prepared / "done")
-    )
-    return one["resolved"] != other["resolved"]
-
-
-def _same_scores(outcome: Any, prepared: Path, words: str) -> None:
-    wanted = load_outcome(prepared / "done")
-    for name in ("last", "best_test", "test_at_best_validation", "num_parameters"):
-        require(getattr(outcome, name) == getattr(wanted, name), f"{words}: {name} differs")
-
-
 def _commanded(command: list[str], here: Path, words: str) -> str:
     code, _, err = within(command, here.parent)
-    require(code in (0, 1, 2), f"{words}: exit code {code}")
     require("Traceback" not in err, f"{words}: {line(err)}")
-    documented = "[Errno" in err or "the verdict on" in err
-    require(code != 1 or documented, f"{words}: exit code 1: {line(err)}")
+    require(code in (0, 2) or "[Errno" in err, f"{words}: exit code {code}: {line(err)}")
     lines = [text for text in err.splitlines() if text.startswith("statemix: ")]
     require(code == 0 or len(lines) == 1, f"{words}: not one line: {line(err)}")
     return REFUSED if code else COMPUTED
@@ -126,19 +106,15 @@ def _damage(r: random.Random, here: Path) -> str:
     if path.name in (*_JSON, "state.json") and r.random() < 0.7:
         return f"{name}: {_edited(r, path)}"
     content = path.read_bytes()
-    way = r.choice(
-        ["flipped", "cut", "emptied", "removed", "folder", "grown", "dangling", "parent"]
-    )
+    way = r.choice(["flipped", "cut", "removed", "folder", "grown", "dangling", "parent"])
     place = r.randrange(len(content)) if content else 0
     if way == "flipped" and content:
         flipped = bytes([content[place] ^ (1 << r.randrange(8))])
         path.write_bytes(content[:place] + flipped + content[place + 1 :])
     elif way == "cut":
         path.write_bytes(content[:place])
-    elif way == "emptied":
-        path.write_bytes(b"")
     elif way == "grown":
-        path.write_bytes(content + r.choice([b"\0", b"{", b"\n", b'{"step": 1}\n']))
+        path.write_bytes(content + r.choice([b"\0", b"{", b'{"step": 1}\n']))
     elif way == "parent" and path.parent != here:
         shutil.rmtree(path.parent)
     else:
@@ -159,7 +135,7 @@ def _edited(r: random.Random, path: Path) -> str:
         tree = json.loads(path.read_bytes())
     except (ValueError, OSError):
         return "already damaged"
-    places = list(_places(tree)) if isinstance(tree, dict | list) else []
+    places = list(fields_of(tree)) if isinstance(tree, dict | list) else []
     if not places:
         path.write_text(json.dumps(r.choice(_VALUES)))
         return "replaced"
@@ -171,22 +147,8 @@ def _edited(r: random.Random, path: Path) -> str:
     if way < 0.15:
         del table[key]
         text = f"{key} removed"
-    elif way < 0.25 and isinstance(table, dict):
-        table["extra"] = value
-        text = f"extra={str(value)[:30]!r} beside {key}"
     else:
         table[key] = value
-        text = f"{key}={_short(value)}"
+        text = f"{key}={'10**400' if value == 10**400 else repr(value)[:40]}"
     path.write_text(json.dumps(tree))
     return text
-
-
-def _short(value: Any) -> str:
-    return "10**400" if value == 10**400 else repr(value)[:40]
-
-
-def _places(tree: Any) -> Any:
-    for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
-        yield tree, key
-        if isinstance(value, dict | list):
-            yield from _places(value)

@@ -1,30 +1,34 @@
-"""The public functions and modules: right results, or one of the promised errors."""
+"""Calls of the operators, judged by the definition in float64."""
 
 import inspect
 import random
-import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import junk
-import parts
-import recurrences
 import torch
-from cases import COMPUTED, REFUSED, FindingError, line
+from cases import COMPUTED, require
+from torch import Tensor
 
-from statemix import layers, ops, tasks
-from statemix.models import TokenClassifier
+from statemix import ops
 
 NAME = "functions"
 SHARE = 4
 LIMIT_S = 20.0
 
-PROMISED = (TypeError, ValueError, ops.BackendUnavailableError)
-# Arguments of the functions that the public ones call.
-_INNER_NAMES = ("state", "initial_state", "index", "stop")
-# What PyTorch says of a size that no machine can hold.
-_TOO_LARGE = re.compile(r"memory|Storage size|overflow|too large|INT64_MAX|exceeds", re.IGNORECASE)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Largest error over largest magnitude, by the dtype of the result (those of tests/ops).
+TOLERANCES = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-5,
+    torch.bfloat16: 2**-7,
+    torch.float16: 2**-10,
+}
+# Rounding is like a change of the arguments by a few units in the last place, and so may change a
+# result by several times what a random change of one unit does.
+_AMPLIFICATION = 64
+_ENTRIES = 20_000
 
 
 def prepare(folder: Path) -> None:
@@ -32,142 +36,169 @@ def prepare(folder: Path) -> None:
 
 
 def run(r: random.Random, folder: Path, prepared: Path) -> str:
-    """Check one well-formed or malformed call."""
-    chosen = r.choices(list(_RECIPES), list(_RECIPES.values()))[0]
-    with torch.random.fork_rng():
-        torch.manual_seed(r.getrandbits(32))
-        return chosen(r) or COMPUTED
-
-
-def malformed_operator(r: random.Random) -> str:
-    """Call an operator with one or two arguments replaced."""
-    problem = recurrences.draw(r)
-    function = getattr(ops, problem.function)
-    tensors = {k: v for k, v in problem.tensors.items() if not k.startswith("d_")}
-    return refused_or_computed(function, *_spoilt(r, function, {**tensors, **problem.options}))
-
-
-def malformed_normalize(r: random.Random) -> str:
-    """Call ``normalize`` with replaced arguments."""
-    good = {"gates": torch.randn(2, 3, 4), "gate": r.choice(list(ops.GATES)), "temperature": 0.5}
-    return refused_or_computed(ops.normalize, *_spoilt(r, ops.normalize, good))
-
-
-def malformed_layer(r: random.Random) -> str:
-    """Construct a layer with replaced arguments."""
-    kind, options = parts.layer_options(r)
-    made = layers.LAYERS[kind]
-    return refused_or_computed(made, *_spoilt(r, made, options))
-
-
-def malformed_call(r: random.Random) -> str:
-    """Call a method of a layer, or ``take_rows``, with replaced arguments."""
-    layer, x, state = parts.drawn_layer(r)
-    calls: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-        (layer.forward, {"x": x, "state": state}),
-        (layer.forward, {"x": x[:1], "cu_seqlens": torch.tensor([0, x.shape[1]])}),
-        (layer.step, {"x_t": x[:, 0], "state": state}),
-        (layer.init_state, {"batch_size": 2, "device": None, "dtype": None}),
-        (layers.take_rows, {"state": state, "rows": torch.tensor([0])}),
-    ]
-    if "gate_temperature" in layer.schedulable:
-
-        def gate_temperature(gate_temperature: Any) -> None:
-            # PyTorch itself refuses to set any property to an nn.Parameter.
-            type(layer).gate_temperature.fset(layer, gate_temperature)
-
-        calls.append((gate_temperature, {"gate_temperature": 1.0}))
-    function, good = r.choice(calls)
-    return refused_or_computed(function, *_spoilt(r, function, good))
-
-
-def malformed_model(r: random.Random) -> str:
-    """Construct or call the model with replaced arguments."""
-    model, tokens, options = parts.drawn_model(r)
-    lengths = torch.full((len(tokens),), tokens.shape[1])
-    calls: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-        (type(model), options),
-        (model.forward, {"tokens": tokens}),
-        (model.forward, {"tokens": tokens[:1], "cu_seqlens": torch.tensor([0, tokens.shape[1]])}),
-        (model.forward, {"tokens": tokens, "lengths": lengths}),
-    ]
-    if isinstance(model, TokenClassifier):
-        _, state = model.extend(tokens)
-        calls.append((model.extend, {"tokens": tokens, "state": state}))
-    function, good = r.choice(calls)
-    return refused_or_computed(function, *_spoilt(r, function, good))
-
-
-def malformed_task(r: random.Random) -> str:
-    """Build a task, or draw from one, with replaced arguments."""
-    name, options = parts.task_options(r)
-    task = tasks.TASKS[name]()
-    calls: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-        (tasks.TASKS[name], options),
-        (task.examples, {"split": "train", "start": 0, "stop": 2, "length": 4}),
-        (task.describe, {"index": 0, "split": "test"}),
-    ]
-    function, good = r.choice(calls)
-    return refused_or_computed(function, *_spoilt(r, function, good, junk.plain))
-
-
-def _spoilt(
-    r: random.Random,
-    function: Callable[..., Any],
-    good: dict[str, Any],
-    draw: Callable[[random.Random, Any], Any] = junk.replacement,
-) -> tuple[dict[str, Any], str]:
-    """Arguments with one or two replaced, and what was replaced, in words."""
-    known = [name for name in inspect.signature(function).parameters if name in good]
-    others = [name for name in inspect.signature(function).parameters if name not in good]
-    chosen = r.sample(known, min(len(known), r.choice([1, 1, 2])))
-    if others and r.random() < 0.2:
-        chosen.append(r.choice(others))
-    parameters = inspect.signature(function).parameters
-    new = {name: draw(r, good.get(name, parameters[name].default)) for name in chosen}
-    if r.random() < 0.03 and known:
-        good = {name: value for name, value in good.items() if name != r.choice(known)}
-    words = ", ".join(f"{name}={junk.shown(value)}" for name, value in new.items())
-    return {**good, **new}, f"{function.__qualname__}({words})"
-
-
-def refused_or_computed(function: Callable[..., Any], arguments: dict[str, Any], words: str) -> str:
-    """Call a function; an error must be a promised one whose message names an argument."""
-    names = {*arguments, *inspect.signature(function).parameters, *_INNER_NAMES}
-    try:
-        function(**arguments)
-    except PROMISED as error:
-        if not any(re.search(rf"\b{re.escape(name)}\b", str(error)) for name in names):
-            text = f"{words}: {type(error).__name__} names no argument: {line(error)}"
-            raise FindingError(text) from error
-        return REFUSED
-    except (RuntimeError, MemoryError, OverflowError) as error:
-        if _huge(arguments) and _TOO_LARGE.search(f"{type(error).__name__} {error}"):
-            return REFUSED
-        raise FindingError(f"{words}: {type(error).__name__}: {line(error)}") from error
-    except Exception as error:
-        raise FindingError(f"{words}: {type(error).__name__}: {line(error)}") from error
+    """Check one call."""
+    r.choices(list(_RECIPES), list(_RECIPES.values()))[0](r)
     return COMPUTED
 
 
-def _huge(arguments: dict[str, Any]) -> bool:
-    """Whether an argument is a size beyond any memory."""
-    sizes = [v for v in arguments.values() if isinstance(v, int)]
-    sizes += [v.numel() for v in arguments.values() if isinstance(v, torch.Tensor)]
-    return any(abs(size) >= 2**20 for size in sizes)
+@dataclass
+class Problem:
+    """Arguments of one operator by name: tensors and other options."""
+
+    function: str
+    tensors: dict[str, Tensor]
+    options: dict[str, Any]
+
+    def describe(self) -> str:
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        dtype = next(iter(self.tensors.values())).dtype
+        options = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in self.options.items()}
+        return f"{self.function} {shapes} {dtype} {options}"
 
 
-_RECIPES: dict[Callable[[random.Random], str | None], float] = {
-    recurrences.check: 6,
-    recurrences.check_step_in_inference: 2,
-    parts.check_layer: 3,
-    parts.check_model: 1,
-    parts.check_task: 1,
-    parts.check_permutation: 1,
-    malformed_operator: 6,
-    malformed_normalize: 1,
-    malformed_layer: 2,
-    malformed_call: 4,
-    malformed_model: 2,
-    malformed_task: 1,
-}
+def check(r: random.Random) -> None:
+    """Draw a problem and compare results and gradients with those of the definition."""
+    problem = draw(r)
+    actual = outcome(problem, differentiated=True)
+    wide = {name: tensor.double() for name, tensor in problem.tensors.items()}
+    options = problem.options | {"backend": "reference"}
+    expected = outcome(Problem(problem.function, wide, options), differentiated=True)
+    states = torch.promote_types(next(iter(problem.tensors.values())).dtype, torch.float32)
+    generator = torch.Generator().manual_seed(r.getrandbits(32))
+    shaken = {
+        name: tensor * (1 + torch.finfo(states).eps * noise(tensor, generator))
+        for name, tensor in wide.items()
+    }
+    changed = outcome(Problem(problem.function, shaken, options), differentiated=True)
+    for name, tensor in actual.items():
+        wanted, where = expected[name], f"{name} of {problem.describe()}"
+        require(tensor.shape == wanted.shape, f"shape {tuple(tensor.shape)} of {where}")
+        limit = TOLERANCES[tensor.dtype] * max(largest(wanted), 1.0)
+        limit += _AMPLIFICATION * largest(changed[name] - wanted)
+        error = largest(tensor.double() - wanted)
+        require(error <= limit, f"error {error:.1e} above {limit:.1e} in {where}")
+
+
+def noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    return 2 * torch.rand(like.shape, generator=generator, dtype=torch.float64) - 1
+
+
+def largest(tensor: Tensor) -> float:
+    return float(tensor.double().abs().max()) if tensor.numel() else 0.0
+
+
+def outcome(problem: Problem, *, differentiated: bool) -> dict[str, Tensor]:
+    """Results by name, and the gradients of all tensors."""
+    function: Callable[..., Any] = getattr(ops, problem.function)
+    tensors = dict(problem.tensors)
+    weights = [tensors.pop(name) for name in ("d_first", "d_second")]
+    leaves = {
+        name: tensor.detach().requires_grad_(differentiated) for name, tensor in tensors.items()
+    }
+    results = function(**leaves, **problem.options)
+    found = dict(zip(("first", "second"), results, strict=True))
+    # Without any step, a result may not depend on any argument.
+    linked = [(one, w.to(one.dtype)) for one, w in zip(results, weights, strict=True)
+              if one.requires_grad]  # fmt: skip
+    if linked:
+        ends, cotangents = zip(*linked, strict=True)
+        inputs = list(leaves.values())
+        gradients = torch.autograd.grad(ends, inputs, cotangents, materialize_grads=True)
+        found |= {f"d_{name}": g for name, g in zip(leaves, gradients, strict=True)}
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def draw(r: random.Random) -> Problem:
+    """Draw the arguments of one of the operators, at any size and in any memory order."""
+    blocks, gated, step = r.random() < 0.5, r.random() < 0.7, r.random() < 0.25
+    B, H = r.choice([0, 1, 1, 2, 3, 5]), r.choice([0, 1, 1, 2, 3, 7, 8, 9, 16, 17, 33])
+    m = r.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 16])
+    T = r.choice([0, 1, 1, 2, 3, 4, 5, 8, 9, 17, 40])
+    T = min(T, max(1, _ENTRIES // max(1, B * H * m * (m + 1 if blocks else 1))))
+    options: dict[str, Any] = {}
+    sequences = B
+    if not step and r.random() < 0.3:
+        B, sequences = 1, r.choice([0, 1, 1, 2, 3, 5])
+        lengths = [r.choice([0, 0, 1, 1, 2, 3, 7]) for _ in range(sequences)]
+        T, bounds = sum(lengths), torch.tensor([0, *lengths]).cumsum(0)
+        options["cu_seqlens"] = arranged(r, bounds.to(r.choice([torch.int32, torch.int64])))
+    dtype = r.choice(DTYPES)
+    backends = ops.BACKENDS.values()
+    usable = [
+        b.name for b in backends if b.obstacle("block", torch.device("cpu"), torch.float32) is None
+    ]
+    options["backend"] = r.choice([None, *usable, "cpu" if "cpu" in usable else None])
+    generator = torch.Generator().manual_seed(r.getrandbits(63))
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+        return arranged(r, drawn.to(dtype))
+
+    time = () if step else (T,)
+    row = (m,) if blocks else ()
+    values = (B, *time, H, *row)
+    tensors: dict[str, Tensor] = {}
+    if gated:
+        families = [f.name for f in ops.GATES.values() if blocks or not f.blocks_only]
+        options["gate"] = r.choice(families)
+        steep = r.choice([0.1, 1.0, 5.0])
+        if options["gate"] == "none":
+            steep = 0.5 / (m + 1)
+        elif r.random() < 0.4:
+            number = r.choice([0.5, 1.0, 2.0, 10 ** r.uniform(-1, 2)])
+            exact = torch.tensor(number, dtype=torch.float64)
+            options["temperature"] = r.choice([number, exact])
+        tensors["gates"] = normal(*values, m + 1, scale=steep)
+        tensors["values"] = normal(*values)
+        function = "bd_lru" if blocks else "h_lru"
+        if not blocks and r.random() < 0.5:
+            options["realization"] = r.choice(ops.REALIZATIONS)
+    else:
+        name = "transitions" if blocks else "coefficients"
+        tensors[name] = normal(*values, m, scale=r.choice([0.0, 0.3, 1.0]) / m)
+        tensors["inputs"] = normal(*values)
+        function = "block_scan" if blocks else "lag_scan"
+    if step or r.random() < 0.7:
+        wide = torch.promote_types(dtype, torch.float32)
+        state = normal(sequences, H, m)
+        tensors["state" if step else "initial_state"] = state.to(r.choice([dtype, wide, wide]))
+    tensors["d_first"] = normal(*values)
+    tensors["d_second"] = normal(sequences, H, m)
+    if step:
+        function = f"{function.removesuffix('_scan')}_step"
+    known = inspect.signature(getattr(ops, function)).parameters
+    return Problem(function, tensors, {k: v for k, v in options.items() if k in known})
+
+
+def arranged(r: random.Random, tensor: Tensor) -> Tensor:
+    """The same entries in another order or place in memory."""
+    kind = r.choice(["same", "same", "permuted", "strided", "negative", "parameter"])
+    if kind == "permuted":
+        order = r.sample(range(tensor.ndim), tensor.ndim)
+        back = sorted(range(tensor.ndim), key=order.__getitem__)
+        return tensor.permute(order).contiguous().permute(back)
+    if kind == "strided" and tensor.ndim:
+        return torch.stack([tensor, tensor], -1)[..., 0]
+    if not tensor.dtype.is_floating_point:
+        return tensor
+    if kind == "negative":
+        # The imaginary part of a conjugate: PyTorch negates such a tensor only when it is read.
+        return torch._neg_view(-tensor)
+    return torch.nn.Parameter(tensor) if kind == "parameter" else tensor
+
+
+def check_step_in_inference(r: random.Random) -> None:
+    """Compare a step in inference mode, which calls its kernel directly, with the usual one."""
+    problem = draw(r)
+    while not problem.function.endswith("_step"):
+        problem = draw(r)
+    usual = outcome(problem, differentiated=False)
+    with torch.inference_mode(), torch.no_grad():
+        tensors = {k: v for k, v in problem.tensors.items() if not k.startswith("d_")}
+        results = getattr(ops, problem.function)(**tensors, **problem.options)
+    for name, tensor in zip(("first", "second"), results, strict=True):
+        same = torch.equal(tensor, usual[name]) and tensor.dtype == usual[name].dtype
+        require(same, f"{name} differs in inference mode: {problem.describe()}")
+
+
+_RECIPES: dict[Callable[[random.Random], None], float] = {check: 6, check_step_in_inference: 2}

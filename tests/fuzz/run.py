@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -27,94 +26,44 @@ import folders
 import forks
 import functions
 import kills
-from cases import COMPUTED, FINDING, REFUSED, Row
+from cases import COMPUTED, FINDING, REFUSED
 
 from statemix import provenance
 
 KINDS: dict[str, ModuleType] = {kind.NAME: kind for kind in (functions, commands, folders, kills)}
 # A batch of one kind ends after this time, so that the kinds alternate.
 BATCH_S = 10.0
-_ALL = 10**9
 
 
-@dataclass
-class Totals:
-    """What happened to the cases of one kind."""
+class Fuzzer:
+    """Runs cases of one kind in a folder, prints what it finds, and counts verdicts."""
 
-    kind: ModuleType
-    next: int = 0
-    seconds: float = 0.0
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VERDICTS, 0))
+    def __init__(self, seed: int, kind: ModuleType, folder: Path) -> None:
+        self.seed, self.kind, self._folder = seed, kind, folder
+        self.next, self.seconds, self._batches = 0, 0.0, 0
+        self.counts = dict.fromkeys((COMPUTED, REFUSED, FINDING), 0)
+        self._prepared = folder / f"prepared-{kind.NAME}"
+        self._prepared.mkdir()
+        forks.call(lambda: kind.prepare(self._prepared), folder / f"preparing-{kind.NAME}")
 
-    @property
-    def cases(self) -> int:
-        """Number of cases."""
-        return sum(self.counts.values())
+    def batch(self, stop: int, until: float = float("inf")) -> None:
+        """Try the next cases up to an index, or a time, or one that ends the process."""
+        began = time.monotonic()
+        self._batches += 1
+        folder = self._folder / f"{self.kind.NAME}-batch-{self._batches}"
+        indices = range(self.next, stop)
+        for row in forks.batch(self.kind, self.seed, indices, folder, self._prepared, until):
+            self.next = row.index + 1
+            self.counts[row.verdict] += 1
+            if row.verdict == FINDING:
+                address = f"--seed {self.seed} --only {self.kind.NAME} --case {row.index}"
+                say(f"python tests/fuzz/run.py {address}  # {row.text}")
+        self.seconds += time.monotonic() - began
 
     def row(self) -> dict[str, object]:
         """The totals as plain data."""
         found = {f"{name}s" if name == FINDING else name: n for name, n in self.counts.items()}
-        return {"cases": self.cases, **found, "seconds": round(self.seconds, 1)}
-
-
-VERDICTS = (COMPUTED, REFUSED, FINDING)
-
-
-class Fuzzer:
-    """Runs cases of several kinds and prints what it finds.
-
-    Args:
-        seed: seed of all cases.
-        kinds: kinds to try.
-        folder: an empty folder for the cases.
-    """
-
-    def __init__(self, seed: int, kinds: Sequence[ModuleType], folder: Path) -> None:
-        self.seed = seed
-        self.totals = [Totals(kind) for kind in kinds]
-        self._folder = folder
-        self._batches = 0
-        for kind in kinds:
-            prepared = self._prepared(kind)
-            prepared.mkdir()
-            forks.call(lambda kind=kind, to=prepared: kind.prepare(to), folder / "preparing")
-
-    def for_minutes(self, minutes: float) -> None:
-        """Try new cases until the time is over, each kind for its share of it."""
-        until = time.monotonic() + 60 * minutes
-        while time.monotonic() < until:
-            least = min(self.totals, key=lambda totals: totals.seconds / totals.kind.SHARE)
-            self.batch(least, _ALL, min(until, time.monotonic() + BATCH_S))
-
-    def for_count(self, count: int) -> None:
-        """Try the first cases of each kind."""
-        for totals in self.totals:
-            while totals.next < count:
-                self.batch(totals, count, float("inf"))
-
-    def batch(self, totals: Totals, stop: int, until: float) -> None:
-        """Try the next cases of a kind up to an index or a time."""
-        began = time.monotonic()
-        self._batches += 1
-        folder = self._folder / f"batch-{self._batches}"
-        indices = range(totals.next, stop)
-        for row in forks.batch(
-            totals.kind, self.seed, indices, folder, self._prepared(totals.kind), until
-        ):
-            totals.next = row.index + 1
-            totals.counts[row.verdict] += 1
-            if row.verdict == FINDING:
-                self._report(totals.kind, row)
-        totals.seconds += time.monotonic() - began
-
-    def _prepared(self, kind: ModuleType) -> Path:
-        return self._folder / f"prepared-{kind.NAME}"
-
-    def _report(self, kind: ModuleType, row: Row) -> None:
-        say(
-            f"python tests/fuzz/run.py --seed {self.seed} --only {kind.NAME} --case {row.index}"
-            f"  # {row.text}"
-        )
+        return {"cases": sum(self.counts.values()), **found, "seconds": round(self.seconds, 1)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,21 +83,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"seed {seed}")
     measured = provenance.describe()
     with tempfile.TemporaryDirectory(prefix="statemix-fuzz-") as folder:
-        fuzzer = Fuzzer(seed, kinds, Path(folder).resolve())
+        fuzzers = [Fuzzer(seed, kind, Path(folder).resolve()) for kind in kinds]
         if chosen.case is not None:
-            fuzzer.totals[0].next = chosen.case
-            fuzzer.batch(fuzzer.totals[0], chosen.case + 1, float("inf"))
+            fuzzers[0].next = chosen.case
+            fuzzers[0].batch(chosen.case + 1)
         elif chosen.count is not None:
-            fuzzer.for_count(chosen.count)
+            for fuzzer in fuzzers:
+                while fuzzer.next < chosen.count:
+                    fuzzer.batch(chosen.count)
         else:
-            fuzzer.for_minutes(chosen.minutes)
-    rows = {totals.kind.NAME: totals.row() for totals in fuzzer.totals}
+            end = time.monotonic() + 60 * chosen.minutes
+            while time.monotonic() < end:
+                # Each kind for its share of the time.
+                least = min(fuzzers, key=lambda fuzzer: fuzzer.seconds / fuzzer.kind.SHARE)
+                least.batch(10**9, min(end, time.monotonic() + BATCH_S))
+    rows = {fuzzer.kind.NAME: fuzzer.row() for fuzzer in fuzzers}
     for name, row in rows.items():
         say(f"{name:<10} " + ", ".join(f"{value} {key}" for key, value in row.items()))
     if chosen.output is not None:
         with chosen.output.open("a") as file:
             file.write(json.dumps({"seed": seed, "kinds": rows, **measured}) + "\n")
-    return 1 if any(totals.counts[FINDING] for totals in fuzzer.totals) else 0
+    return 1 if any(fuzzer.counts[FINDING] for fuzzer in fuzzers) else 0
 
 
 def say(line: str) -> None:

@@ -3,8 +3,6 @@
 import torch
 from tests.ops.conftest import FAMILIES, RECURRENCES, SCANS, families_of, in_pairs, usable
 
-from statemix import ops
-
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 # 18 blocks: above most vector widths and a multiple of none.
 SHAPES = [
@@ -138,18 +136,6 @@ def test_initial_state_of_another_dtype_is_taken(problem, kind, given, backend):
     assert outcome["states"].equal(same["states"])
 
 
-@in_pairs(**{"kind,gate": FAMILIES}, size=[1, 4], **usable("other_backend"))
-def test_scan_of_normalised_gates_equals_the_gated_recurrence(
-    problem, agree, kind, gate, size, other_backend
-):
-    p = problem(kind, size=size, gate=gate)
-    coefficients, input_gate = ops.normalize(p.gates, gate)
-    found = SCANS[kind](coefficients, input_gate * p.values, p.initial_state, backend=other_backend)
-    gated = p.outcome(gate, backend=other_backend)
-    names = ("states", "final_state")
-    agree(dict(zip(names, found, strict=True)), {name: gated[name] for name in names})
-
-
 @in_pairs(kind=list(RECURRENCES), dtype=DTYPES[2:], **usable())
 def test_scan_of_16_bits_carries_float32(problem, agree, tolerances_of, kind, dtype, backend):
     p = problem(kind, length=33, gate="none").to(dtype)
@@ -204,22 +190,6 @@ def test_split_at_any_point_equals_the_whole_bit_for_bit(
         head, state = run(slice(0, split), p.initial_state)
         tail, state = run(slice(split, None), state)
         identical((torch.cat([head, tail], 1), state), whole)
-
-
-@in_pairs(**{"kind,gate": [*FAMILIES[::3], ("lags", "none")]}, **usable())
-def test_gradients_through_a_split_equal_those_of_the_whole(problem, agree, kind, gate, backend):
-    p = problem(kind, length=7, gate=gate)
-    leaves = gates, values, state = [leaf.clone().requires_grad_() for leaf in p.leaves]
-    pieces = []
-    for piece in (slice(0, 1), slice(1, 5), slice(5, None)):
-        states, state = RECURRENCES[kind](
-            gates[:, piece], values[:, piece], gate, state, backend=backend
-        )
-        pieces.append(states)
-    results = torch.cat(pieces, 1), state
-    gradients = torch.autograd.grad(results, leaves, (p.d_states, p.d_final_state))
-    whole = p.outcome(gate, backend=backend)
-    agree(dict(zip(whole, (*results, *gradients), strict=True)), whole)
 
 
 def blocks_innermost(tensor):

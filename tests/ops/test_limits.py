@@ -11,6 +11,7 @@ from tests.ops.conftest import in_pairs, usable
 
 from statemix import ops
 
+INF = math.inf
 EVERY = ["softmax", "sigmoid", "relu", "signed", "tanh"]
 
 
@@ -31,15 +32,23 @@ def step(device, backend):
     return run
 
 
-@in_pairs(gate=["sigmoid", "tanh"], pair=[(math.inf, 0.5), (0.5, math.inf)], **usable())
-def test_a_gate_of_infinity_is_as_open_as_can_be(step, gate, pair):
-    opened = [1.0 if g == math.inf else float(getattr(torch, gate)(torch.tensor(g))) for g in pair]
+@in_pairs(
+    **{
+        "gate,pair": [
+            *((gate, pair) for gate in ("sigmoid", "tanh") for pair in ((INF, 0.5), (0.5, INF))),
+            ("relu", (-INF, 0.5)),
+        ]
+    },
+    **usable(),
+)
+def test_a_gate_of_infinity_is_as_open_or_as_closed_as_can_be(step, gate, pair):
+    opened = [float(getattr(torch, gate)(torch.tensor(g))) for g in pair]
     shares = [x / sum(opened) for x in opened]
     state, gradients, flows = step(gate, pair)
     assert state == pytest.approx(shares[0] + 2 * shares[1], rel=2e-6)
     assert flows == pytest.approx(shares, rel=2e-6)
     # No finite change of an infinite gate is one.
-    assert gradients[pair.index(math.inf)] == 0
+    assert [g for g, x in zip(gradients, pair, strict=True) if math.isinf(x)] == [0]
     assert math.isfinite(sum(gradients))
 
 

@@ -4,7 +4,7 @@ import torch
 from tests.ops.conftest import in_pairs, usable
 
 from statemix import ops
-from statemix.ops import lag_kernels, lag_operators
+from statemix.ops import lag_kernels
 
 
 def transposed_companions(coefficients):
@@ -37,39 +37,6 @@ def test_observer_form_equals_a_simulation_with_matrices(problem, agree, length,
         results, leaves, (p.d_states, p.d_final_state), materialize_grads=True
     )
     agree(actual, dict(zip(actual, (*results, *gradients), strict=True)))
-
-
-def test_observer_form_split_at_any_point_equals_the_whole(problem, agree, backend):
-    p = problem("lags", length=7, size=4)
-    whole = p.outcome(realization="observer", backend=backend)
-
-    def run(piece, state):
-        gates, values = p.gates[:, piece], p.values[:, piece]
-        return ops.h_lru(gates, values, "softmax", state, realization="observer", backend=backend)
-
-    for split in range(8):
-        head, state = run(slice(0, split), p.initial_state)
-        tail, state = run(slice(split, None), state)
-        actual = {"states": torch.cat([head, tail], 1), "final_state": state}
-        agree(actual, {name: whole[name] for name in actual})
-
-
-def test_both_realizations_agree_for_constant_gates(problem, backend):
-    p = problem("lags", length=12, size=4)
-    gates = p.gates[:, :1].expand_as(p.gates)
-    states = [
-        ops.h_lru(gates, p.values, realization=realization, backend=backend)[0]
-        for realization in ops.REALIZATIONS
-    ]
-    torch.testing.assert_close(*states, rtol=1e-12, atol=1e-12)
-
-
-def test_both_realizations_differ_for_selective_gates(problem):
-    p = problem("lags", length=12, size=4)
-    controller, observer = (
-        ops.h_lru(p.gates, p.values, realization=name)[0] for name in ops.REALIZATIONS
-    )
-    assert (controller - observer).abs().max() > 0.01
 
 
 def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form(device, backend):
@@ -107,15 +74,3 @@ def carried_states(p, realization):
         for t in range(start, stop):
             _, state = ops.h_lru_step(p.gates[:, t], p.values[:, t], state, realization=realization)
             yield t, state
-
-
-def test_observer_form_runs_on_the_backend_that_is_named(problem, monkeypatch, backend):
-    named, scan = [], lag_operators.lag_scan
-
-    def spy(*arguments, backend):
-        named.append(backend)
-        return scan(*arguments, backend=backend)
-
-    monkeypatch.setattr(lag_operators, "lag_scan", spy)
-    problem("lags").outcome(realization="observer", backend=backend)
-    assert named == [backend]

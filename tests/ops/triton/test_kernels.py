@@ -295,15 +295,6 @@ def test_maps_of_gates_of_any_size_equal_the_reference(
     agree(*without_gates(*outcomes(p, gate, chunk=1, temperature=temperature)))
 
 
-@in_pairs(**{"kind,gate": [*KINDS, *FAMILIES]})
-def test_a_gate_that_is_no_number_is_not_hidden(problem, kind, gate):
-    p = problem(kind, gate=gate).to(torch.float32)
-    p.gates[0, 2, 1, ..., 0] = torch.nan
-    found, _ = outcomes(p, gate)
-    assert found["states"][0, 2, 1].isnan().all()
-    assert found["states"][:, :2].isfinite().all()
-
-
 @in_pairs(
     **{
         "gate,shift,scale": [

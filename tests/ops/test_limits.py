@@ -36,7 +36,7 @@ def step(device, backend):
     **{
         "gate,pair": [
             *((gate, pair) for gate in ("sigmoid", "tanh") for pair in ((INF, 0.5), (0.5, INF))),
-            ("relu", (-INF, 0.5)),
+            ("relu", (-INF, 2.0)),
         ]
     },
     **usable(),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.ops.conftest import RECURRENCES, SCANS, in_pairs, usable
+from tests.ops.conftest import RECURRENCES, SCANS, in_pairs, names_of_backends, usable
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -161,7 +161,21 @@ tracer_warns = pytest.mark.filterwarnings("ignore:.*should not be instantiated:D
 
 @tracer_warns
 @pytest.mark.usefixtures("fresh_compiler")
-@in_pairs(variant=list(VARIANTS), lengths=[None, (2, 0, 3)], **usable())
+@in_pairs(
+    **{
+        "variant,backend": [
+            *(
+                (variant, name)
+                for variant in VARIANTS
+                for name in names_of_backends("registered_backend")
+            ),
+            # These are compiled step by step.
+            ("lags", "reference"),
+            ("blocks", "associative"),
+        ]
+    },
+    lengths=[None, (2, 0, 3)],
+)
 def test_compiles_without_a_graph_break(problem, agree, variant, lengths, backend):
     kind, options = VARIANTS[variant]
     options = options | {"backend": backend}
@@ -216,16 +230,16 @@ def test_new_lengths_do_not_recompile(problem, agree, variant):
 @tracer_warns
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.usefixtures("fresh_compiler")
-def test_inductor_code_equals_eager(problem, agree, kind, registered_backend):
+@pytest.mark.kernels
+def test_inductor_code_equals_eager(problem, agree):
     def layer(gates, values, gate, *rest, **options):
         # Something to fuse on both sides of the operator.
-        states, final_state = RECURRENCES[kind](gates * 2, values.exp(), gate, *rest, **options)
+        states, final_state = ops.bd_lru(gates * 2, values.exp(), gate, *rest, **options)
         return states.tanh(), final_state + 1
 
-    p = problem(kind, blocks=18).to(torch.float32)
+    p = problem("blocks", blocks=18).to(torch.float32)
     compiled = torch.compile(layer, fullgraph=True)
-    expected = trained(layer, p, "softmax", backend=registered_backend)
-    agree(trained(compiled, p, "softmax", backend=registered_backend), expected)
+    agree(trained(compiled, p, "softmax"), trained(layer, p, "softmax"))
 
 
 def loss(kind, cu_seqlens=None, **options):

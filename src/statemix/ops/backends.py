@@ -148,9 +148,9 @@ class Backend:
         if operator not in self.kernels:
             return f"backend {self.name!r} has no kernel of operator {operator!r}"
         if self.devices is not None and device_type not in self.devices:
-            return f"backend {self.name!r} needs tensors on {_either(self.devices)}"
+            return f"backend {self.name!r} needs tensors on {' or '.join(self.devices)}"
         if dtype not in self.dtypes and at_least_float32(dtype) not in self.dtypes:
-            known = _either([str(one).removeprefix("torch.") for one in self.dtypes])
+            known = " or ".join(str(one).removeprefix("torch.") for one in self.dtypes)
             return f"backend {self.name!r} needs tensors of {known}"
         return None
 
@@ -183,22 +183,13 @@ reason_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 distrust_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def check_backend(name: str | None, device: torch.device | str | None = None) -> None:
-    """Check that a requested backend exists and can run here.
+def check_backend(name: str | None) -> None:
+    """Check that a requested backend exists and can run here."""
+    if name is not None:
+        _check_available(BACKENDS.find(name))
 
-    Args:
-        name: name of a backend, or None.
-        device: device of the tensors, if known: the backend must support it.
-    """
-    if name is None:
-        return
-    backend = BACKENDS.find(name)
-    if device is not None and backend.devices is not None:
-        device = torch.device(device)
-        if device.type not in backend.devices:
-            raise ValueError(
-                f"backend {name!r} needs tensors on {_either(backend.devices)}, got {device}"
-            )
+
+def _check_available(backend: Backend) -> None:
     reason = reason_of(backend.name)
     if reason is not None:
         raise BackendUnavailableError(reason)
@@ -212,9 +203,7 @@ def resolve(name: str | None, operator: str, device: torch.device, dtype: torch.
     refusal = backend.refusal(operator, device.type, dtype)
     if refusal is not None:
         raise ValueError(f"{refusal}, got {dtype} on {device}")
-    reason = reason_of(backend.name)
-    if reason is not None:
-        raise BackendUnavailableError(reason)
+    _check_available(backend)
     return backend
 
 
@@ -322,7 +311,3 @@ def _level_of_caller() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("statemix."):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _either(names: Collection[str]) -> str:
-    return " or ".join(names)

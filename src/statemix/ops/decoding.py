@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import module as torch_module
 
-from statemix.ops.backends import BACKENDS, Scan, Step, resolve
+from statemix.ops.backends import BACKENDS, Backend, Scan, Step, resolve
 from statemix.ops.layout import at_least_float32
 
 # Prepared steps by everything that their preparation depends on; None: the operator must run
@@ -55,27 +55,24 @@ def projected_step(
     except KeyError:
         if len(_steps) >= _STEPS_KEPT:
             _steps.clear()
-        step = _prepare(operator, num_rows, gates, values, state, gate, temperature, backend)
-        _steps[key] = step
+        record = resolve(backend, operator, values.device, values.dtype)
+        step = _steps[key] = _prepare(record, operator, num_rows, gates, values, state, gate)
     return None if step is None else step(gates, values, state, temperature)
 
 
 def _prepare(
+    record: Backend,
     operator: str,
     num_rows: int | None,
     gates: Tensor,
     values: Tensor,
     state: Tensor,
     gate: str,
-    temperature: Tensor | None,
-    backend: str | None,
 ) -> Step | None:
-    record = resolve(backend, operator, values.device, values.dtype)
     kernel = record.kernels[operator]
-    prepare_step = kernel.prepare_step
     B, H, m, *channels = state.shape
     if (
-        prepare_step is None
+        kernel.prepare_step is None
         or (channels and gate not in kernel.channels)
         or gate not in record.families
         or values.dtype not in record.dtypes
@@ -85,12 +82,10 @@ def _prepare(
     ):
         return None
     rows = () if num_rows is None else (num_rows,)
-    scan = Scan(
-        gates.view(B, 1, *rows, m + 1, H).movedim(-1, 2),
-        values.view(B, 1, *rows, *channels, H).movedim(-1, 2),
-        *(state, None, temperature, operator, record.name, gate, False),
-    )
-    return prepare_step(scan)
+    gates = gates.view(B, 1, *rows, m + 1, H).movedim(-1, 2)
+    values = values.view(B, 1, *rows, *channels, H).movedim(-1, 2)
+    scan = Scan(gates, values, state, None, None, operator, record.name, gate, keep=False)
+    return kernel.prepare_step(scan)
 
 
 def allowed() -> bool:
@@ -125,7 +120,8 @@ def are_plain(*tensors: object) -> bool:
     for tensor in tensors:
         if type(tensor) is not Tensor:
             return False
-        keys = _keys(tensor)
+        # They name everything that an operator would have to handle.
+        keys = torch._C._dispatch_keys(tensor).raw_repr()
         plain = _plainness.get(keys)
         if plain is None:
             plain = _plainness[keys] = keys in _plain_keys(tensor.device.type)
@@ -139,18 +135,13 @@ def are_plain(*tensors: object) -> bool:
 _plainness: dict[int, bool] = {}
 
 
-def _keys(tensor: Tensor) -> int:
-    """Return the dispatch keys, which name everything that an operator would have to handle."""
-    keys: int = torch._C._dispatch_keys(tensor).raw_repr()
-    return keys
-
-
 @cache
 def _plain_keys(device_type: str) -> frozenset[int]:
     found = set()
     for inference in (False, True):
         with torch.inference_mode(inference):
-            found.add(_keys(torch.empty(0, device=device_type)))
+            tensor = torch.empty(0, device=device_type)
+            found.add(torch._C._dispatch_keys(tensor).raw_repr())
     return frozenset(found)
 
 

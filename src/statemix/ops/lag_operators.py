@@ -41,10 +41,8 @@ def h_lru(
         initial_state: shape (B, H, m), or (N, H, m) if packed. The controller form expects the m
             states before step 1, newest first; the observer form the partial sums s^1 ... s^m.
             None means zeros.
-        cu_seqlens: int32 or int64, shape (N+1,): the bounds 0 = c_0 <= ... <= c_N = T of N
-            sequences packed into one row (B = 1). None means one sequence per row.
-        temperature: tau, a positive number or 0-d tensor by which the raw gates are divided; None
-            means 1.
+        cu_seqlens: bounds of packed sequences, as in :func:`bd_lru`.
+        temperature: divisor of the raw gates, as in :func:`bd_lru`.
         realization: name in :data:`REALIZATIONS`.
         backend: name in :data:`statemix.ops.BACKENDS`, or None for the preferred one.
 

@@ -12,7 +12,6 @@ transition matrices, so it costs m^3 and moves far more bytes than the recurrenc
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,23 +19,9 @@ from torch import Tensor
 
 from statemix.ops.backends import Backend
 
-# This module is private to PyTorch: another version may lack it.
-_MODULE = "torch._higher_order_ops.associative_scan"
-
-
-def unavailable() -> str | None:
-    """Return the reason why the scan cannot run here, or None."""
-    if find_spec(_MODULE) is None:
-        return (
-            f"backend 'associative' needs {_MODULE}, which torch {torch.__version__} lacks: "
-            "install a version of torch that pyproject.toml admits, or use backend='loop'"
-        )
-    return None
-
-
 REFERENCE = Backend("reference")
 LOOP = Backend("loop", automatic=True, slow=True)
-ASSOCIATIVE = Backend("associative", unavailable=unavailable, stepwise=False)
+ASSOCIATIVE = Backend("associative", stepwise=False)
 
 
 def associative_scan(
@@ -47,6 +32,7 @@ def associative_scan(
     c has shape (B, T, H, m, m), u and x have (B, T, H, m). ``resets``, (T,), masks the first step
     of each sequence in scan order; None means that the row is one sequence.
     """
+    # Private to PyTorch, and its import takes long.
     from torch._higher_order_ops.associative_scan import associative_scan as published
 
     def compose(acc: dict[str, Tensor], curr: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -67,8 +53,7 @@ def associative_scan(
     if resets is not None:
         pairs["reset"] = resets.view(1, -1, 1, 1)
     scanned: Any = published(compose, pairs, dim=1, reverse=reverse, combine_mode="generic")
-    states: Tensor = scanned["x"]
-    return states
+    return scanned["x"]  # type: ignore[no-any-return]
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:

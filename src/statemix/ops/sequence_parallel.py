@@ -34,11 +34,10 @@ def sequence_parallel(
 
     .. math:: g_r = \bar h_r + P_r^\top g_{r+1}
 
-    where :math:`\bar h_r` is what rank r's own outputs add to the gradient of h_r. P is found
-    by running the operator on the m unit states: the forward pass runs it m + 1 times more than one
-    process would, and the backward pass once more, forward and backward.
-    Source: Martin and Cundy (2018), "Parallelizing linear recurrent neural nets over sequence
-    length".
+    where :math:`\bar h_r` is what rank r's own outputs add to the gradient of h_r. Running the
+    operator on the m unit states gives P: the forward pass runs it m + 1 times more than one
+    process would, and the backward pass once more. Source: Martin and Cundy (2018), "Parallelizing
+    linear recurrent neural nets over sequence length".
 
     All ranks must call this together, and all must run its backward pass if one does: every rank's
     loss must depend on its states.

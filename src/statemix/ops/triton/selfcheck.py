@@ -72,29 +72,26 @@ def complete_cases() -> Iterator[CheckedCase]:
                     yield CheckedCase(operator, gate, size, dtype, lengths)
 
 
-def check_kernels(device: torch.device | str, backend: str) -> Iterator[CheckVerdict]:
-    """Run the complete check of a backend, which takes minutes; yield a verdict for each case."""
-    return _examined(complete_cases(), backend, torch.device(device))
-
-
-def _examined(
-    cases: Iterable[CheckedCase], backend: str, device: torch.device
+def check_kernels(
+    device: torch.device | str, backend: str, cases: Iterable[CheckedCase] | None = None
 ) -> Iterator[CheckVerdict]:
+    """Check a backend and yield a verdict for each case; the complete check takes minutes."""
+    place = torch.device(device)
+
+    def examine(case: CheckedCase) -> CheckVerdict:
+        """Compare forward and backward pass with those of the reference in float64."""
+        return compare(
+            str(case),
+            lambda: _outcome(case, backend, place, case.dtype),
+            lambda: _outcome(case, "reference", torch.device("cpu"), torch.float64),
+            TOLERANCES[case.dtype],
+        )
+
     # In threads, modes, transforms and tracers of the caller do not see the check, and Triton
     # compiles several kernels at once.
     with ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
         # A caller that stops early cancels the cases that have not begun.
-        yield from pool.map(lambda case: examine(case, backend, device), cases)
-
-
-def examine(case: CheckedCase, backend: str, device: torch.device) -> CheckVerdict:
-    """Compare the backend's forward and backward pass with those of the reference in float64."""
-    return compare(
-        str(case),
-        lambda: _outcome(case, backend, device, case.dtype),
-        lambda: _outcome(case, "reference", torch.device("cpu"), torch.float64),
-        TOLERANCES[case.dtype],
-    )
+        yield from pool.map(examine, complete_cases() if cases is None else cases)
 
 
 def compare(
@@ -111,10 +108,11 @@ def compare(
         short = isinstance(error, torch.OutOfMemoryError)
         message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         return CheckVerdict(case, "needs memory" if short else "fails", message)
-    errors = {
-        name: float((found[name] - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
-        for name, wanted in ((name, tensor.detach()) for name, tensor in reference().items())
-    }
+    errors = {}
+    for name, tensor in reference().items():
+        wanted = tensor.detach()
+        error = (found[name] - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)
+        errors[name] = float(error)
     # A NaN is the largest error.
     worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
     detail = f"error of {worst} {errors[worst]:.1e}, tolerance {tolerance:.0e}"
@@ -164,7 +162,7 @@ def distrust(operator: str, device: torch.device, backend: str = "triton") -> st
         key = operator, device, backend
         if key in _known:
             return _known[key]
-        examined = _examined(QUICK[operator], backend, device)
+        examined = check_kernels(device, backend, QUICK[operator])
         wrong = [verdict for verdict in examined if verdict.outcome != "agrees"]
         fault = None
         if wrong:

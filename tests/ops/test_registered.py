@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.ops.conftest import RECURRENCES, SCANS, in_pairs, names_of_backends, usable
+from tests.ops.conftest import RECURRENCES, SCANS, in_pairs, usable
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,42 +15,30 @@ VARIANTS = {
     "lags": ("lags", {}),
     "observer": ("lags", {"realization": "observer"}),
 }
-OPERATORS = {"blocks": "block", "lags": "lag"}
-
-
-def arguments(problem, kind, backend, *, dtype=torch.float64, temperature=None, **sizes):
-    """Arguments of ``scan_forward``: raw gates if the backend fuses, else coefficients."""
-    p = problem(kind, gate="none", **sizes).to(dtype)
-    if "softmax" in ops.BACKENDS[backend].families:
-        names = (OPERATORS[kind], backend, "softmax", True)
-        return (p.gates, p.values, p.initial_state, p.cu_seqlens, temperature, *names)
-    wide = p.initial_state.dtype
-    a, b = p.gates[..., :-1].to(wide), p.values.to(wide)
-    return a, b, p.initial_state, p.cu_seqlens, None, OPERATORS[kind], backend, "given", True
 
 
 @in_pairs(
     **{
-        "lengths,dtype": [
-            (None, torch.float64),
-            (None, torch.bfloat16),
-            ((2, 0, 3), torch.float32),
-            ((0,), torch.float64),
-        ]
+        "lengths,dtype": [(None, torch.bfloat16), ((2, 0, 3), torch.float32), ((0,), torch.float64)]
     },
     kind=list(RECURRENCES),
     **usable("registered_backend"),
 )
 def test_operators_pass_opcheck(problem, device, kind, lengths, dtype, registered_backend):
-    temperature = torch.tensor(0.5, device=device) if dtype == torch.float32 else None
-    inputs = arguments(
-        problem, kind, registered_backend, dtype=dtype, lengths=lengths, temperature=temperature
-    )
-    torch.library.opcheck(scan_forward, inputs)
-    states, final_state, saved = scan_forward(*inputs)
+    p = problem(kind, gate="none", lengths=lengths).to(dtype)
+    gates, values, temperature, gate = p.gates, p.values, None, "softmax"
+    if gate not in ops.BACKENDS[registered_backend].families:
+        wide = p.initial_state.dtype
+        gates, values, gate = p.gates[..., :-1].to(wide), p.values.to(wide), "given"
+    elif dtype == torch.float32:
+        temperature = torch.tensor(0.5, device=device)
+    tensors = gates, values, p.initial_state, p.cu_seqlens, temperature
+    names = {"blocks": "block", "lags": "lag"}[kind], registered_backend, gate
+    torch.library.opcheck(scan_forward, (*tensors, *names, True))
+    states, final_state, saved = scan_forward(*tensors, *names, True)
     cotangents = (torch.ones_like(states), torch.ones_like(final_state))
-    torch.library.opcheck(scan_backward, (*cotangents, states, *inputs, *saved))
-    assert scan_forward(*inputs[:-1], False)[2] == []
+    torch.library.opcheck(scan_backward, (*cotangents, states, *tensors, *names, True, *saved))
+    assert scan_forward(*tensors, *names, False)[2] == []
 
 
 class Wrapped(torch.Tensor):
@@ -71,15 +59,13 @@ class Wrapped(torch.Tensor):
         return pytree.tree_map_only(torch.Tensor, Wrapped, function(*args, **kwargs))
 
 
-@in_pairs(place=range(3), kind=list(RECURRENCES), **usable("registered_backend"))
-def test_wrapped_arguments_reach_the_operator(problem, identical, kind, place, registered_backend):
-    p = problem(kind)
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_wrapped_arguments_reach_the_operator(problem, identical, place, registered_backend):
+    p = problem("blocks")
     arguments = [p.gates, p.values, "softmax", p.initial_state]
-    expected = RECURRENCES[kind](*arguments, backend=registered_backend)
-    place = (0, 1, 3)[place]
+    expected = ops.bd_lru(*arguments, backend=registered_backend)
     arguments[place] = Wrapped(arguments[place])
-    found = RECURRENCES[kind](*arguments, backend=registered_backend)
-    assert all(type(tensor) is Wrapped for tensor in found)
+    found = ops.bd_lru(*arguments, backend=registered_backend)
     identical(tuple(tensor.inner for tensor in found), expected)
 
 
@@ -163,35 +149,22 @@ tracer_warns = pytest.mark.filterwarnings("ignore:.*should not be instantiated:D
 @pytest.mark.usefixtures("fresh_compiler")
 @in_pairs(
     **{
-        "variant,backend": [
-            *(
-                (variant, name)
-                for variant in VARIANTS
-                for name in names_of_backends("registered_backend")
-            ),
+        "variant,gate,backend": [
+            ("blocks", "softmax", "cpu"), ("lags", "softmax", "cpu"), ("observer", "tanh", "cpu"),
+            ("blocks", "column_softmax", "cpu"), ("blocks", "householder", "triton"),
+            ("lags", "none", "triton"), ("blocks", "householder", "loop"), ("lags", "relu", "loop"),
             # These are compiled step by step.
-            ("lags", "reference"),
-            ("blocks", "associative"),
+            ("lags", "softmax", "reference"), ("blocks", "softmax", "associative"),
         ]
     },
     lengths=[None, (2, 0, 3)],
-)
-def test_compiles_without_a_graph_break(problem, agree, variant, lengths, backend):
+)  # fmt: skip
+def test_compiles_without_a_graph_break(problem, agree, variant, gate, lengths, backend):
     kind, options = VARIANTS[variant]
     options = options | {"backend": backend}
-    # The reference is compiled step by step, so that long sequences take long.
-    p = problem(kind, length=3, lengths=lengths)
+    p = problem(kind, length=3, lengths=lengths, gate=gate)
     compiled = torch.compile(RECURRENCES[kind], backend="aot_eager", fullgraph=True)
-    expected = trained(RECURRENCES[kind], p, "softmax", **options)
-    agree(trained(compiled, p, "softmax", **options), expected)
-
-
-@tracer_warns
-@pytest.mark.usefixtures("fresh_compiler")
-def test_every_family_compiles_without_a_graph_break(problem, agree, kind, gate):
-    p = problem(kind, gate=gate)
-    compiled = torch.compile(RECURRENCES[kind], backend="aot_eager", fullgraph=True)
-    agree(trained(compiled, p, gate), trained(RECURRENCES[kind], p, gate))
+    agree(trained(compiled, p, gate, **options), trained(RECURRENCES[kind], p, gate, **options))
 
 
 @tracer_warns
@@ -211,17 +184,15 @@ def test_scans_and_steps_compile_without_a_graph_break(problem, identical, kind)
 
 @tracer_warns
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["blocks", "observer"])
 def test_new_lengths_do_not_recompile(problem, agree, variant):
     kind, options = VARIANTS[variant]
     graphs = torch._dynamo.testing.CompileCounter()
     compiled = torch.compile(RECURRENCES[kind], backend=graphs, fullgraph=True, dynamic=True)
     for length in (5, 6, 9, 17):
         p = problem(kind, length=length)
-        agree(
-            trained(compiled, p, "softmax", **options),
-            trained(RECURRENCES[kind], p, "softmax", **options),
-        )
+        expected = trained(RECURRENCES[kind], p, "softmax", **options)
+        agree(trained(compiled, p, "softmax", **options), expected)
     assert graphs.frame_count == 1
 
 
@@ -266,28 +237,14 @@ def test_gradients_under_vmap_equal_a_loop_of_gradients(problem, agree, variant,
     agree(dict(enumerate(of_vmap(*leaves))), expected)
 
 
-def test_vmap_of_the_gradient_in_16_bits_equals_a_loop(
-    problem, identical, kind, registered_backend
-):
-    """A backend may keep wider states for the backward, which are mapped, too."""
-    p = problem(kind, batch=3).to(torch.bfloat16)
-    gradient = grad(loss(kind, backend=registered_backend), argnums=(0, 1, 2))
-    leaves = [leaf.unsqueeze(1) for leaf in p.leaves]
-    expected = [gradient(*one) for one in zip(*leaves, strict=True)]
-    actual = vmap(gradient)(*leaves)
-    stacks = map(torch.stack, zip(*expected, strict=True))
-    identical(dict(enumerate(actual)), dict(enumerate(stacks)))
-
-
 def test_vmap_takes_shared_arguments_and_any_axis(problem, agree, kind, registered_backend):
     """Gates are shared, values are mapped along their last axis, results along the batch."""
     p = problem(kind)
     many = torch.stack([p.values, -p.values, 2 * p.values], -1)
 
     def run(values):
-        return RECURRENCES[kind](
-            p.gates, values, initial_state=p.initial_state, backend=registered_backend
-        )
+        options = {"initial_state": p.initial_state, "backend": registered_backend}
+        return RECURRENCES[kind](p.gates, values, **options)
 
     actual = vmap(run, in_dims=-1, out_dims=1)(many)
     expected = [torch.stack(parts, 1) for parts in zip(*map(run, many.unbind(-1)), strict=True)]
@@ -321,17 +278,13 @@ def test_forward_mode_is_refused_rather_than_zero(problem, kind, registered_back
 def test_inference_equals_training(problem, identical, kind, disabled, dtype, registered_backend):
     p = problem(kind).to(dtype)
 
-    def results():
-        return RECURRENCES[kind](
-            gates, p.values, initial_state=p.initial_state, backend=registered_backend
-        )
-
-    gates = p.gates.requires_grad_()
-    expected = [result.detach() for result in results()]
+    options = {"initial_state": p.initial_state, "backend": registered_backend}
+    arguments = p.gates.requires_grad_(), p.values
+    expected = RECURRENCES[kind](*arguments, **options)
     with disabled():
-        actual = results()
+        actual = RECURRENCES[kind](*arguments, **options)
         assert not any(result.requires_grad for result in actual)
-        identical([result.clone() for result in actual], expected)
+        identical(actual, tuple(result.detach() for result in expected))
 
 
 def test_gradient_of_the_gradient_is_refused_rather_than_wrong(problem, kind, registered_backend):

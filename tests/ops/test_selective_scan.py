@@ -192,18 +192,13 @@ def test_the_kernels_run_only_where_nobody_watches(monkeypatch):
     torch.func.vmap(selective_scan)(*(one.unsqueeze(0) for one in given))
     torch.func.grad(lambda x: selective_scan(*given[:2], x, *given[3:])[0].sum())(given[2])
     selective_scan(*(one.to("meta") for one in given))
+    graph, others = make_fx(selective_scan)(*given), arguments((2, 3, 4, 8), torch.float32, seed=1)
+    torch.testing.assert_close(graph(*others), recurrence(*others))
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert selective_scan(*given)[0].shape == (2, 3, 8)
     monkeypatch.setattr(loader, "unavailable", lambda: "none here")
     selective_scan(*given)
     assert len(calls) == 2
-
-
-def test_a_traced_graph_computes_the_scan():
-    given, others = arguments((2, 5, 3, 7)), arguments((2, 5, 3, 7), seed=1)
-    graph = make_fx(selective_scan)(*given)
-    for found, wanted in zip(graph(*others), selective_scan(*others), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_tangents_are_refused():

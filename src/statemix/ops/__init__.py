@@ -6,14 +6,7 @@ have a folder (``cpu/``, ``triton/``), or share ``portable.py``.
 """
 
 from statemix.ops import block_kernels, lag_kernels  # noqa: F401  they add themselves to backends
-from statemix.ops.backends import (
-    BACKENDS,
-    Backend,
-    Kernel,
-    Scan,
-    check_backend,
-    default_backend,
-)
+from statemix.ops.backends import BACKENDS, Backend, Kernel, Scan, check_backend, default_backend
 from statemix.ops.block_operators import bd_lru, bd_lru_step, block_scan, block_step
 from statemix.ops.checks import BackendUnavailableError
 from statemix.ops.cpu import CPU

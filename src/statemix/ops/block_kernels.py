@@ -88,11 +88,7 @@ def loop_backward(
             d_initial = torch.where(over(packing.empty, 3, axis=0), d_final_state, reached)
     before = previous(states, initial_state, cu_seqlens).permute(1, 0, 3, 2)
     d_transitions = adjoints.unsqueeze(3) * before.unsqueeze(2)  # (T, B, m, m, H)
-    return (
-        d_transitions.permute(1, 0, 4, 2, 3),
-        adjoints.permute(1, 0, 3, 2),
-        d_initial.clone(),
-    )
+    return (d_transitions.permute(1, 0, 4, 2, 3), adjoints.permute(1, 0, 3, 2), d_initial.clone())
 
 
 def parallel_scan(

@@ -55,10 +55,7 @@ def prepare(
 
 
 def initial_state_of(
-    initial_state: Tensor | None,
-    values: Tensor,
-    cu_seqlens: Tensor | None,
-    sizes: dict[str, int],
+    initial_state: Tensor | None, values: Tensor, cu_seqlens: Tensor | None, sizes: dict[str, int]
 ) -> Tensor:
     """Return h_0 in the dtype of carried states: the checked argument, or zeros; add N to sizes."""
     if cu_seqlens is not None:

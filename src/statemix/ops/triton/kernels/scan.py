@@ -26,13 +26,7 @@ registers nor instructions. So kernels are compiled for each layout: for a layer
 import triton
 import triton.language as tl
 
-from statemix.ops.triton.kernels.reflections import (
-    opening,
-    plus,
-    product,
-    reflected,
-    reflection,
-)
+from statemix.ops.triton.kernels.reflections import opening, plus, product, reflected, reflection
 from statemix.ops.triton.kernels.rows import inverse_of, row_backward, row_forward, row_weights
 from statemix.ops.triton.kernels.tiles import (
     added,

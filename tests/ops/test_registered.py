@@ -196,23 +196,6 @@ def test_new_lengths_do_not_recompile(problem, agree, variant):
     assert graphs.frame_count == 1
 
 
-@pytest.mark.slow
-@pytest.mark.compiler
-@tracer_warns
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.kernels
-def test_inductor_code_equals_eager(problem, agree):
-    def layer(gates, values, gate, *rest, **options):
-        # Something to fuse on both sides of the operator.
-        states, final_state = ops.bd_lru(gates * 2, values.exp(), gate, *rest, **options)
-        return states.tanh(), final_state + 1
-
-    p = problem("blocks", blocks=18).to(torch.float32)
-    compiled = torch.compile(layer, fullgraph=True)
-    agree(trained(compiled, p, "softmax"), trained(layer, p, "softmax"))
-
-
 def loss(kind, cu_seqlens=None, **options):
     def of(gates, values, h_0):
         states, final_state = RECURRENCES[kind](

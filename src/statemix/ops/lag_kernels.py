@@ -11,15 +11,13 @@ Eliminating the partial sums s^2 ... s^m gives y_t = sum_i a_{i,t-i+1} y_{t-i} +
 recurrence with delayed coefficients, so neither form builds companion matrices.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from statemix.ops.backends import Kernel, Results, Scan
 from statemix.ops.block_kernels import parallel_scan
-from statemix.ops.packing import Packing, last_of_each, over, positions, previous
+from statemix.ops.packing import Packing, over, previous
 from statemix.ops.portable import ASSOCIATIVE, LOOP, REFERENCE
 
 
@@ -140,43 +138,6 @@ def companions(coefficients: Tensor) -> Tensor:
     order = coefficients.shape[-1]
     ones = torch.ones(order - 1, dtype=coefficients.dtype, device=coefficients.device)
     return ones.diag(-1) + F.pad(coefficients.unsqueeze(-2), (0, 0, 0, order - 1))
-
-
-def observer_scan(
-    lag_scan: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
-    coefficients: Tensor,
-    inputs: Tensor,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Solve the observer form by a lag recurrence with delayed coefficients.
-
-    ``lag_scan`` solves the controller form from coefficients, inputs and initial lags. The initial
-    and the final state are the partial sums s^1 ... s^m.
-    """
-    length, size = inputs.shape[1], coefficients.shape[-1]
-    # The initial partial sum s^{k+1} enters the output k steps after the start.
-    owed = initial_state[..., 1:].transpose(1, 2)  # (N, m-1, H)
-    if cu_seqlens is None:
-        position = torch.arange(length, device=inputs.device)
-        inflow = inputs + F.pad(owed, (0, 0, 0, length - owed.shape[1]))
-    else:
-        sequence, position = positions(cu_seqlens, length)
-        arrives = F.pad(owed, (0, 0, 0, 1))[sequence, position.clamp(max=size - 1)]
-        inflow = inputs + arrives
-    delayed = [
-        torch.where(
-            (position >= delay).view(-1, 1),
-            F.pad(coefficients[..., delay], (0, 0, delay, 0))[:, :length],
-            torch.zeros((), dtype=inputs.dtype, device=inputs.device),
-        )
-        for delay in range(size)
-    ]
-    # Only the first lag may precede the start: there, the other coefficients are zero.
-    lags = F.pad(initial_state[..., :1], (0, size - 1))
-    states, _ = lag_scan(torch.stack(delayed, dim=-1), inflow, lags)
-    sums = partial_sums(coefficients, states, initial_state, cu_seqlens)
-    return states, last_of_each(sums, initial_state, cu_seqlens)
 
 
 def partial_sums(

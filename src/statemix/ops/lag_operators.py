@@ -1,12 +1,15 @@
 """Public functions of the lag recurrence: from raw gates, and from given coefficients."""
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from statemix.ops.autograd import solver_of
 from statemix.ops.checks import bind, check_choice, same_dtype_and_device
 from statemix.ops.dispatch import check_bounds, initial_state_of, prepare
 from statemix.ops.gates import check_gate, check_temperature, normalize
-from statemix.ops.lag_kernels import observer_scan
+from statemix.ops.lag_kernels import partial_sums
+from statemix.ops.packing import last_of_each, positions
 
 REALIZATIONS = ("controller", "observer")
 """Meanings of the state of the lag recurrence: the last outputs, or partial sums."""
@@ -73,14 +76,43 @@ def h_lru(
     # The observer form indexes with cu_seqlens before the operator can check them.
     check_bounds(cu_seqlens, sizes["T"])
     coefficients, input_gate = normalize(gates.to(h_0.dtype), gate, temperature=temperature)
-    states, final_state = observer_scan(
-        lambda a, b, lags: lag_scan(a, b, lags, cu_seqlens, backend=backend),
-        coefficients,
-        input_gate * values.to(h_0.dtype),
-        h_0,
-        cu_seqlens,
-    )
+    inputs = input_gate * values.to(h_0.dtype)
+    states, final_state = _observer_scan(coefficients, inputs, h_0, cu_seqlens, backend)
     return states.to(values.dtype), final_state
+
+
+def _observer_scan(
+    coefficients: Tensor,
+    inputs: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    backend: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Solve the observer form, whose states are partial sums, with delayed coefficients."""
+    length, size = inputs.shape[1], coefficients.shape[-1]
+    # The initial partial sum s^{k+1} enters the output k steps after the start.
+    owed = initial_state[..., 1:].transpose(1, 2)  # (N, m-1, H)
+    if cu_seqlens is None:
+        position = torch.arange(length, device=inputs.device)
+        inflow = inputs + F.pad(owed, (0, 0, 0, length - owed.shape[1]))
+    else:
+        sequence, position = positions(cu_seqlens, length)
+        arrives = F.pad(owed, (0, 0, 0, 1))[sequence, position.clamp(max=size - 1)]
+        inflow = inputs + arrives
+    delayed = [
+        torch.where(
+            (position >= delay).view(-1, 1),
+            F.pad(coefficients[..., delay], (0, 0, delay, 0))[:, :length],
+            torch.zeros((), dtype=inputs.dtype, device=inputs.device),
+        )
+        for delay in range(size)
+    ]
+    # Only the first lag may precede the start: there, the other coefficients are zero.
+    lags = F.pad(initial_state[..., :1], (0, size - 1))
+    delayed_coefficients = torch.stack(delayed, dim=-1)
+    states, _ = lag_scan(delayed_coefficients, inflow, lags, cu_seqlens, backend=backend)
+    sums = partial_sums(coefficients, states, initial_state, cu_seqlens)
+    return states, last_of_each(sums, initial_state, cu_seqlens)
 
 
 def lag_scan(

@@ -1,4 +1,4 @@
-"""How far a layer is from its kernel: Python frames of this library on the way."""
+"""How far a layer and an operator are from their kernel: Python frames of this library between."""
 
 import sys
 
@@ -6,34 +6,41 @@ import pytest
 import torch
 from torch import nn
 
+from statemix import ops
 from statemix.layers import BDLRU, HLRU
 from statemix.ops.cpu import loader
 
-MOST = 6
+
+def run_operator(x):
+    return ops.bd_lru(torch.randn(2, 3, 2, 4, 5, requires_grad=True), x.view(2, 3, 2, 4))
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    "layer",
-    [BDLRU(8, num_blocks=2, block_size=4), HLRU(8, num_channels=4, order=2)],
-    ids=["blocks", "lags"],
+    ("call", "most"),
+    [
+        (BDLRU(8, num_blocks=2, block_size=4), 6),
+        (HLRU(8, num_channels=4, order=2), 6),
+        (run_operator, 4),
+    ],
+    ids=["blocks", "lags", "operator"],
 )
-def test_a_kernel_is_at_most_six_frames_from_its_layer_in_training(layer, monkeypatch):
+def test_few_frames_lie_between_a_call_in_training_and_its_kernel(call, most, monkeypatch):
     function, seen = loader.function, {}
 
     def watched(operator, direction):
         run = function(operator, direction)
 
-        def call(problem):
+        def kernel(problem):
             seen[direction] = frames_of(sys._getframe(1))
             return run(problem)
 
-        return call
+        return kernel
 
     monkeypatch.setattr(loader, "function", watched)
-    y, _ = layer(torch.randn(2, 3, 8))
+    y, _ = call(torch.randn(2, 3, 8))
     y.sum().backward()
-    assert len(seen["forward"]) <= MOST, seen["forward"]
+    assert len(seen["forward"]) <= most, seen["forward"]
     # The backward pass begins in PyTorch.
     assert len(seen["backward"]) <= 3, seen["backward"]
 

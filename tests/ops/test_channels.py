@@ -89,24 +89,6 @@ def test_kernels_read_the_gates_without_copies_for_channels(problem, gate, monke
     assert len(copied) == (2 if gate == "householder" else 0)
 
 
-@in_pairs(
-    channels=[1, 3],
-    dtype=[torch.float64, torch.bfloat16],
-    gate=list(ops.GATES),
-    **usable("stepwise_backend"),
-)
-def test_steps_equal_the_sequence_bit_for_bit(
-    problem, identical, dtype, channels, gate, stepwise_backend
-):
-    p = problem("blocks", length=4, blocks=21, channels=channels, gate=gate).to(dtype)
-    state, states = p.initial_state, []
-    for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
-        h_t, state = ops.bd_lru_step(g_t, v_t, state, gate, backend=stepwise_backend)
-        states.append(h_t)
-    expected = ops.bd_lru(p.gates, p.values, gate, p.initial_state, backend=stepwise_backend)
-    identical((torch.stack(states, 1), state), expected)
-
-
 def test_given_transitions_serve_all_channels(problem, agree, backend):
     p = problem("blocks", gate="none", channels=3)
     A, b = p.gates[..., :-1], p.values

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.ops.conftest import FAMILIES, SCANS, in_pairs, usable
+from tests.ops.conftest import FAMILIES, RECURRENCES, SCANS, in_pairs, usable
 
 from statemix import ops
 from statemix.ops.decoding import are_plain, projected_step
@@ -14,14 +14,16 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 @in_pairs(
     **{"kind,gate": FAMILIES},
     size=[1, 3, 9],
+    channels=[None, 1, 3],
     dtype=DTYPES,
     **usable("stepwise_backend"),
 )
 def test_steps_equal_the_sequence_bit_for_bit(
-    problem, identical, kind, gate, size, dtype, stepwise_backend
+    problem, identical, kind, gate, size, channels, dtype, stepwise_backend
 ):
-    p = problem(kind, length=4, blocks=21, size=size, gate=gate).to(dtype)
-    sequence, step = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind], STEPS[kind]
+    columns = {"channels": channels} if kind == "blocks" else {}
+    p = problem(kind, length=4, blocks=21, size=size, gate=gate, **columns).to(dtype)
+    sequence, step = RECURRENCES[kind], STEPS[kind]
     state, states = p.initial_state, []
     for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
         h_t, state = step(g_t, v_t, state, gate, backend=stepwise_backend)
@@ -124,7 +126,7 @@ def test_a_temperature_given_as_a_number_is_rounded_alike_in_inference_mode(
     p = problem(kind, batch=20, length=1, blocks=9).to(torch.float32)
     step = STEPS[kind]
     arguments = p.gates[:, 0], p.values[:, 0], p.initial_state
-    for temperature in (0.3, 4.081020518377686):
+    for temperature in (0.3, 4.081020518377686, torch.tensor(0.3)):
         expected = step(*arguments, temperature=temperature)
         with torch.inference_mode():
             identical(step(*arguments, temperature=temperature), expected)

@@ -12,7 +12,7 @@ RECURRENCES = {
 }
 
 
-@in_pairs(recurrence=list(RECURRENCES), lengths=[None, (3, 0, 4)], size=[1, 2], **usable())
+@in_pairs(recurrence=list(RECURRENCES), lengths=[None, (3, 0, 4), (0,)], size=[1, 2], **usable())
 def test_final_states_own_their_memory_and_may_be_changed(
     problem, recurrence, size, lengths, backend
 ):

@@ -5,29 +5,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from tests.ops.conftest import RECURRENCES, in_pairs, usable
+from tests.ops.conftest import RECURRENCES
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, vmap
 
 from statemix import ops
 
 STEPS = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}
-
-
-@in_pairs(
-    mode=[torch.no_grad, torch.inference_mode],
-    kind=list(RECURRENCES),
-    **usable("stepwise_backend"),
-)
-def test_steps_divide(problem, identical, device, kind, mode, stepwise_backend):
-    p = problem(kind, length=3)
-    options = {"temperature": torch.tensor(0.3, device=device), "backend": stepwise_backend}
-    with mode():
-        state = p.initial_state
-        for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
-            _, state = STEPS[kind](g_t, v_t, state, **options)
-        _, final = RECURRENCES[kind](p.gates, p.values, initial_state=p.initial_state, **options)
-        identical(state.clone(), final.clone())
 
 
 def test_normalize_divides(gate):

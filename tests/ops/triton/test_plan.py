@@ -2,7 +2,6 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from statemix import ops
 from statemix.ops.backends import reason_of
-from statemix.ops.triton.plan import ahead_of, chunk_of, grid_of, most_maps, shape_of, tile_of
+from statemix.ops.triton.plan import ahead_of, chunk_of, most_maps
 
 
 def test_chunks_make_up_for_missing_lanes():
@@ -89,34 +88,6 @@ def test_room_for_maps_needs_no_sizes():
     length, lanes = (shapes.create_unbacked_symint() for _ in range(2))
     for forced in (None, 64, 0):
         most_maps(length, lanes, 4, forced)
-
-
-def test_tiles_waste_few_lanes():
-    for rows, lanes, tile, grid in (
-        (100, 24, (4, 8), (25, 3)), (100, 32, (1, 32), (100, 1)), (100, 48, (2, 16), (50, 3)),
-        (100, 3, (32, 1), (4, 3)), (1, 1, (1, 32), (1, 1)),
-    ):  # fmt: skip
-        assert tile_of(rows, lanes) == tile
-        assert grid_of(rows, lanes, tile) == grid
-
-
-def test_what_a_thread_reads_at_once():
-    kernels = ("local_forward", "local_backward", "chunk_forward", "chunk_backward")
-    for kind, kernel, m in product(("block", "lag", "reflect"), kernels, range(1, 130)):
-        shape, wide = (shape_of(kind, kernel, m, state_bytes) for state_bytes in (4, 8))
-        num_rows = 1 if kind == "lag" else m
-        # Rows are read in equal parts, and steps only with all rows.
-        assert num_rows % shape.rows == 0
-        assert shape.steps == 1 or shape.rows == num_rows
-        assert shape.steps in (1, 2, 4, 8, 16)
-        assert shape.steps * shape.rows * (m + 1) <= max(144, m + 1)
-        # Numbers of 64 bits take two registers.
-        assert wide.steps * wide.rows <= shape.steps * shape.rows
-        if kernel == "chunk_forward":
-            assert 1 <= wide.columns <= shape.columns <= m + 1
-            assert shape.columns * m <= max(72, m)
-        else:
-            assert shape.columns == 0
 
 
 def test_maps_in_flight_fit_shared_memory():

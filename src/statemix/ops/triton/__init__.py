@@ -73,12 +73,11 @@ def _distrust(operator: str, device: torch.device) -> str | None:
 
 
 def _backend(name: str, chunk: int | None) -> Backend:
+    forward, backward = partial(_forward, chunk), partial(_backward, chunk)
+    kernel = Kernel(forward, backward, partial(_empty, chunk), _prepare_step)
     return Backend(
         name,
-        kernels=dict.fromkeys(
-            ("block", "lag"),
-            Kernel(*(partial(run, chunk) for run in (_forward, _backward, _empty)), _prepare_step),
-        ),
+        kernels={"block": kernel, "lag": kernel},
         devices=("cuda", "cpu") if _INTERPRETED else ("cuda",),
         dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16),
         families=("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder"),

@@ -111,8 +111,8 @@ def compare(
     errors = {}
     for name, tensor in reference().items():
         wanted = tensor.detach()
-        error = (found[name] - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)
-        errors[name] = float(error)
+        largest = (found[name] - wanted).abs().max()
+        errors[name] = float(largest / wanted.abs().max().clamp(min=1e-30))
     # A NaN is the largest error.
     worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
     detail = f"error of {worst} {errors[worst]:.1e}, tolerance {tolerance:.0e}"

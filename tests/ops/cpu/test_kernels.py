@@ -44,7 +44,7 @@ def test_kernels_equal_the_reference(problem, agree, kind, gate, size, channels,
     dtype=DTYPES,
 )  # fmt: skip
 def test_kernels_equal_themselves_on_parts_of_a_large_problem(
-    problem, identical, threads, kind, blocks, size, gate, channels, dtype
+    problem, identical, kind, blocks, size, gate, channels, dtype
 ):
     """A problem repeated in time is bit-identical to the rows of its batch by themselves.
 
@@ -60,7 +60,7 @@ def test_kernels_equal_themselves_on_parts_of_a_large_problem(
             for name in ("gates", "values", "d_states")
         }
     )
-    threads(3)
+    torch.set_num_threads(3)
     whole = large.outcome(gate, backend="cpu")
     for row in range(2):
         names = ("gates", "values", "initial_state", "d_states", "d_final_state")
@@ -148,20 +148,14 @@ def test_every_instruction_set_equals_the_reference(name):
     assert " passed" in tests.stdout
 
 
-@pytest.fixture
-def threads():
-    yield torch.set_num_threads
-    torch.set_num_threads(1)
-
-
 @pytest.mark.kernels
 @in_pairs(dtype=DTYPES, sequences=[1, 3, (5, 0, 2)], kind=["blocks", "lags"])
-def test_number_of_threads_changes_no_bit(problem, identical, threads, kind, sequences, dtype):
+def test_number_of_threads_changes_no_bit(problem, identical, kind, sequences, dtype):
     packed = {"lengths": sequences} if isinstance(sequences, tuple) else {"batch": sequences}
     p = problem(kind, blocks=150, size=5, **packed).to(dtype)
     expected = p.outcome(backend="cpu")
     for number in (2, 3, 4, 7, 16):
-        threads(number)
+        torch.set_num_threads(number)
         identical(p.outcome(backend="cpu"), expected)
 
 

@@ -145,7 +145,7 @@ def test_no_register_of_the_selective_scan_spills(compiled, target, columns, mon
 def test_another_length_compiles_no_kernel(compiled, monkeypatch):
     kernels = compiled("sm_90")
     for length in (64, 96, 1040):
-        launch("bd_lru", "softmax", 2, torch.bfloat16, "chunks", length)
+        launch("h_lru", "softmax", 1, torch.bfloat16, "chunks", length)
     assert len({id(kernel) for kernel in kernels}) == 6
     monkeypatch.setattr(selective_scan, "_kernels", lambda *_: selective_scan._TRITON)
     kernels.clear()

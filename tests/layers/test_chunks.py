@@ -9,6 +9,11 @@ import torch
 from statemix.layers import DeltaNet, Mamba2
 from statemix.layers.chunks import CHUNK_SIZE, decays_between, delta_rule, log_decays, ssd
 
+OPTIONS = {
+    Mamba2: {"d_state": 5, "head_dim": 4},
+    DeltaNet: {"num_heads": 1, "use_forget_gate": True, "conv_size": 0},
+}
+
 
 def strong(g, size):
     """Decays with one of e^-size in the middle."""
@@ -17,7 +22,7 @@ def strong(g, size):
     return g
 
 
-@pytest.mark.parametrize("size", [0.0, 1e3, 1e5, 1e7, 1e30, 3e38])
+@pytest.mark.parametrize("size", [0.0, 1e3, 3e38])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_decays_are_the_products_of_those_between(size, dtype):
     generator = torch.Generator().manual_seed(0)
@@ -36,16 +41,14 @@ def test_decays_are_the_products_of_those_between(size, dtype):
     torch.testing.assert_close(g.grad.double(), exact.grad, **tight)
 
 
-@pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
+@pytest.mark.parametrize("size", [1e3, 1e7])
 @pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
 def test_a_strong_decay_costs_no_digits_of_what_comes_after_it(kind, size):
     """In single precision, against single steps in double precision."""
     torch.manual_seed(0)
-    options = {
-        Mamba2: {"d_state": 5, "head_dim": 4},
-        DeltaNet: {"num_heads": 1, "use_forget_gate": True, "conv_size": 0},
-    }[kind]
-    layer, exact = (kind(6, **options, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    layer, exact = (
+        kind(6, **OPTIONS[kind], dtype=dtype) for dtype in (torch.float32, torch.float64)
+    )
     exact.load_state_dict(layer.state_dict())
     x = torch.randn(1, 12, 6)
     for one in (layer, exact):
@@ -93,18 +96,13 @@ def test_decays_of_any_rate_and_step_equal_their_definition(A_log):
         assert math.isfinite(d_r.item())
 
 
-@pytest.mark.parametrize("A_log", RATES)
 @pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
-def test_layers_with_any_rate_stay_finite(kind, A_log):
-    options = {
-        Mamba2: {"d_state": 5, "head_dim": 4},
-        DeltaNet: {"num_heads": 1, "use_forget_gate": True},
-    }[kind]
-    layer = kind(6, **options)
-    for bias in (0.0, -200.0):  # The step is positive, or vanishes.
+def test_layers_with_any_rate_stay_finite(kind):
+    layer = kind(6, **OPTIONS[kind])
+    x = torch.randn(2, 5, 6, requires_grad=True)
+    for A_log, bias in product(RATES, (0.0, -200.0)):  # The step is positive, or vanishes.
         torch.nn.init.constant_(layer.A_log, A_log)
         torch.nn.init.constant_(layer.dt_bias, bias)
-        x = torch.randn(2, 5, 6, requires_grad=True)
         y, state = layer(x, layer(x)[1])
         found = torch.autograd.grad(y.sum() + state[0].sum(), [x, *layer.parameters()])
         assert all(part.isfinite().all() for part in (y, *state, *found))
@@ -113,7 +111,7 @@ def test_layers_with_any_rate_stay_finite(kind, A_log):
         assert all(part.isfinite().all() for part in (y_t, *after))
 
 
-@pytest.mark.parametrize("length", [2, CHUNK_SIZE, CHUNK_SIZE + 3, 2 * CHUNK_SIZE])
+@pytest.mark.parametrize("length", [2, CHUNK_SIZE + 3])
 def test_outputs_are_no_views_of_chunks(length):
     """Inductor saves them for the backward pass and cannot order the strides of such a view."""
     heads = torch.randn(2, length, 3, 4)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn.functional import silu, softplus
 
-from statemix.errors import OptionError
 from statemix.layers import DeltaNet, DeltaProduct
 from statemix.layers.chunks import CHUNK_SIZE
 
@@ -83,25 +82,19 @@ def test_layer_is_the_recurrence_over_tokens(options):
     )
 
 
-@pytest.mark.parametrize("split", [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1])
-def test_chunks_that_end_anywhere_equal_the_whole(split):
+def test_chunks_that_end_anywhere_and_packed_sequences_equal_the_whole():
     layer = drawn(num_householder=1, use_forget_gate=True)
     x = tokens(2, LENGTH)
     whole, final = layer(x)
-    head, state = layer(x[:, :split])
-    tail, last = layer(x[:, split:], state)
-    torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
-
-
-def test_long_packed_sequences_equal_single_ones():
-    layer, lengths = drawn(use_forget_gate=True), [LENGTH, 0, 3, CHUNK_SIZE]
-    x = tokens(1, sum(lengths))
-    y, state = layer(x, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
-    for n, piece in enumerate(x.split(lengths, 1)):
-        alone, final = layer(piece)
-        torch.testing.assert_close(y.split(lengths, 1)[n], alone, rtol=1e-11, atol=1e-12)
-        torch.testing.assert_close(state.memory[n : n + 1], final.memory, rtol=1e-11, atol=1e-12)
+    for split in (1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1):
+        head, state = layer(x[:, :split])
+        tail, last = layer(x[:, split:], state)
+        torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
+    bounds = torch.tensor([0, LENGTH, LENGTH, 2 * LENGTH])
+    packed, last = layer(x.reshape(1, -1, 6), cu_seqlens=bounds)
+    torch.testing.assert_close(packed.view_as(whole), whole, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(last.memory[::2], final.memory, rtol=1e-11, atol=1e-12)
 
 
 def test_strong_decay_neither_overflows_nor_loses_its_gradient():
@@ -160,21 +153,3 @@ def test_the_convolution_sees_earlier_tokens_and_silu_alone_does_not():
         y, _ = layer(x[:, 3:], after._replace(memory=state.memory))
         assert torch.allclose(y, layer(x[:, 3:])[0]) is not differs
         assert state.conv.shape[1] == max(conv_size - 1, 0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"num_heads": 4}, ValueError, "num_heads must divide hidden_size .*got 4 and 6"),
-        ({"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
-        ({"num_householder": 0}, ValueError, "num_householder must be at least 1, got 0"),
-        ({"head_dim": 0}, ValueError, "head_dim must be at least 1, got 0"),
-        ({"expand_v": 0.5}, OptionError, r"expand_v must be an int, got 0\.5"),
-        ({"conv_size": -1}, ValueError, "conv_size must be at least 0, got -1"),
-        ({"conv_size": False}, OptionError, "conv_size must be an int, got False"),
-        ({"conv_size": torch.zeros(2)}, OptionError, "conv_size must be an int, got tensor"),
-    ],
-)
-def test_bad_sizes_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        DeltaProduct(**{"hidden_size": 6, "num_heads": 2} | arguments)

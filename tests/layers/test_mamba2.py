@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn.functional import silu, softplus
 
-from statemix.errors import OptionError
 from statemix.layers import Mamba2
 from statemix.layers.chunks import CHUNK_SIZE
 
@@ -70,24 +69,18 @@ def test_layer_is_the_recurrence_over_tokens(options):
     )
 
 
-@pytest.mark.parametrize("split", [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1])
-def test_chunks_that_end_anywhere_equal_the_whole(split):
+def test_chunks_that_end_anywhere_and_packed_sequences_equal_the_whole():
     layer, x = drawn(), tokens(2, LENGTH)
     whole, final = layer(x)
-    head, state = layer(x[:, :split])
-    tail, last = layer(x[:, split:], state)
-    torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
-
-
-def test_long_packed_sequences_equal_single_ones():
-    layer, lengths = drawn(), [LENGTH, 0, 3, CHUNK_SIZE]
-    x = tokens(1, sum(lengths))
-    y, state = layer(x, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
-    for n, piece in enumerate(x.split(lengths, 1)):
-        alone, final = layer(piece)
-        torch.testing.assert_close(y.split(lengths, 1)[n], alone, rtol=1e-11, atol=1e-12)
-        torch.testing.assert_close(state.ssm[n : n + 1], final.ssm, rtol=1e-11, atol=1e-12)
+    for split in (1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1):
+        head, state = layer(x[:, :split])
+        tail, last = layer(x[:, split:], state)
+        torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
+    bounds = torch.tensor([0, LENGTH, LENGTH, 2 * LENGTH])
+    packed, last = layer(x.reshape(1, -1, 6), cu_seqlens=bounds)
+    torch.testing.assert_close(packed.view_as(whole), whole, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(last.ssm[::2], final.ssm, rtol=1e-11, atol=1e-12)
 
 
 def test_strong_decay_neither_overflows_nor_loses_its_gradient():
@@ -119,19 +112,3 @@ def test_initial_steps_and_rates_fill_their_intervals():
     assert 0.008 < steps.median() < 0.0125  # log-uniform
     assert 7.5 < rates.median() < 9.5  # uniform
     assert (layer.D == 1).all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"head_dim": 5}, ValueError, r"head_dim must divide expand \* hidden_size, got 5 and 12"),
-        ({"d_state": 0}, ValueError, "d_state must be at least 1, got 0"),
-        ({"d_conv": -1}, ValueError, "d_conv must be at least 0, got -1"),
-        ({"d_conv": False}, OptionError, "d_conv must be an int, got False"),
-        ({"d_conv": torch.zeros(2)}, OptionError, "d_conv must be an int, got tensor"),
-        ({"expand": 1.5}, OptionError, r"expand must be an int, got 1\.5"),
-    ],
-)
-def test_bad_sizes_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        Mamba2(**{"hidden_size": 6, "head_dim": 4} | arguments)

@@ -66,18 +66,12 @@ class Attention(PaddedLayer):
     Decoding copies it once per quarter of its length, not at every token.
 
     Args:
-        hidden_size: width of input and output.
         num_heads: number of heads; must divide ``hidden_size``.
         rope: whether queries and keys are rotated by their positions, which requires an even
             number of channels per head.
-        device: device of the parameters.
-        dtype: dtype of the parameters. The state is always float32 or wider.
 
     Shape:
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`AttentionState`.
-
-    Raises:
-        OptionError: if a size is out of range or does not divide as above.
 
     Example:
         >>> layer = Attention(hidden_size=8, num_heads=2)
@@ -107,15 +101,14 @@ class Attention(PaddedLayer):
             raise OptionError(
                 f"num_heads must divide hidden_size, got {num_heads} and {hidden_size}"
             )
-        if rope and hidden_size // num_heads % 2:
-            raise OptionError(
-                "hidden_size / num_heads must be even with rope=True, got "
-                f"{hidden_size // num_heads}"
-            )
         self.hidden_size = hidden_size
         self.num_heads = num_heads
         self.head_dim = hidden_size // num_heads
         self.rope = rope
+        if rope and self.head_dim % 2:
+            raise OptionError(
+                f"hidden_size / num_heads must be even with rope=True, got {self.head_dim}"
+            )
         self.qkv_proj = nn.Linear(
             hidden_size, 3 * hidden_size, bias=False, device=device, dtype=dtype
         )
@@ -161,8 +154,6 @@ class Attention(PaddedLayer):
     def _run(
         self, x: Tensor, state: AttentionState, lengths: Tensor | None
     ) -> tuple[Tensor, AttentionState]:
-        if x.shape[1] == 0:
-            return x.clone(), state
         batch, length = x.shape[:2]
         past = state.keys.shape[1]
         qkv = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, self.head_dim))

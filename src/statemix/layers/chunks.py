@@ -52,14 +52,9 @@ def decays_between(g: Tensor) -> Tensor:
 
 
 def chunked(x: Tensor, most: int) -> Tensor:
-    """Divide tokens into chunks of at most ``most``; zeros fill the last one.
+    """Return x (B, T, ...) as chunks of at most ``most`` tokens: (B, chunks, size, ...).
 
-    Args:
-        x: shape (B, T, ...), T >= 1.
-        most: tokens of a chunk, unless there are fewer.
-
-    Returns:
-        Shape (B, chunks, size, ...).
+    Zeros fill the last chunk; a single chunk is as long as x.
     """
     length = x.shape[1]
     if length <= most:
@@ -110,8 +105,6 @@ def delta_rule(
     if is_open(length):
         o, memory = _delta_rule_of_any_length(q, k, v, beta, g, memory)
         return o, memory
-    if length == 0:
-        return v[:, :, 0], memory
     if length == 1:
         return _of_one_token(q, k, v, beta, g, memory)
 
@@ -199,8 +192,6 @@ def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tens
     if is_open(length):
         o, state = _ssd_of_any_length(x, g, B, C, state)
         return o, state
-    if length == 0:
-        return x, state
     # Tokens of decay 1 and input 0 fill the last chunk.
     x, g, B, C = (chunked(part, CHUNK_SIZE) for part in (x, g, B, C))
     x = x.movedim(3, 1)  # (B, H, chunks, size, P)

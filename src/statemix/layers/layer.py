@@ -97,9 +97,10 @@ class Layer(nn.Module, ABC):
         y_t, state = self.mixer.step(x_t, state)      # while decoding: one token
 
     One line in ``layers/layer_registry.py`` makes a layer available to every model, task and
-    command. The constructor of a layer has the parameter ``hidden_size`` and the keywords
-    ``device`` and ``dtype``; its other parameters are the layer's options. An option is refused by
-    an :class:`~statemix.errors.OptionError`; any other exception counts as a defect of the layer.
+    command. The constructor of every layer has the parameter ``hidden_size``, the width of input
+    and output, and the keywords ``device`` and ``dtype`` of the parameters; its other parameters
+    are the layer's options. An option is refused by an :class:`~statemix.errors.OptionError`; any
+    other exception counts as a defect of the layer. States are float32 or wider.
 
     Attributes:
         name: name of the layer as users write it.
@@ -173,13 +174,6 @@ class Layer(nn.Module, ABC):
             device: device of the state; None means that of the parameters.
             dtype: dtype of the floating parts, widened to float32 if narrower; None means the dtype
                 of the parameters.
-
-        Returns:
-            The state of B sequences, float32 or wider.
-
-        Raises:
-            ValueError: if ``batch_size`` is out of range or there is no such device.
-            TypeError: if an argument has the wrong type, or ``dtype`` is not floating.
         """
 
     @abstractmethod
@@ -229,10 +223,6 @@ class Layer(nn.Module, ABC):
 
         Args:
             x: whole sequences, as in ``forward``, from the initial state.
-
-        Raises:
-            ValueError: as in ``forward``.
-            TypeError: as in ``forward``.
         """
         del x
         return None
@@ -242,7 +232,11 @@ class Layer(nn.Module, ABC):
         hidden = ("device", "dtype", "return")
         names = [name for name in type(self).__init__.__annotations__ if name not in hidden]
         shown = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return ", ".join(f"{name}={_shown(value)!r}" for name, value in shown.items())
+        # A number that was stored in float32 appears without its rounding.
+        return ", ".join(
+            f"{name}={float(f'{value:.6g}') if isinstance(value, float) else value!r}"
+            for name, value in shown.items()
+        )
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         """Check that a state fits this layer and the number of sequences.
@@ -253,10 +247,6 @@ class Layer(nn.Module, ABC):
             state: state to check.
             num_sequences: required number of sequences.
             axis: letter of that number in messages: "B", or "N" for packed sequences.
-
-        Raises:
-            ValueError: if a shape disagrees.
-            TypeError: if the structure or a dtype does not fit.
         """
         template = self.init_state(1, device="meta", dtype=torch.float32)
         check_like(state, template, num_sequences, axis)
@@ -284,8 +274,6 @@ class Layer(nn.Module, ABC):
 
     def _check_carried(self, state: State, num_sequences: int, axis: str, x: Tensor) -> None:
         """Check a state, which must be on the device of the input."""
-        if isinstance(state, Tensor) and state.dtype == torch.bool:
-            raise TypeError(f"state must be a state of the layer, got a mask; {_NO_MASK}")
         self.check_state(state, num_sequences, axis)
         for name, part in tensors(state):
             if part.device != x.device:
@@ -308,27 +296,16 @@ class Layer(nn.Module, ABC):
             )
 
 
-def refuse_unknown(unknown: Mapping[str, object]) -> None:
-    """Refuse arguments that ``forward`` does not have, such as a mask."""
-    if unknown:
-        name = next(iter(unknown))
-        hint = f"; {_NO_MASK}" if "mask" in name else ""
-        raise TypeError(f"forward() got an unexpected argument {name!r}{hint}")
-
-
-_NO_MASK = "layers take no masks: pack sequences of different lengths with cu_seqlens"
-
-
 def used_weight(module: nn.Module | None) -> Tensor | None:
     """Return the weight that a module applies to its input; None if that cannot be foreseen.
 
     Hooks, adapters, subclasses and another ``forward`` may replace the weight, or convert the
     input: they offload, shard, quantise or observe.
     """
-    if module is None or type(module) not in (nn.Linear, nn.Conv1d, nn.LSTM):
-        return None
     if (
-        "forward" in module.__dict__
+        module is None
+        or type(module) not in (nn.Linear, nn.Conv1d, nn.LSTM)
+        or "forward" in module.__dict__
         or module._forward_pre_hooks
         or torch_module._global_forward_pre_hooks
     ):
@@ -340,8 +317,3 @@ def used_weight(module: nn.Module | None) -> Tensor | None:
 def _autocasts(device_type: str) -> bool:
     # is_autocast_enabled raises for a device without autocast, such as "meta".
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-
-
-def _shown(value: object) -> object:
-    """Return an option for a listing: a number that was stored in float32 without its rounding."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -8,8 +8,7 @@ from statemix.layers.attention import Attention
 from statemix.layers.bd_lru import BDLRU
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct
-from statemix.layers.fixed_point.fp_mamba1 import FPMamba1
-from statemix.layers.fixed_point.fp_mamba2 import FPMamba2
+from statemix.layers.fixed_point.fp_mamba import FPMamba1, FPMamba2
 from statemix.layers.fixed_point.fp_rnn import FPRNN
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer

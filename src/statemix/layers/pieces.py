@@ -42,22 +42,12 @@ def check_slice(
 
 
 def run_in_pieces(
-    run: LayerRun,
-    x: Tensor,
-    state: Tensor,
-    cu_seqlens: Tensor | None,
-    noise: Noise,
-    length: int,
+    run: LayerRun, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, length: int
 ) -> tuple[Tensor, Tensor]:
     """Return what ``run`` returns of a whole sequence, and keep only the states between pieces.
 
-    Args:
-        run: returns the output and the state after it, of x, the state before it, bounds and noise.
-        x: shape (B, T, hidden_size).
-        state: state of each sequence, shape (N, ...).
-        cu_seqlens: bounds of N packed sequences, shape (N+1,), or None.
-        noise: what ``run`` draws at random; it is the same when ``run`` runs again.
-        length: tokens of a piece.
+    ``run`` has the other arguments of this function, but for the length of a piece, and returns
+    outputs and states; it draws the same noise when it runs again.
     """
     outputs = []
     for piece, bounds in _pieces(x, cu_seqlens, length):
@@ -95,5 +85,4 @@ def _pieces(
 
 def can_run_in_pieces() -> bool:
     """Return whether PyTorch can run a piece again: not in exported graphs or transforms."""
-    exporting = torch.compiler.is_exporting()
-    return not exporting and not torch._C._are_functorch_transforms_active()
+    return not (torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active())

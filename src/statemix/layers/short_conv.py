@@ -25,7 +25,7 @@ class ShortConvolution(nn.Module):
 
     Shape:
         x (B, T, channels) -> y (B, T, channels), state (B, max(K - 1, 0), channels): the last
-        inputs, in order of time.
+        inputs, in order of time. Outputs and states are float32 or wider.
 
     Example:
         >>> conv = ShortConvolution(3, 4)
@@ -50,11 +50,12 @@ class ShortConvolution(nn.Module):
         self.channels = channels
         self.kernel_size = kernel_size
         self.num_kept = max(kernel_size - 1, 0)
-        for name, shape in {"weight": (kernel_size, channels), "bias": (channels,)}.items():
-            if kernel_size and (bias or name == "weight"):
-                setattr(self, name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
-            else:
-                self.register_parameter(name, None)
+        self.weight = self.bias = None
+        if kernel_size:
+            weight = torch.empty(kernel_size, channels, device=device, dtype=dtype)
+            self.weight = nn.Parameter(weight)
+        if kernel_size and bias:
+            self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -71,17 +72,7 @@ class ShortConvolution(nn.Module):
     def forward(
         self, x: Tensor, state: Tensor, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Run over rows of tokens.
-
-        Args:
-            x: shape (B, T, channels).
-            state: the inputs before x, shape (B, max(K - 1, 0), channels), float32 or wider.
-            lengths: number of tokens in each row, shape (B,); None means T.
-
-        Returns:
-            y: shape of ``x``, float32 or wider.
-            state: the inputs before the next token.
-        """
+        """Run over rows of tokens, of which ``lengths`` (B,), or all, count for the state."""
         dtype = torch.promote_types(at_least_float32(x.dtype), state.dtype)
         window = torch.cat([state.to(dtype), x.to(dtype)], 1)
         if self.weight is None:
@@ -98,15 +89,7 @@ class ShortConvolution(nn.Module):
 
 
 def sum_over_taps(window: Tensor, weight: Tensor) -> Tensor:
-    r"""Return :math:`y_t = \sum_j w_j \odot x_{t+j}`.
-
-    Args:
-        window: x, shape (B, T + K - 1, channels).
-        weight: w, shape (K, channels).
-
-    Returns:
-        y: shape (B, T, channels).
-    """
+    r"""Return :math:`y_t = \sum_j w_j \odot x_{t+j}` of x (B, T + K - 1, channels)."""
     length = window.shape[1] - len(weight) + 1
     if window.is_cpu and length:
         # With the channels innermost in memory, a convolution of images of height 1 is three to

@@ -97,9 +97,7 @@ class Decoder(nn.Module):
     def __init__(self, hidden_size: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         if hidden_size < 2:
-            raise OptionError(
-                f"hidden_size must be at least 2 for an autoencoder, got {hidden_size}"
-            )
+            raise OptionError(f"hidden_size must be at least 2 to autoencode, got {hidden_size}")
         self.network = nn.Sequential(
             norm(hidden_size),
             nn.Linear(hidden_size, hidden_size),
@@ -146,15 +144,12 @@ def position_vectors(positions: Tensor, like: Tensor) -> Tensor:
 
 
 def vectors_at(x: Tensor, places: Tensor | None, otherwise: Tensor | None = None) -> Tensor:
-    """Return the vector at one place of each row, for rows that arrive in pieces.
+    """Return the vector at one place of each row, (B, 1, d), for rows that arrive in pieces.
 
     Args:
         x: a piece of every row, shape (B, T, d).
         places: places within the piece, shape (B,), possibly outside; None means its end.
         otherwise: vectors (B, 1, d) of the rows whose place is outside; None means zeros.
-
-    Returns:
-        Shape (B, 1, d).
     """
     batch, length, size = x.shape
     if otherwise is None:

@@ -38,17 +38,11 @@ class SolverConfig:
 
 @dataclass(frozen=True)
 class Solution:
-    """What an iteration has found.
+    """Result of an iteration."""
 
-    Attributes:
-        value: y, shape (B, T, N).
-        iterations: applications of the map.
-        residual: lowest residual of each sequence, shape (B,), without a gradient.
-    """
-
-    value: Tensor
-    iterations: int
-    residual: Tensor
+    value: Tensor  # y, (B, T, N)
+    iterations: int  # applications of the map
+    residual: Tensor  # lowest residual of each sequence, (B,), without a gradient
 
 
 # Damping below which an iteration no longer moves.
@@ -76,7 +70,7 @@ def solve(
         function: F, from (B, T, N) to the same.
         start: the first y.
         budget: most applications of F, at least 1.
-        config: the rest.
+        config: when to stop, and what to differentiate.
         valid: tokens that are no padding, (B, T); None means all.
     """
     learns = torch.is_grad_enabled()
@@ -143,11 +137,9 @@ class _Iteration:
         self.iterations += 1
 
     def better_of(self, before: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return F(y), or the iterate that has converged where y has not, and its residual.
+        """Return ``value``, F(y), or the iterate that has converged where y has not; and residuals.
 
-        Args:
-            before: y.
-            value: F(y), whose gradient the result has unless iterates have their own.
+        The result has the gradient of ``value``, unless iterates have their own. y is ``before``.
         """
         residual = _residuals(before, value, self._valid)
         has_converged = self.residual < self._config.tolerance
@@ -212,8 +204,6 @@ def residual_of_share(residual: Tensor, share: float) -> float:
 
 def _residuals(value: Tensor, mapped: Tensor, valid: Tensor | None) -> Tensor:
     """Return the residual of each sequence, shape (B,)."""
-    if value.shape[1] == 0 or value.shape[2] == 0:
-        return value.new_zeros(len(value))
     with torch.no_grad():
         change = (value - mapped).abs().amax(-1)
         relative = change / (mapped.abs().amax(-1) + 1e-8)

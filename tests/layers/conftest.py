@@ -12,9 +12,37 @@ import pytest
 import torch
 
 from statemix import layers
+from statemix.layers.state import tensors
 from statemix.registry import REQUIRED
 
 HIDDEN_SIZE = 6
+
+
+def tokens(batch, length, seed=1, dtype=torch.float64):
+    """Return random inputs of width 6."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, HIDDEN_SIZE, generator=generator, dtype=dtype)
+
+
+def check_equation(layer, reference, x, *state):
+    """Compare a layer on one sequence with its equation: outputs, final state, and gradients.
+
+    ``reference`` returns outputs (T, width) and the first part of the state.
+    """
+    x.requires_grad_()
+    y, after = layer(x, *state)
+    expected, final = reference(layer, x[0])
+    after = next(tensors(after))[1][0]
+    torch.testing.assert_close((y[0], after), (expected, final), rtol=1e-10, atol=1e-11)
+    leaves = [x, *layer.parameters()]
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sin().sum() + after.cos().sum(), leaves),
+        torch.autograd.grad(expected.sin().sum() + final.cos().sum(), leaves),
+        rtol=1e-8,
+        atol=1e-9,
+    )
+
+
 # Values of the required options. There are as many units as channels, as "pointwise" requires.
 SIZES = {
     "num_blocks": 6,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.layers.conftest import tokens
 
 from statemix.layers import Attention, take_rows
 
@@ -10,11 +11,6 @@ def drawn(num_heads=3, **options):
     layer = Attention(6, num_heads=num_heads, dtype=torch.float64, **options)
     layer.reset_parameters(torch.Generator().manual_seed(0))
     return layer
-
-
-def tokens(batch, length, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, length, 6, generator=generator, dtype=torch.float64)
 
 
 def turned(vector, place):

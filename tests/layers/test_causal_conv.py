@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.layers.conftest import tokens
 
 from statemix.layers import CausalConv
 
@@ -10,11 +11,6 @@ def drawn(kernel_size, **options):
     layer = CausalConv(6, kernel_size=kernel_size, dtype=torch.float64, **options)
     layer.reset_parameters(torch.Generator().manual_seed(0))
     return layer
-
-
-def tokens(batch, length):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, length, 6, generator=generator, dtype=torch.float64)
 
 
 def reference(layer, x, state):

@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 import torch
+from tests.layers.conftest import tokens
 
 from statemix.layers import DeltaNet, Mamba2
 from statemix.layers.chunks import CHUNK_SIZE, decays_between, delta_rule, log_decays, ssd
@@ -124,3 +125,47 @@ def test_outputs_are_no_views_of_chunks(length):
         assert o.shape == heads.shape
         assert o._base is None
         assert o.is_contiguous()
+
+
+def drawn(kind, dtype=torch.float64, conv=0):
+    taps = {Mamba2: {"d_conv": conv}, DeltaNet: {"conv_size": conv}}[kind]
+    layer = kind(6, **OPTIONS[kind] | taps, dtype=dtype)
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    return layer
+
+
+@pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
+def test_chunks_that_end_anywhere_and_packed_sequences_equal_the_whole(kind):
+    layer, length = drawn(kind), CHUNK_SIZE + 5
+    x = tokens(2, length)
+    whole, final = layer(x)
+    for split in (1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1):
+        head, state = layer(x[:, :split])
+        tail, last = layer(x[:, split:], state)
+        torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
+    bounds = torch.tensor([0, length, length, 2 * length])
+    packed, last = layer(x.reshape(1, -1, 6), cu_seqlens=bounds)
+    torch.testing.assert_close(packed.view_as(whole), whole, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(last[0][::2], final[0], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
+def test_a_strong_decay_neither_overflows_nor_loses_its_gradient(kind):
+    layer = drawn(kind, torch.float32)
+    torch.nn.init.constant_(layer.A_log, 8.0)
+    x = (30 * tokens(1, CHUNK_SIZE + 5)).float().requires_grad_()
+    y, state = layer(x)
+    (y.sum() + state[0].sum()).backward()
+    assert all(torch.isfinite(part).all() for part in (y, state[0], x.grad, layer.A_log.grad))
+
+
+@pytest.mark.parametrize(("taps", "differs"), [(0, False), (1, False), (2, True), (4, True)])
+@pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
+def test_the_convolution_sees_earlier_tokens_and_silu_alone_does_not(kind, taps, differs):
+    layer, x = drawn(kind, conv=taps), tokens(1, 4)
+    _, after = layer(x[:, :3])
+    # With an empty memory, only the convolution can tell that there were tokens before.
+    y, _ = layer(x[:, 3:], type(after)(torch.zeros_like(after[0]), after.conv))
+    assert torch.allclose(y, layer(x[:, 3:])[0]) is not differs
+    assert after.conv.shape[1] == max(taps - 1, 0)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.layers.conftest import check_equation, tokens
 from torch.nn.functional import silu, softplus
 
 from statemix.layers import DeltaNet, DeltaProduct
@@ -52,11 +53,6 @@ def drawn(kind=DeltaProduct, seed=0, **options):
     return layer
 
 
-def tokens(batch, length, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, length, 6, generator=generator, dtype=torch.float64)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -67,43 +63,8 @@ def tokens(batch, length, seed=1):
     ],
 )
 def test_layer_is_the_recurrence_over_tokens(options):
-    layer = drawn(**options)
-    x = tokens(1, LENGTH if options.get("num_householder") == 1 else 37).requires_grad_()
-    y, state = layer(x)
-    expected, memory = reference(layer, x[0])
-    torch.testing.assert_close(y[0], expected, rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(state.memory[0], memory, rtol=1e-10, atol=1e-11)
-    leaves = [x, *layer.parameters()]
-    torch.testing.assert_close(
-        torch.autograd.grad(y.sin().sum() + state.memory.cos().sum(), leaves),
-        torch.autograd.grad(expected.sin().sum() + memory.cos().sum(), leaves),
-        rtol=1e-8,
-        atol=1e-9,
-    )
-
-
-def test_chunks_that_end_anywhere_and_packed_sequences_equal_the_whole():
-    layer = drawn(num_householder=1, use_forget_gate=True)
-    x = tokens(2, LENGTH)
-    whole, final = layer(x)
-    for split in (1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1):
-        head, state = layer(x[:, :split])
-        tail, last = layer(x[:, split:], state)
-        torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
-        torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
-    bounds = torch.tensor([0, LENGTH, LENGTH, 2 * LENGTH])
-    packed, last = layer(x.reshape(1, -1, 6), cu_seqlens=bounds)
-    torch.testing.assert_close(packed.view_as(whole), whole, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(last.memory[::2], final.memory, rtol=1e-11, atol=1e-12)
-
-
-def test_strong_decay_neither_overflows_nor_loses_its_gradient():
-    layer = drawn(num_householder=1, use_forget_gate=True).float()
-    torch.nn.init.constant_(layer.A_log, 8.0)
-    x = (30 * tokens(1, LENGTH)).float().requires_grad_()
-    y, state = layer(x)
-    (y.sum() + state.memory.sum()).backward()
-    assert all(torch.isfinite(t).all() for t in (y, state.memory, x.grad, layer.A_log.grad))
+    length = CHUNK_SIZE + 5 if options.get("num_householder") == 1 else 37
+    check_equation(drawn(**options), reference, tokens(1, length))
 
 
 def test_single_precision_is_accurate_where_keys_repeat():
@@ -142,14 +103,3 @@ def test_only_negative_eigenvalues_follow_parity():
         signs[allowed] = stored.mean().item()
     assert signs[True] == pytest.approx(-1, abs=1e-3)
     assert signs[False] == pytest.approx(0, abs=1e-3)
-
-
-def test_the_convolution_sees_earlier_tokens_and_silu_alone_does_not():
-    for conv_size, differs in [(0, False), (1, False), (2, True), (4, True)]:
-        layer = drawn(DeltaNet, conv_size=conv_size)
-        state, x = layer.init_state(1), tokens(1, 4)
-        _, after = layer(x[:, :3])
-        # With an empty memory, only the convolution can tell that there were tokens before.
-        y, _ = layer(x[:, 3:], after._replace(memory=state.memory))
-        assert torch.allclose(y, layer(x[:, 3:])[0]) is not differs
-        assert state.conv.shape[1] == max(conv_size - 1, 0)

@@ -8,13 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statemix.errors import SettingError
 from statemix.layers import FPRNN, FPMamba1, FPMamba2
-from statemix.layers.fixed_point.fixed_point_layer import LEAST_BUDGET, diagonal_scan, shifted
-from statemix.layers.fixed_point.mixers import NormedLinear, _shortened, build_mixer
+from statemix.layers.fixed_point.fixed_point_layer import LEAST_BUDGET
+from statemix.layers.fixed_point.mixers import build_mixer
 from statemix.layers.fixed_point.solver import SolverConfig, _residuals, solve
-from statemix.training import AttributeSchedule, ScheduleConfig
-from statemix.training.schedules import Schedules
 
 MIXERS = [("householder", 1), ("householder", 3), ("dplr", 2), ("kronecker", 1), ("monarch", 3)]
 CONVERGED = {"max_iterations": 2000, "tolerance": 1e-14, "contraction": 0.9}
@@ -104,14 +101,6 @@ def test_under_the_switch_every_iteration_is_a_contraction(seed, case, scale, co
     assert torch.linalg.matrix_norm(kept, 2).max() <= contraction * (1 + 1e-9)
 
 
-def test_long_matrices_are_divided_by_the_root_of_their_largest_row_times_column():
-    """For a single row or column that is the 2-norm."""
-    row = torch.tensor([[3.0, -3.0], [0.0, 0.0]])
-    for matrix in (row, row.mT):
-        torch.testing.assert_close(_shortened(matrix), matrix / 18**0.5)
-        assert _shortened(matrix / 6).equal(matrix / 6)
-
-
 def rows(matrix):
     return matrix / np.sqrt((matrix**2).sum(-1, keepdims=True) + 1e-6)
 
@@ -179,20 +168,6 @@ def test_mixers_are_as_published(name, rank, inputs):
             raw.append(((linear.weight @ p) * linear.gain / lengths + bias).numpy())
     expected = published(name, rank, raw, 6)
     np.testing.assert_allclose(matrices(mixer, x, s).detach().numpy(), expected, atol=1e-6)
-
-
-def test_the_scan_is_diagonal_and_the_shift_begins_with_the_state():
-    decays, inputs, initial = tokens(2, 4, 3).sigmoid(), tokens(2, 4, 3, seed=2), tokens(2, 3)
-    found, final = diagonal_scan(decays, inputs, initial)
-    h = initial
-    for t in range(4):
-        h = decays[:, t] * h + inputs[:, t]
-        torch.testing.assert_close(found[:, t], h)
-    torch.testing.assert_close(final, h)
-    moved = shifted(found, initial)
-    torch.testing.assert_close(moved[:, 0], initial)
-    torch.testing.assert_close(moved[:, 1:], found[:, :-1])
-    assert shifted(found[:, :0], initial).shape == (2, 0, 3)
 
 
 # Gradients.
@@ -550,27 +525,6 @@ def test_windows_have_the_budget_and_the_padding_of_their_tokens(solves):
     assert all(valid.equal(part) for (*_, valid), part in zip(solves, windows, strict=True))
 
 
-def scheduled(model, *schedules):
-    """Return the attributes after 2 of 4 steps."""
-    config = ScheduleConfig(attributes=schedules)
-    return Schedules(config, 1e-3, model, num_steps=4).attributes(2)
-
-
-def test_budget_and_tolerance_may_be_scheduled():
-    model = torch.nn.Sequential(build())
-    followed = scheduled(
-        model,
-        AttributeSchedule("max_iterations", start=2, end=10.0),
-        AttributeSchedule("tolerance", end=1e-5, curve="geometric"),
-    )
-    assert followed == {"0.max_iterations": 6, "0.tolerance": pytest.approx(1e-4)}
-    layer = model[0]
-    layer(tokens(1, 5, 6))
-    assert layer.reports()["iterations"] <= 6
-    with pytest.raises(SettingError, match=r"start must be given where max_iterations begins at N"):
-        scheduled(torch.nn.Sequential(build()), AttributeSchedule("max_iterations", end=9))
-
-
 def test_evaluation_that_has_not_converged_warns_once(recwarn):
     layer = build(max_iterations=3, tolerance=1e-6)
     x = tokens(2, 6, 6)
@@ -633,16 +587,3 @@ def test_the_budget_is_the_length_unless_given():
     for length, expected in ((1, LEAST_BUDGET), (16, 16), (40, 40)):
         layer(tokens(1, length, 6))
         assert layer.reports()["iterations"] == expected
-
-
-def test_normed_weights_have_the_length_of_their_gain():
-    linear = NormedLinear(5, 4, "both", bias=True, dtype=torch.float64)
-    x, s = tokens(3, 5), tokens(3, 5, seed=4)
-    usual = torch.nn.functional.linear(torch.cat([x, s], -1), linear.weight, linear.bias)
-    torch.testing.assert_close(linear(x)(s), usual)
-    with torch.no_grad():
-        linear.weight *= 7
-    torch.testing.assert_close(linear(x)(s), usual)
-    with torch.no_grad():
-        linear.gain *= 2
-    torch.testing.assert_close(linear(x)(s), 2 * usual)

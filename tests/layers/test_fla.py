@@ -178,10 +178,10 @@ def test_they_serve_16_bits_on_a_gpu_and_more_than_one_token(served):
 
 
 def test_they_do_not_serve_on_a_cpu_or_without_the_package(monkeypatch):
-    monkeypatch.setattr(fla, "installed", lambda: True)
-    assert not fla.serves(torch.zeros(2, 5, 3), HALF, 16)
-    monkeypatch.setattr(fla, "installed", lambda: False)
-    assert not fla.serves(_OnGpu(torch.zeros(2, 5, 3)), HALF, 16)
+    x = torch.zeros(2, 5, 3)
+    for is_installed, given in ((True, x), (False, _OnGpu(x))):
+        monkeypatch.setattr(fla, "installed", lambda is_installed=is_installed: is_installed)
+        assert not fla.serves(given, HALF, 16)
 
 
 def test_without_the_package_it_is_not_installed(monkeypatch):

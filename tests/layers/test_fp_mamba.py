@@ -258,15 +258,3 @@ def test_a_contraction_needs_a_constant_more_iterations_than_tokens(kind, mixer,
         layer(10 * tokens(2, length, 6))
         assert layer.reports()["residual"] < 1e-8
         assert layer.reports()["iterations"] <= length + 45
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_without_a_contraction_the_layer_says_that_it_has_not_converged(kind):
-    layer = build(kind, max_iterations=4, tolerance=1e-9).eval()
-    with pytest.warns(UserWarning, match=rf"{layer.name} has not converged: residual"):
-        layer(tokens(1, 5, 6))
-
-
-def test_the_state_of_the_scan_is_stored_in_the_order_of_its_axes():
-    _, state = FPMamba1(8, d_state=4)(torch.randn(2, 5, 8))
-    assert state.ssm.is_contiguous()

@@ -1,7 +1,6 @@
 """HLRU against its equations, written out step by step."""
 
 import itertools
-from typing import get_args
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from torch import nn
 
 from statemix import ops
 from statemix.layers import HLRU
-from statemix.layers.h_lru import Realization
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 GATES = [name for name, family in ops.GATES.items() if not family.blocks_only]
@@ -17,10 +15,6 @@ GATES = [name for name, family in ops.GATES.items() if not family.blocks_only]
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-def test_realizations_are_those_of_the_operator():
-    assert get_args(Realization) == ops.REALIZATIONS
 
 
 def by_the_equations(layer, x, state):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.layers.conftest import check_equation, tokens
 from torch.nn.functional import silu, softplus
 
 from statemix.layers import Mamba2
@@ -47,59 +48,9 @@ def drawn(seed=0, dtype=torch.float64, **options):
     return layer
 
 
-def tokens(batch, length, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, length, 6, generator=generator, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("options", [{}, {"d_conv": 0, "head_dim": 6}, {"d_conv": 2, "expand": 4}])
 def test_layer_is_the_recurrence_over_tokens(options):
-    layer = drawn(**options)
-    x = tokens(1, LENGTH).requires_grad_()
-    y, state = layer(x)
-    expected, final = reference(layer, x[0])
-    torch.testing.assert_close(y[0], expected, rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(state.ssm[0], final, rtol=1e-10, atol=1e-11)
-    leaves = [x, *layer.parameters()]
-    torch.testing.assert_close(
-        torch.autograd.grad(y.sin().sum() + state.ssm.cos().sum(), leaves),
-        torch.autograd.grad(expected.sin().sum() + final.cos().sum(), leaves),
-        rtol=1e-8,
-        atol=1e-9,
-    )
-
-
-def test_chunks_that_end_anywhere_and_packed_sequences_equal_the_whole():
-    layer, x = drawn(), tokens(2, LENGTH)
-    whole, final = layer(x)
-    for split in (1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1):
-        head, state = layer(x[:, :split])
-        tail, last = layer(x[:, split:], state)
-        torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
-        torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
-    bounds = torch.tensor([0, LENGTH, LENGTH, 2 * LENGTH])
-    packed, last = layer(x.reshape(1, -1, 6), cu_seqlens=bounds)
-    torch.testing.assert_close(packed.view_as(whole), whole, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(last.ssm[::2], final.ssm, rtol=1e-11, atol=1e-12)
-
-
-def test_strong_decay_neither_overflows_nor_loses_its_gradient():
-    layer = drawn(dtype=torch.float32)
-    torch.nn.init.constant_(layer.A_log, 8.0)
-    x = (30 * tokens(1, LENGTH)).float().requires_grad_()
-    y, state = layer(x)
-    (y.sum() + state.ssm.sum()).backward()
-    assert all(torch.isfinite(t).all() for t in (y, state.ssm, x.grad, layer.A_log.grad))
-
-
-def test_the_convolution_sees_earlier_tokens_and_silu_alone_does_not():
-    for d_conv, differs in [(0, False), (1, False), (2, True), (4, True)]:
-        layer, x = drawn(d_conv=d_conv), tokens(1, 4)
-        _, after = layer(x[:, :3])
-        # With an empty state, only the convolution can tell that there were tokens before.
-        y, _ = layer(x[:, 3:], after._replace(ssm=torch.zeros_like(after.ssm)))
-        assert torch.allclose(y, layer(x[:, 3:])[0]) is not differs
-        assert after.conv.shape[1] == max(d_conv - 1, 0)
+    check_equation(drawn(**options), reference, tokens(1, CHUNK_SIZE + 5))
 
 
 def test_initial_steps_and_rates_fill_their_intervals():

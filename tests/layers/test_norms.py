@@ -65,13 +65,3 @@ def test_derivatives_equal_differences():
     scale = torch.linspace(0.1, 1, 6, dtype=torch.float64).view(2, 3, 1)
     assert torch.autograd.gradcheck(unit_length, x)
     assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, weight, scale), (x, weight))
-
-
-def test_gradients_of_many_models_at_once_equal_those_of_each():
-    x, weight = vectors(1.0), torch.linspace(0.5, 2, 5)
-
-    def gradient(x):
-        return torch.func.grad(lambda x: (rms_norm(x, weight) * unit_length(x)).cos().sum())(x)
-
-    expected = torch.stack([gradient(one) for one in x])
-    torch.testing.assert_close(torch.vmap(gradient)(x), expected)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.layers.conftest import tokens
 
 from statemix import ops
 from statemix.layers import BDLRU, HLRU
@@ -11,11 +12,6 @@ from statemix.layers.state import tensors
 HIDDEN_SIZE = 6
 LINEAR = {"bd_lru", "h_lru", "delta_net", "delta_product", "mamba2"}
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
-
-
-def inputs(batch=2, length=7, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(3)
-    return torch.randn(batch, length, HIDDEN_SIZE, generator=generator, dtype=dtype)
 
 
 def unrolled(found):
@@ -29,7 +25,7 @@ def unrolled(found):
 
 @torch.no_grad()
 def test_the_recurrence_gives_the_states_of_the_steps(build):
-    layer, x = build(), inputs()
+    layer, x = build(), tokens(2, 7)
     found = layer.recurrence(x)
     assert (found is not None) == (layer.name in LINEAR)
     if found is None:
@@ -48,7 +44,7 @@ def test_the_recurrence_gives_the_states_of_the_steps(build):
 
 @torch.no_grad()
 def test_the_gates_are_the_rows_that_share_a_normalisation(build_gated):
-    layer, x = build_gated(), inputs()
+    layer, x = build_gated(), tokens(2, 7)
     found = layer.recurrence(x)
     if layer.gate == "column_softmax":
         columns, shares = found.gates[..., :-1, :-1], found.gates[..., -1, :-1]
@@ -72,7 +68,7 @@ def test_the_gates_are_the_rows_that_share_a_normalisation(build_gated):
 @pytest.mark.parametrize("realization", ops.REALIZATIONS)
 def test_the_transitions_of_h_lru_are_companions_of_its_gates(realization):
     layer = HLRU(HIDDEN_SIZE, num_channels=4, order=3, realization=realization, dtype=torch.float64)
-    found = layer.recurrence(inputs())
+    found = layer.recurrence(tokens(2, 7))
     gates = found.gates[1, 5, 2, 0].numpy()
     expected = np.array([gates[:3], [1, 0, 0], [0, 1, 0]])
     if realization == "observer":
@@ -82,7 +78,7 @@ def test_the_transitions_of_h_lru_are_companions_of_its_gates(realization):
 
 @torch.no_grad()
 def test_half_precision_is_written_out_in_float32(build_first):
-    found = build_first(torch.bfloat16).recurrence(inputs(dtype=torch.bfloat16))
+    found = build_first(torch.bfloat16).recurrence(tokens(2, 7, dtype=torch.bfloat16))
     if found is not None:
         parts = [part for part in found if isinstance(part, torch.Tensor)]
         assert {part.dtype for part in parts} == {torch.float32}
@@ -90,7 +86,7 @@ def test_half_precision_is_written_out_in_float32(build_first):
 
 def test_a_recurrence_can_be_differentiated_and_may_be_empty(build_first):
     layer = build_first()
-    x = inputs().requires_grad_()
+    x = tokens(2, 7).requires_grad_()
     found = layer.recurrence(x)
     if found is not None:
         sum(part.sum() for part in found[:3]).backward()

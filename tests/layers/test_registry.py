@@ -9,8 +9,8 @@ import torch
 
 import statemix
 from statemix import layers
-from statemix.errors import OptionError, SettingError
-from statemix.layers import LAYERS, LayerSpec
+from statemix.errors import OptionError
+from statemix.layers import LAYERS
 from statemix.registry import REQUIRED
 
 
@@ -24,34 +24,6 @@ def test_every_name_builds_its_class_which_the_package_exports():
         assert type(layer).__name__ in statemix.__all__
 
 
-def test_options_reach_the_layer():
-    options = {
-        "num_channels": 2,
-        "order": 3,
-        "gate": "signed",
-        "readout": "current",
-        "realization": "observer",
-        "selective": False,
-        "initial_state": "learned",
-        "initial_std": 0.5,
-        "input_gate_bias": -2.0,
-        "memory": None,
-        "gate_noise": 0.125,
-        "checkpoint_every": 7,
-        "gate_temperature": 0.25,
-        "backend": "loop",
-    }
-    assert options.keys() == LAYERS.options("h_lru").keys()
-    spec = LayerSpec("h_lru", **options)
-    for layer in (
-        spec.build(hidden_size=4, dtype=torch.float64),
-        layers.build("h_lru", hidden_size=4, dtype=torch.float64, **options),
-    ):
-        assert {name: getattr(layer, name) for name in options} == options
-        assert layer.hidden_size == 4
-        assert {p.dtype for p in layer.parameters()} == {torch.float64}
-
-
 def test_options_list_types_and_defaults_but_not_what_all_layers_share():
     options = LAYERS.options("bd_lru")
     assert options["num_blocks"] == (int, REQUIRED)
@@ -59,37 +31,6 @@ def test_options_list_types_and_defaults_but_not_what_all_layers_share():
     assert get_args(options["selective"][0]) == (True, False, "pointwise")
     assert not {"self", "hidden_size", "device", "dtype"} & set(options)
     assert list(LAYERS.options("lstm")) == ["memory_size"]
-
-
-def test_names_of_options_can_be_checked_without_building():
-    LAYERS.check_options("bd_lru", {"num_blocks": 4, "block_size": 0})
-    with pytest.raises(SettingError, match=r"must be among \[.*\], got 'device'"):
-        LAYERS.check_options("bd_lru", {"device": "cpu", "hidden_size": 3})
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: layers.build("gru", hidden_size=4), r"layer must be one of \['bd_lru', .*'gru'"),
-        (lambda: LAYERS.options("gru"), r"layer must be one of .* got 'gru'"),
-        (lambda: LayerSpec("gru"), r"layer must be one of .* got 'gru'"),
-        (
-            lambda: layers.build("h_lru", hidden_size=4, num_channels=2, order=2, block_size=2),
-            r"options of layer 'h_lru' must be among \[.*'num_channels', 'order', .*'block_size'",
-        ),
-        (
-            lambda: layers.build("lstm", hidden_size=4, gate="relu"),
-            r"must be among \['memory_size'\], got 'gate",
-        ),
-        (
-            lambda: layers.build("bd_lru", hidden_size=4, num_blocks=2),
-            "^block_size of layer 'bd_lru' must be given$",
-        ),
-    ],
-)
-def test_unknown_names_and_options_are_listed(call, message):
-    with pytest.raises(SettingError, match=message):
-        call()
 
 
 SIZE = [0, -1, 2.5, "2", True, 2**31]

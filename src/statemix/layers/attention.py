@@ -200,13 +200,9 @@ _LEAST_ROOM, _ROOM = 16, 4
 class _Buffers:
     """Memory that tensors of several lengths share, until someone writes into one of them.
 
-    The tensors are copy-on-write clones of the buffers: PyTorch gives a tensor memory of its own
-    when it is first written. ``parts`` are the same memory under a second storage, which is not
-    copied on write.
-
-    Attributes:
-        parts: buffers of shape (B, capacity, ...).
-        filled: number of entries in use by some tensor. Entries below it never change.
+    The tensors are copy-on-write clones of the buffers, (B, capacity, ...): PyTorch gives a tensor
+    memory of its own when it is first written. ``parts`` are the same memory under a second
+    storage, which is not copied on write. The first ``filled`` entries never change.
     """
 
     def __init__(self, parts: tuple[Tensor, ...], length: int) -> None:
@@ -250,16 +246,12 @@ _COPIED_ON_WRITE = frozenset({"cpu", "cuda"})
 def append(
     parts: tuple[Tensor, ...], fresh: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Concatenate each part and its fresh entries along axis 1.
+    """Concatenate each part (B, S, ...) and its fresh entries (B, T, ...) along axis 1.
 
     The results may share buffers with spare room, in which the next call with them writes its fresh
     entries. ``parts`` keep their values, and may be continued several times: the first continuation
     uses the room, the others copy. A result that is changed in place is copied first. Where a
     gradient is needed, or a transform or a compiler watches, this is ``torch.cat``.
-
-    Args:
-        parts: tensors of shape (B, S, ...), with the same B and S.
-        fresh: tensors of shape (B, T, ...), with dtype and device of the part.
 
     Returns:
         grown: the concatenations.

@@ -209,20 +209,16 @@ class Layer(nn.Module, ABC):
     def reports(self) -> Mapping[str, Tensor]:
         """Return numbers about the last call of ``forward`` that training should record.
 
-        Returns:
-            Name -> scalar tensor without a gradient, on any device, such as the iterations that a
-            solver needed. Training averages each over the forward passes between evaluations.
+        Each is a scalar tensor without a gradient, on any device, such as the iterations that a
+        solver needed. Training averages it over the forward passes between evaluations.
         """
         return {}
 
     def recurrence(self, x: Tensor) -> Recurrence | None:
-        """Return the linear recurrence that the layer runs on x, with all its matrices.
+        """Return the linear recurrence on whole sequences x, from the initial state.
 
-        None means that the state does not follow a linear recurrence whose matrices depend on x
-        alone. By default it is None; ``statemix inspect`` then has nothing to show.
-
-        Args:
-            x: whole sequences, as in ``forward``, from the initial state.
+        By default it is None: the state does not follow a linear recurrence whose matrices depend
+        on x alone, and ``statemix inspect`` has nothing to show.
         """
         del x
         return None
@@ -239,14 +235,9 @@ class Layer(nn.Module, ABC):
         )
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
-        """Check that a state fits this layer and the number of sequences.
+        """Check that a state fits this layer and the number of sequences, called B or N.
 
         A layer whose state changes shape, such as a growing cache, overrides this method.
-
-        Args:
-            state: state to check.
-            num_sequences: required number of sequences.
-            axis: letter of that number in messages: "B", or "N" for packed sequences.
         """
         template = self.init_state(1, device="meta", dtype=torch.float32)
         check_like(state, template, num_sequences, axis)

@@ -19,17 +19,8 @@ from statemix.registry import Registry
 LAYERS: Registry[type[Layer]] = Registry(
     "layer",
     [
-        BDLRU,
-        HLRU,
-        LSTM,
-        DeltaNet,
-        DeltaProduct,
-        Mamba2,
-        CausalConv,
-        Attention,
-        FPRNN,
-        FPMamba1,
-        FPMamba2,
+        *(BDLRU, HLRU, LSTM, DeltaNet, DeltaProduct, Mamba2, CausalConv, Attention),
+        *(FPRNN, FPMamba1, FPMamba2),
     ],
     common=("hidden_size", "device", "dtype"),
 )
@@ -43,14 +34,7 @@ def build(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> Layer:
-    """Construct a layer by name.
-
-    Args:
-        name: a name in ``LAYERS``.
-        hidden_size: width of input and output.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
-        **options: the layer's options, as ``LAYERS.options(name)`` lists them.
+    """Construct a layer by its name in ``LAYERS``; its options are ``LAYERS.options(name)``.
 
     Raises:
         SettingError: if there is no layer of that name, or the options do not fit it.

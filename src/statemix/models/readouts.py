@@ -156,11 +156,8 @@ class ReadoutModel(nn.Module, ABC):
     ) -> Iterator[Logits]:
         """Yield the logits of whole sequences piece by piece, in the memory of one piece.
 
-        The logits are those of ``forward`` on all pieces together.
-
-        Args:
-            pieces: successive tokens of the same sequences, each of shape (B, t).
-            lengths: as in ``forward``; its values are trusted.
+        The logits are those of ``forward`` on all pieces (B, t) together; the values of ``lengths``
+        are trusted.
         """
 
     def _read(self, hidden: Tensor) -> Logits:
@@ -222,9 +219,6 @@ class TokenClassifier(ReadoutModel):
     .. math:: \mathrm{logits} = W \, \mathrm{backbone}(\mathrm{tokens}) + c
 
     Source: the decoder-only model of MAD (mad-lab). For the arguments, see :class:`ReadoutModel`.
-
-    Shape:
-        tokens (B, T) int32 or int64 -> for each head, logits (B, T, classes).
 
     Example:
         >>> import torch

@@ -224,7 +224,7 @@ class Householder(_Reflecting):
 
     @property
     def flops(self) -> int:
-        """As in the base class; a reflection is a product, a factor and a sum, N of the last."""
+        # A reflection is a product, a factor and a sum, N of the last.
         return self._flops + self.rank * (4 * self.size + 1) + self.size
 
     def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
@@ -254,7 +254,6 @@ class DPLR(_Reflecting):
 
     @property
     def flops(self) -> int:
-        """As in the base class."""
         return self._flops + self.rank * (4 * self.size + 1)
 
     def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
@@ -291,10 +290,10 @@ class Kronecker(StateMixer):
 
     @property
     def flops(self) -> int:
-        """As in the base class; triangles count as full matrices."""
         a, b = self.sizes
         made = 0
         for n in self.sizes:
+            # Triangles count as full matrices.
             triangle = n * (n + 1) // 2 * flops.SILU + 2 * n**3
             rows = n * (flops.l2_norm(n) + flops.SIGMOID + n)
             # Magnitudes, sums of rows and of columns, their maxima, and the quotients.
@@ -341,7 +340,6 @@ class Monarch(StateMixer):
 
     @property
     def flops(self) -> int:
-        """As in the base class; triangles count as full matrices."""
         n = self.rank
         triangle = n * (n + 1) // 2 * flops.SILU + 2 * n**3
         # Magnitudes or squares, their sums, the maximum; the root, unless contractive.

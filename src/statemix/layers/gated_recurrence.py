@@ -259,7 +259,7 @@ class GatedRecurrence(Layer):
         )
         # In place, so that compiled graphs and replicas keep reading the same tensor.
         with torch.no_grad():
-            self.temperature.fill_(value)
+            self.temperature.fill_(float(value))
 
     @property
     def gate_noise(self) -> float:

@@ -129,17 +129,14 @@ class Mamba2(PaddedLayer):
 
     @property
     def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return (
-            (self.num_heads, self.head_dim, self.d_state),
-            (self.conv.num_kept, self.conv.channels),
-        )
+        conv = (self.conv.num_kept, self.conv.channels)
+        return (self.num_heads, self.head_dim, self.d_state), conv
 
     def flops_per_token(self, length: int) -> Flops:
         del length
-        inner, heads = self._widths[0], self.num_heads
-        steps = heads * (flops.SOFTPLUS + 2)  # Delta, Delta A, and its exponential.
-        inputs = inner  # Delta x.
-        skip = 2 * inner
+        inner = self._widths[0]
+        steps = self.num_heads * (flops.SOFTPLUS + 2)  # Delta, Delta A, and its exponential.
+        inputs, skip = inner, 2 * inner  # Delta x and D x.
         gated_norm = inner * (flops.SILU + 1) + flops.rms_norm(inner)
         return Flops(
             projections=2 * self.hidden_size * (self.in_proj.out_features + inner),

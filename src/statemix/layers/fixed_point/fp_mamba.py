@@ -69,7 +69,8 @@ class _Projected(NamedTuple):
 class _FPMamba(FixedPointLayer):
     """A selective state space model whose outputs are the fixed point of its scan.
 
-    A subclass defines the scan; options and state are common to both.
+    A subclass defines the scan, and whether the short convolution also sees B and C (``conv_maps``
+    is 2) or the values alone (0). Options and state are common to both.
     """
 
     D: nn.Parameter
@@ -78,7 +79,7 @@ class _FPMamba(FixedPointLayer):
     state_class = FPMambaState
 
     def __init__(
-        self, *, d_state: int, d_conv: int, device: Any, dtype: Any, **options: Any
+        self, *, d_state: int, d_conv: int, conv_maps: int, device: Any, dtype: Any, **options: Any
     ) -> None:
         super().__init__(device=device, dtype=dtype, **options)
         check_sizes(d_state=d_state)
@@ -89,14 +90,9 @@ class _FPMamba(FixedPointLayer):
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         if self.mixer_inputs != "token":
             self.map_proj = NormedLinear(inner, 2 * d_state, "token", **placed)
-        self.conv = ShortConvolution(self._conv_channels, d_conv, bias=True, **placed)
+        self.conv = ShortConvolution(inner + conv_maps * d_state, d_conv, bias=True, **placed)
         self.norm_weight = nn.Parameter(torch.empty(inner, **placed))
         self.out_proj = nn.Linear(inner, self.hidden_size, bias=False, **placed)
-
-    @property
-    @abstractmethod
-    def _conv_channels(self) -> int:
-        """Channels of the short convolution."""
 
     @property
     @abstractmethod
@@ -142,11 +138,7 @@ class _FPMamba(FixedPointLayer):
 
     @property
     def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return (
-            self._ssm_shape,
-            (self.inner_size,),
-            (self.conv.num_kept, self.conv.channels),
-        )
+        return self._ssm_shape, (self.inner_size,), (self.conv.num_kept, self.conv.channels)
 
     def _run(
         self, x: Tensor, state: FPMambaState, lengths: Tensor | None
@@ -154,7 +146,7 @@ class _FPMamba(FixedPointLayer):
         p = self._project(x, state, lengths)
         dtype = p.values.dtype
         valid = None if lengths is None else valid_tokens(x, lengths)
-        prepared = [one.to(dtype) for one in self.state_mixer.prepare(p.values.to(x.dtype))]
+        prepared = [part.to(dtype) for part in self.state_mixer.prepare(p.values.to(x.dtype))]
         with without_autocast(x.device):
             feeds_back = self._feeds_back
             maps = self.map_proj(None).to(dtype) if feeds_back else None
@@ -284,7 +276,7 @@ class FPMamba1(_FPMamba):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(**passed_on(locals(), _FPMamba))
+        super().__init__(conv_maps=0, **passed_on(locals(), _FPMamba))
         inner = self.inner_size
         self._low = math.ceil(hidden_size / 16)
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -297,10 +289,6 @@ class FPMamba1(_FPMamba):
         self.D = nn.Parameter(torch.empty(inner, **placed))
         self.norm_bias = nn.Parameter(torch.empty(inner, **placed))
         self.reset_parameters()
-
-    @property
-    def _conv_channels(self) -> int:
-        return self.inner_size
 
     @property
     def _ssm_shape(self) -> tuple[int, ...]:
@@ -436,7 +424,7 @@ class FPMamba2(_FPMamba):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(**passed_on(locals(), _FPMamba))
+        super().__init__(conv_maps=2, **passed_on(locals(), _FPMamba))
         inner = self.inner_size
         self.head_dim = math.gcd(inner, 64) if head_dim is None else head_dim
         check_sizes(head_dim=self.head_dim)
@@ -447,16 +435,12 @@ class FPMamba2(_FPMamba):
         self.num_heads = inner // self.head_dim
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_proj = nn.Linear(
-            hidden_size, inner + self._conv_channels + self.num_heads, bias=False, **placed
+            hidden_size, inner + self.conv.channels + self.num_heads, bias=False, **placed
         )
         self.A_log = nn.Parameter(torch.empty(self.num_heads, **placed))
         self.dt_bias = nn.Parameter(torch.empty(self.num_heads, **placed))
         self.D = nn.Parameter(torch.empty(self.num_heads, **placed))
         self.reset_parameters()
-
-    @property
-    def _conv_channels(self) -> int:
-        return self.inner_size + 2 * self.d_state
 
     @property
     def _ssm_shape(self) -> tuple[int, ...]:

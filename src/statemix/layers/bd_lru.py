@@ -82,8 +82,8 @@ class BDLRU(GatedRecurrence):
             training, the attribute of the same name.
         checkpoint_every: None keeps the gates, values and states of all tokens for the backward
             pass. A number n keeps only the state after every n tokens, and computes the rest again
-            in the backward pass, which saves memory and costs time. A packed row of more than n
-            sequences is computed again as a whole. ``torch.func`` ignores the option.
+            in the backward pass. A packed row of more than n sequences is computed again as a
+            whole. ``torch.func`` ignores the option.
         backend: as in ``ops.bd_lru``; None chooses the fastest for the device.
 
     Shape:

@@ -140,11 +140,11 @@ def refuse_mixing(layer: nn.Module, like: Tensor) -> None:
     kept = torch.tensor([0, 1, 2, 6, 7, 8], device=x.device)
     difference = _difference(changed[:, kept], y[:, kept])
     if not difference <= 8 * torch.finfo(y.dtype).eps:
-        raise _refusal(
-            layer,
-            f"a change of one packed sequence changes the outputs of another by {difference:.2g}; "
-            "each sequence of cu_seqlens must start from a state of its own",
+        mixed = (
+            f"a change of one packed sequence changes the outputs of another by {difference:.2g}"
         )
+        advice = "each sequence of cu_seqlens must start from a state of its own"
+        raise _refusal(layer, f"{mixed}; {advice}")
     _check_rows(layer, state, 3)
 
 

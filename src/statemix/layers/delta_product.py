@@ -160,10 +160,8 @@ class DeltaProduct(PaddedLayer):
 
     @property
     def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return (
-            (self.num_heads, self.head_dim, self.head_dim * self.expand_v),
-            (self.conv.num_kept, self.conv.channels),
-        )
+        conv = (self.conv.num_kept, self.conv.channels)
+        return (self.num_heads, self.head_dim, self.head_dim * self.expand_v), conv
 
     def flops_per_token(self, length: int) -> Flops:
         del length
@@ -195,8 +193,7 @@ class DeltaProduct(PaddedLayer):
                 o, memory = fla.delta_rule(*updates, u.dtype)
             else:
                 o, memory = delta_rule(*updates)
-            weight = self.norm_weight.to(dtype)
-            o = rms_norm(o.to(dtype), weight).flatten(2)
+            o = rms_norm(o.to(dtype), self.norm_weight.to(dtype)).flatten(2)
             if gate is not None:
                 o = o * functional.silu(gate.to(dtype))
             o = o.to(u.dtype)
@@ -208,19 +205,15 @@ class DeltaProduct(PaddedLayer):
         u = self._updates(x, state, None)
         with without_autocast(x.device):
             identity = torch.eye(self.head_dim, dtype=u.k.dtype, device=x.device)
-            transitions = identity
-            if u.g is not None:
-                transitions = u.g.exp()[..., None, None] * identity
+            transitions = identity if u.g is None else u.g.exp()[..., None, None] * identity
             inputs: list[Tensor] = []
             for k, beta in zip(u.k.unbind(2), u.beta.unbind(2), strict=True):
                 written = beta.unsqueeze(-1) * k
                 reflection = identity - written.unsqueeze(-1) * k.unsqueeze(-2)
                 transitions = reflection @ transitions
                 # Later updates of the same token also change what earlier ones wrote.
-                inputs = [(reflection @ one.unsqueeze(-1)).squeeze(-1) for one in inputs]
-                inputs.append(written)
-        input_maps = torch.stack(inputs, -1)
-        values = u.v.transpose(2, 3)
+                inputs = [(reflection @ b.unsqueeze(-1)).squeeze(-1) for b in inputs] + [written]
+        input_maps, values = torch.stack(inputs, -1), u.v.transpose(2, 3)
         return Recurrence(transitions, input_maps, values, state.memory, unit="head")
 
     def _updates(self, x: Tensor, state: DeltaState, lengths: Tensor | None) -> "_Updates":

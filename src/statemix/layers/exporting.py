@@ -152,15 +152,10 @@ def is_open(length: int) -> bool:
 
 
 def register_loop(name: str, loop: LoopOverTime, outputs: LoopOverTime) -> Callable[..., Any]:
-    """Register a loop as the operator ``statemix::name``.
+    """Register a loop, annotated for ``torch.library.infer_schema``, as ``statemix::name``.
 
-    Args:
-        name: name of the operator.
-        loop: the function, annotated for ``torch.library.infer_schema``.
-        outputs: its results by shape and dtype, from the same arguments.
-
-    Returns:
-        The operator, whose results are contiguous and share no memory with its arguments.
+    ``outputs`` returns its results by shape and dtype, from the same arguments. The results of the
+    operator are contiguous and share no memory with its arguments.
     """
 
     def fresh(*arguments: object) -> tuple[Tensor, ...]:

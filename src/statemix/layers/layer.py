@@ -37,10 +37,9 @@ class Flops(NamedTuple):
         projections: products of weight matrices (or kernels of convolutions) with inputs, which all
             tokens of a sequence can compute together.
         transition: update of the state and, if its readout is no weight matrix, the readout; for
-            attention, the comparison with every cached token. This is the "FLOPs per recurrent
-            step" of Dubinin et al., Table 5, in corrected form. A BD-LRU of H blocks counts
-            2 H m^2 + 2 H m, where the table has 2 H m^2 + 2 H: each of the m entries of a block has
-            an input of its own. States of DeltaNet and Mamba-2 are matrices that are also read.
+            attention, the comparison with every cached token. This corrects the "FLOPs per
+            recurrent step" of Dubinin et al., Table 5: each of the m entries of a block has an
+            input of its own, and states of DeltaNet and Mamba-2 are matrices that are also read.
         other: everything else: gates and their normalisation, short convolutions, norms.
     """
 
@@ -61,9 +60,7 @@ class Recurrence(NamedTuple):
 
     A unit is a block, a channel or a head. Its state is a vector of m entries, or a matrix of m
     rows whose P columns share the transitions. Layers compute the same states without forming
-    these matrices.
-
-    Source: Dubinin et al., Eq. 4 and 23, for one unit of their block-diagonal matrices.
+    these matrices (Dubinin et al., Eq. 4 and 23, for one unit).
 
     Attributes:
         transitions: A, shape (B, T, H, m, m), float32 or wider, like all others.

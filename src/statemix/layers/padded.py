@@ -37,17 +37,11 @@ class PaddedLayer(Layer):
 
     @abstractmethod
     def _run(self, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
-        """Run over rows of tokens.
+        """Run over rows of tokens x (B, T, hidden_size), T >= 1; return outputs and final states.
 
-        Args:
-            x: shape (B, T, hidden_size), T >= 1.
-            state: state of B sequences, float32 or wider.
-            lengths: number of tokens in each row, at least 1 and never rising, shape (B,), int64;
-                the others are padding, whose outputs are arbitrary. None means T in every row.
-
-        Returns:
-            y: shape of ``x``.
-            state: state after the last token of each row, in the dtypes of ``state``.
+        ``lengths`` (B,) are the tokens of each row, at least 1 and never rising; the others are
+        padding, whose outputs are arbitrary. None means T in every row. States are float32 or
+        wider, and keep their dtypes.
         """
 
     def forward(
@@ -166,14 +160,8 @@ def unit_length(x: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     r"""Return :math:`w \odot x / \sqrt{\mathrm{mean}(x^2) + 10^{-5}}` over the last axis.
 
-    Args:
-        x: shape (..., D), float32 or float64.
-        weight: w, shape (D,).
-        scale: number by which each vector was multiplied to fit its dtype, in (0, 1] and not
-            subnormal, without a gradient, shape (..., 1).
-
-    Returns:
-        The same as for vectors that were not multiplied.
+    ``scale`` (..., 1) are numbers by which the vectors were multiplied to fit their dtype, in
+    (0, 1], not subnormal, and without a gradient. The result is as without them.
     """
     return _normalised(x, scale, 1e-5, 1 / x.shape[-1]) * weight
 

@@ -14,15 +14,10 @@ LayerRun = Callable[[Tensor, Tensor, Tensor | None, "Noise", Any], tuple[Tensor,
 
 
 class Noise(NamedTuple):
-    """What a layer draws at random in training.
+    """Noise of a layer in training."""
 
-    Attributes:
-        gates: standard deviation of the noise in the raw gates.
-        hidden: probability with which a block is hidden from the output projection.
-    """
-
-    gates: float = 0.0
-    hidden: float = 0.0
+    gates: float = 0.0  # standard deviation in the raw gates
+    hidden: float = 0.0  # probability with which the output projection does not see a block
 
 
 def check_slice(
@@ -30,15 +25,12 @@ def check_slice(
 ) -> None:
     """Check that a layer can run over a slice of sequences whose time processes share."""
     if cu_seqlens is not None:
-        raise ValueError(
-            "cu_seqlens must be None with a group: each row is the slice of one sequence"
-        )
+        raise ValueError("cu_seqlens must be None with a group: each row is one sequence's slice")
     if checkpoint_every is not None:
         raise ValueError(f"checkpoint_every must be None with a group, got {checkpoint_every}")
     if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
-        raise TypeError(
-            f"group must be a torch.distributed.ProcessGroup, got {type(group).__name__}"
-        )
+        kind = type(group).__name__
+        raise TypeError(f"group must be a torch.distributed.ProcessGroup, got {kind}")
 
 
 def run_in_pieces(

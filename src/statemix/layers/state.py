@@ -22,15 +22,9 @@ A layer's state is opaque: pass it from one call, or from ``init_state``, to the
 
 
 def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
-    """Apply a function to the corresponding tensors of one or several states.
+    """Apply a function to the corresponding tensors of states of the same structure.
 
-    Args:
-        function: called with one tensor of each state.
-        state: a state.
-        *others: states of the same structure.
-
-    Returns:
-        A state of the same structure with the results.
+    The results become another state of that structure.
     """
     if isinstance(state, Tensor):
         return function(state, *others)
@@ -110,11 +104,8 @@ def take_rows(state: State, rows: Tensor) -> State:
 def check_like(state: State, template: State, num_sequences: int, axis: str) -> None:
     """Check structure, shapes and floating dtypes of a state against another of the same layer.
 
-    Args:
-        state: state to check.
-        template: a state of any number of sequences, on any device.
-        num_sequences: required number of rows of every tensor.
-        axis: letter of the batch axis in messages, "B" or "N".
+    Every tensor must have ``num_sequences`` rows, called "B" or "N" in messages. The template may
+    have any number of rows and any device.
     """
     check_structure("state", state, template)
     for (name, tensor), (_, like) in zip(tensors(state), tensors(template), strict=True):

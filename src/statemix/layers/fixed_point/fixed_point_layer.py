@@ -154,21 +154,13 @@ class FixedPointLayer(PaddedLayer):
     def _solved(
         self, piece: Piece, carried: Tensors, start: Tensor, valid: Tensor | None
     ) -> Solution:
-        """Iterate within the budget; take note of how it went.
+        """Iterate from y = ``start`` (B, T, N) within the budget, and report on it.
 
-        Args:
-            piece: the map of the tokens of a slice, given their y and the state before them. It
-                returns their new y, and the state after them.
-            carried: the state before the first token.
-            start: the first y, (B, T, N).
-            valid: as in :func:`solve`.
+        ``piece`` maps the y of a slice of tokens, and the state before them, to their new y and the
+        state after them; ``carried`` is the state before the first token.
         """
-        config = SolverConfig(
-            tolerance=self.tolerance,
-            damping=self.damping,
-            quantile=self.quantile,
-            gradient=self.gradient,
-        )
+        names = ("tolerance", "damping", "quantile", "gradient")
+        config = SolverConfig(**{name: getattr(self, name) for name in names})
         length = start.shape[1]
         if is_open(length) and (self.max_iterations is None or self.window is not None):
             raise ValueError(

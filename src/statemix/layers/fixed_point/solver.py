@@ -18,21 +18,15 @@ Map = Callable[[Tensor], Tensor]
 class SolverConfig:
     """When an iteration stops, and what is differentiated.
 
-    Attributes:
-        tolerance: residual below which a sequence counts as converged.
-        damping: share s of the map's value in the next iterate, before it is lowered.
-        patience: iterations without a lower residual after which a sequence's s is lowered.
-        decay: factor by which it is lowered; 1 leaves it.
-        quantile: share of the sequences that must have converged.
-        gradient: what is differentiated: the last k applications of the map (an int), the fixed
-            point itself ("implicit"), or every iteration ("unrolled").
+    ``gradient`` is a number of last applications of the map, "implicit" for the fixed point itself,
+    or "unrolled" for every iteration.
     """
 
-    tolerance: float = 1e-3
-    damping: float = 1.0
-    patience: int = 15
-    decay: float = 0.9
-    quantile: float = 1.0
+    tolerance: float = 1e-3  # residual below which a sequence counts as converged
+    damping: float = 1.0  # share s of the map's value in the next iterate, before it is lowered
+    patience: int = 15  # iterations without a lower residual before a sequence's s is lowered
+    decay: float = 0.9  # factor by which it is lowered; 1 leaves it
+    quantile: float = 1.0  # share of the sequences that must have converged
     gradient: Gradient = 1
 
 

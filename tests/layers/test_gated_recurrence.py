@@ -18,7 +18,6 @@ from torch.nn.utils.parametrize import register_parametrization
 from statemix import layers, ops
 from statemix.errors import OptionError
 from statemix.layers import BDLRU, HLRU, pieces
-from statemix.ops.decoding import is_linear
 
 HIDDEN_SIZE = 6
 # Tracing an autograd.Function makes Dynamo itself instantiate the class.
@@ -248,30 +247,6 @@ def test_a_changed_projection_acts_in_direct_steps(change, name):
         torch.testing.assert_close(final, last, **TIGHT)
 
 
-class Marked(torch.Tensor):
-    """A tensor of a class of its own, which operators may treat otherwise."""
-
-
-def test_only_plain_weights_of_a_plain_module_are_multiplied_at_once(monkeypatch):
-    assert is_linear(torch.nn.Linear(2, 3))
-    assert is_linear(torch.nn.Linear(2, 3, bias=False))
-    assert not is_linear(None)
-    assert not is_linear(torch.nn.Bilinear(2, 2, 3))
-    for name in ("weight", "bias"):
-        marked = torch.nn.Linear(2, 3)
-        parameter = torch.nn.Parameter(getattr(marked, name).detach().as_subclass(Marked))
-        setattr(marked, name, parameter)
-        assert not is_linear(marked)
-        lacking = torch.nn.Linear(2, 3)
-        delattr(lacking, name)
-        assert not is_linear(lacking)
-    swapped = torch.nn.Linear(2, 3)
-    swapped._parameters["weight"] = torch.zeros(3, 2)  # as functional_call does
-    assert not is_linear(swapped)
-    monkeypatch.setattr(torch.nn.Linear, "forward", lambda _, x: x)
-    assert not is_linear(torch.nn.Linear(2, 3))
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize(
     "register", [register_module_forward_hook, register_module_forward_pre_hook]
@@ -356,16 +331,6 @@ def test_a_learned_initial_state_is_the_state_given_by_default(layer):
     (given,) = torch.autograd.grad(layer(x, explicit)[0].square().sum(), [explicit])
     torch.testing.assert_close(learned, given.sum(0), **TIGHT)
     assert learned.abs().min() > 0
-
-
-@pytest.mark.parametrize("layer", layers_of_units(initial_state="learned"), ids=UNITS)
-def test_a_learned_initial_state_may_begin_at_random(layer):
-    layer.reset_parameters(torch.Generator().manual_seed(0))
-    assert not layer.learned_state.any()
-    layer.initial_std = 2.0
-    layer.reset_parameters(torch.Generator().manual_seed(0))
-    assert layer.learned_state.detach().std() == pytest.approx(2, rel=0.5)
-    assert layer.learned_state.abs().min() > 0
 
 
 def test_biases_of_input_gates_begin_where_they_should(build_gated):

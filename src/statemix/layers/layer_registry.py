@@ -19,8 +19,17 @@ from statemix.registry import Registry
 LAYERS: Registry[type[Layer]] = Registry(
     "layer",
     [
-        *(BDLRU, HLRU, LSTM, DeltaNet, DeltaProduct, Mamba2, CausalConv, Attention),
-        *(FPRNN, FPMamba1, FPMamba2),
+        BDLRU,
+        HLRU,
+        LSTM,
+        DeltaNet,
+        DeltaProduct,
+        Mamba2,
+        CausalConv,
+        Attention,
+        FPRNN,
+        FPMamba1,
+        FPMamba2,
     ],
     common=("hidden_size", "device", "dtype"),
 )

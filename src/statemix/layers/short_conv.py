@@ -84,9 +84,6 @@ class ShortConvolution(nn.Module):
         kept = last_inputs(window, self.num_kept, lengths).to(state.dtype)
         return nn.functional.silu(y), kept
 
-    def extra_repr(self) -> str:
-        return f"channels={self.channels}, kernel_size={self.kernel_size}"
-
 
 def sum_over_taps(window: Tensor, weight: Tensor) -> Tensor:
     r"""Return :math:`y_t = \sum_j w_j \odot x_{t+j}` of x (B, T + K - 1, channels)."""

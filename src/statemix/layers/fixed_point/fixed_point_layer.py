@@ -9,7 +9,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from statemix import ops
 from statemix.layers.exporting import is_open
 from statemix.layers.fixed_point import solver
 from statemix.layers.fixed_point.mixers import MixerInputs, MixerName, build_mixer
@@ -229,17 +228,6 @@ class FixedPointLayer(PaddedLayer):
 
 def _first_of(piece: Piece, carried: Tensors, span: slice, y: Tensor) -> Tensor:
     return piece(y, carried, span)[0]
-
-
-def diagonal_scan(decays: Tensor, inputs: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return :math:`h_t = \lambda_t \odot h_{t-1} + b_t`, (B, T, N), and the last h, (B, N).
-
-    The kernels of blocks of one entry compute it.
-    """
-    states, final = ops.block_scan(
-        decays[..., None, None], inputs.unsqueeze(-1), initial.unsqueeze(-1)
-    )
-    return states.squeeze(-1), final.squeeze(-1)
 
 
 def shifted(y: Tensor, before: Tensor) -> Tensor:

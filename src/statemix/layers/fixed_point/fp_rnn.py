@@ -6,13 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statemix.layers.fixed_point.fixed_point_layer import (
-    Budget,
-    FixedPointLayer,
-    Tensors,
-    diagonal_scan,
-    shifted,
-)
+from statemix import ops
+from statemix.layers.fixed_point.fixed_point_layer import Budget, FixedPointLayer, Tensors, shifted
 from statemix.layers.fixed_point.mixers import MixerInputs, MixerName
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import Flops
@@ -173,8 +168,11 @@ class FPRNN(FixedPointLayer):
                 before = shifted(h, carried[0]) if self.max_iterations != 1 else torch.zeros_like(h)
                 change = self.state_mixer.change(prepared, span, before, inputs[:, span] - h)
                 added = (1 - decays[:, span]) * (inputs[:, span] - change)
-                h, last = diagonal_scan(decays[:, span], added, carried[0])
-                return h, (last,)
+                # A diagonal recurrence is one of blocks of one entry.
+                h, last = ops.block_scan(
+                    decays[:, span, :, None, None], added.unsqueeze(-1), carried[0].unsqueeze(-1)
+                )
+                return h.squeeze(-1), (last.squeeze(-1),)
 
             h = self._solved(piece, (initial,), torch.zeros_like(inputs), valid).value
         final = last_inputs(torch.cat([initial.unsqueeze(1), h], 1), 1, lengths)[:, 0]

@@ -113,6 +113,7 @@ class GatedRecurrence(Layer):
             )
         check_sizes(**{f"{unit_option} times the gates of one": num_gates})
         _check_memory(memory, gate, input_gate_bias)
+        _check_temperature(gate_temperature)
         if checkpoint_every is not None:
             check_sizes(checkpoint_every=checkpoint_every)
         self.checkpoint_every = checkpoint_every
@@ -250,13 +251,7 @@ class GatedRecurrence(Layer):
 
     @gate_temperature.setter
     def gate_temperature(self, value: float) -> None:
-        range_ = torch.finfo(torch.float32)
-        check_number(
-            "gate_temperature",
-            value,
-            "positive and finite",
-            lambda t: range_.tiny <= t <= range_.max,
-        )
+        _check_temperature(value)
         # In place, so that compiled graphs and replicas keep reading the same tensor.
         with torch.no_grad():
             self.temperature.fill_(float(value))
@@ -421,6 +416,11 @@ class GatedRecurrence(Layer):
         if not (before.is_meta or after.is_meta):
             self.temperature = before.to(after.device, at_least_float32(after.dtype))
         return self
+
+
+def _check_temperature(value: object) -> None:
+    least, most = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+    check_number("gate_temperature", value, "positive and finite", lambda t: least <= t <= most)
 
 
 def _check_memory(memory: object, gate: str, input_gate_bias: float) -> None:

@@ -111,7 +111,7 @@ class WholeSequence(_Call):
 
     Layers that iterate must have ``max_iterations``, and no ``window``: a graph always takes that
     many iterations. Layers that loop over time are operators of this library in the graph, which
-    has no gradients there.
+    has no gradients there. It is exported as :class:`DecodeStep` is.
 
     Args:
         layer: the layer. Its parameters are shared, and it is put into evaluation mode.
@@ -119,15 +119,6 @@ class WholeSequence(_Call):
     Shape:
         x (B, T, hidden_size) and the tensors of the state -> y (B, T, hidden_size) and the tensors
         of the state after the last token.
-
-    Example:
-        >>> from statemix.layers import BDLRU
-        >>> whole = WholeSequence(BDLRU(hidden_size=8, num_blocks=4, block_size=2))
-        >>> program = torch.export.export(
-        ...     whole, whole.inputs(), dynamic_shapes=whole.dynamic_shapes()
-        ... )
-        >>> program.module()(torch.randn(1, 100, 8), torch.zeros(1, 4, 2))[0].shape
-        torch.Size([1, 100, 8])
     """
 
     _axes = (Dim("T", min=1),)

@@ -20,18 +20,10 @@ class ShortConvolution(nn.Module):
         channels: number of channels.
         kernel_size: number K of taps. 0 leaves only SiLU.
         bias: whether to learn c.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
 
     Shape:
         x (B, T, channels) -> y (B, T, channels), state (B, max(K - 1, 0), channels): the last
         inputs, in order of time. Outputs and states are float32 or wider.
-
-    Example:
-        >>> conv = ShortConvolution(3, 4)
-        >>> y, state = conv(torch.randn(2, 5, 3), torch.zeros(2, conv.num_kept, 3))
-        >>> y.shape, state.shape
-        (torch.Size([2, 5, 3]), torch.Size([2, 3, 3]))
     """
 
     weight: nn.Parameter | None
@@ -98,6 +90,6 @@ def sum_over_taps(window: Tensor, weight: Tensor) -> Tensor:
 
 
 def shifted_sum(window: Tensor, weight: Tensor, length: int) -> Tensor:
-    """The same without a convolution, which on a GPU would round to TF32."""
+    """Return the same sum without a convolution, which would round to TF32 on a GPU."""
     taps = (weight[j] * window[:, j : j + length] for j in range(1, len(weight)))
     return sum(taps, weight[0] * window[:, :length])

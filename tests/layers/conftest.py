@@ -12,9 +12,37 @@ import pytest
 import torch
 
 from statemix import layers
+from statemix.layers.state import tensors
 from statemix.registry import REQUIRED
 
 HIDDEN_SIZE = 6
+
+
+def tokens(batch, length, seed=1, dtype=torch.float64):
+    """Return random inputs of width 6."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, HIDDEN_SIZE, generator=generator, dtype=dtype)
+
+
+def check_equation(layer, reference, x, *state):
+    """Compare a layer on one sequence with its equation: outputs, final state, and gradients.
+
+    ``reference`` returns outputs (T, width) and the first part of the state.
+    """
+    x.requires_grad_()
+    y, after = layer(x, *state)
+    expected, final = reference(layer, x[0])
+    after = next(tensors(after))[1][0]
+    torch.testing.assert_close((y[0], after), (expected, final), rtol=1e-10, atol=1e-11)
+    leaves = [x, *layer.parameters()]
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sin().sum() + after.cos().sum(), leaves),
+        torch.autograd.grad(expected.sin().sum() + final.cos().sum(), leaves),
+        rtol=1e-8,
+        atol=1e-9,
+    )
+
+
 # Values of the required options. There are as many units as channels, as "pointwise" requires.
 SIZES = {
     "num_blocks": 6,
@@ -42,25 +70,21 @@ SMALL |= {
 }
 SMALL["fp_mamba2"]["head_dim"] = 4
 # Options whose choices have tests of their own: iterating takes a hundred times as long.
-LEFT_OUT = {
-    "fp_rnn": {"mixer_inputs", "budget"},
-    "fp_mamba1": {"mixer_inputs", "budget", "mixer"},
-    "fp_mamba2": {"mixer_inputs", "budget", "mixer"},
-}
+ITERATIVE = ("fp_rnn", "fp_mamba1", "fp_mamba2")
+LEFT_OUT = {name: {"mixer_inputs", "budget", "mixer"} for name in ITERATIVE}
 # Further variants of layers whose options are not all closed sets.
 VARIANTS = {
     "bd_lru": [
-        {"block_size": 1},
         {"checkpoint_every": 2},
-        {"value_channels": 2, "initial_state": "learned"},
-        {"value_channels": 2, "block_size": 1, "gate": "householder"},
+        {"value_channels": 2, "block_size": 1, "gate": "householder", "initial_state": "learned"},
         {"value_channels": 2, "gate": "column_softmax", "initial_state": "unit"},
     ],
     "h_lru": [{"checkpoint_every": 2}],
-    "delta_net": [{"conv_size": 0}, {"head_dim": 2, "expand_v": 2}],
+    "delta_net": [{"conv_size": 0, "head_dim": 2, "expand_v": 2}],
     "delta_product": [{"conv_size": 1, "num_householder": 2}],
     "mamba2": [{"d_conv": 0}],
     "lstm": [{"memory_size": 4}],
+    "fp_rnn": [{"mixer": "kronecker", "rank": 1}],
 }
 
 
@@ -93,27 +117,25 @@ def make(request):
 
 
 def _variants(name):
-    """Return the required options, alone and with each other choice of each closed set."""
+    """Return the required options alone, then with the next other choice of every closed set."""
     known = layers.LAYERS.options(name)
     required = {
         option: SIZES[option] for option, (_, default) in known.items() if default is REQUIRED
     }
     required |= SMALL.get(name, {})
+    others = {
+        option: [choice for choice in get_args(kind) or (False, True) if choice != default]
+        for option, (kind, default) in known.items()
+        if option not in LEFT_OUT.get(name, ()) and (get_origin(kind) is Literal or kind is bool)
+    }
+    rows = [
+        {option: choices[n % len(choices)] for option, choices in others.items()}
+        for n in range(max(map(len, others.values()), default=0))
+    ]
     yield name, required
-    for option, (annotation, default) in known.items():
-        if option in LEFT_OUT.get(name, ()):
-            continue
-        if get_origin(annotation) is Literal or annotation is bool:
-            for choice in get_args(annotation) or (False, True):
-                if choice != default:
-                    chosen = required | {option: choice}
-                    if choice == "kronecker":
-                        # It has no vectors.
-                        del chosen["rank"]
-                    yield f"{name}-{option}={choice}", chosen
-    for more in VARIANTS.get(name, []):
-        shown = "-".join(f"{option}={choice}" for option, choice in more.items())
-        yield f"{name}-{shown}", required | more
+    for changed in rows + VARIANTS.get(name, []):
+        shown = "-".join(f"{option}={choice}" for option, choice in changed.items())
+        yield f"{name}-{shown}", required | changed
 
 
 def _builder(name, options):

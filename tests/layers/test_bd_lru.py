@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from statemix import ops
-from statemix.errors import OptionError
 from statemix.layers import BDLRU, HLRU
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-13}
@@ -61,17 +60,6 @@ def test_a_layer_of_channels_is_projections_around_the_operator():
     torch.testing.assert_close(layer(x), (y, final), rtol=1e-10, atol=1e-12)
 
 
-def test_one_channel_is_the_layer_without_channels():
-    options = {"num_blocks": 4, "block_size": 3, "initial_state": "learned", "initial_std": 1.0}
-    plain, one = BDLRU(5, **options), BDLRU(5, **options, value_channels=1)
-    one.load_state_dict(plain.state_dict())
-    x = torch.randn(2, 6, 5, generator=generator(1))
-    for found, expected in zip(one(x), plain(x), strict=True):
-        assert torch.equal(found, expected)
-    assert plain.init_state(2).shape == (2, 4, 3)
-    assert plain.state_size == 12
-
-
 def test_channels_enlarge_the_state_and_not_the_gates():
     layers = [BDLRU(5, num_blocks=4, block_size=3, value_channels=C) for C in (1, 7)]
     assert [layer.state_size for layer in layers] == [12, 84]
@@ -114,7 +102,7 @@ def test_blocks_of_one_are_the_linear_part_of_min_gru(other, size):
 
 
 def permutations(group):
-    """The elements of S_n or A_n as tuples, the identity first."""
+    """The elements of S_n or A_n as tuples."""
     elements = list(itertools.permutations(range(int(group[2:]))))
     if group.startswith("A"):
         elements = [
@@ -123,7 +111,7 @@ def permutations(group):
     return elements
 
 
-@pytest.mark.parametrize("group", ["S_2", "S_3", "S_4", "S_5", "A_5"])
+@pytest.mark.parametrize("group", ["S_2", "S_4", "A_5"])
 def test_one_block_represents_a_group_exactly(group):
     """A(x) = (1 - e) P(x)^T, a_0 = e and v(x) = (A(x) u - u) / e give h_t + u = (1 - e)^t M_t^T u.
 
@@ -155,33 +143,3 @@ def test_one_block_represents_a_group_exactly(group):
         expected.append((1 - leak) ** t * (product.T @ u))
     error = y[0, :, :size] + u - torch.stack(expected)
     assert error.abs().max() < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        ({"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
-        ({"num_blocks": -1}, ValueError, "num_blocks must be at least 1, got -1"),
-        ({"block_size": 0}, ValueError, "block_size must be at least 1, got 0"),
-        ({"value_channels": 0}, ValueError, "value_channels must be at least 1, got 0"),
-        ({"block_size": 2.0}, OptionError, r"block_size must be an int, got 2\.0"),
-        ({"num_blocks": True}, OptionError, "num_blocks must be an int, got True"),
-        ({"gate": "hard"}, ValueError, r"gate must be one of \['softmax', .* got 'hard'"),
-        ({"selective": "none"}, ValueError, r"selective must be one of \[True, False, 'pointwi"),
-        ({"selective": 1}, ValueError, "selective must be one of .* got 1"),
-        ({"initial_state": "one"}, ValueError, r"initial_state must be one of \['zero', 'learn"),
-        (
-            {"selective": "pointwise"},
-            ValueError,
-            r"hidden_size must equal num_blocks .*'pointwise', got 5 and 4",
-        ),
-    ],
-)
-def test_bad_options_are_named(changed, error, message):
-    with pytest.raises(error, match=message):
-        BDLRU(**({"hidden_size": 5, "num_blocks": 4, "block_size": 3} | changed))
-
-
-def test_unknown_options_are_refused():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'gates'"):
-        BDLRU(5, num_blocks=4, block_size=3, gates="softmax")

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tests.layers.conftest import tokens
 
-from statemix.errors import OptionError
 from statemix.layers import CausalConv
 
 
@@ -11,11 +11,6 @@ def drawn(kernel_size, **options):
     layer = CausalConv(6, kernel_size=kernel_size, dtype=torch.float64, **options)
     layer.reset_parameters(torch.Generator().manual_seed(0))
     return layer
-
-
-def tokens(batch, length):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, length, 6, generator=generator, dtype=torch.float64)
 
 
 def reference(layer, x, state):
@@ -31,9 +26,10 @@ def reference(layer, x, state):
     return torch.stack(outputs), past[len(past) - K + 1 :]
 
 
-@pytest.mark.parametrize("depthwise", [False, True])
-@pytest.mark.parametrize("kernel_size", [1, 2, 5])
-@pytest.mark.parametrize("length", [1, 3, 9])
+@pytest.mark.parametrize(
+    ("kernel_size", "depthwise", "length"),
+    [(1, False, 3), (1, True, 1), (2, False, 9), (2, True, 3), (5, False, 1), (5, True, 9)],
+)
 def test_layer_is_the_sum_over_taps(kernel_size, depthwise, length):
     layer, x = drawn(kernel_size, depthwise=depthwise), tokens(1, length).requires_grad_()
     past = tokens(3, kernel_size - 1)[2:].requires_grad_()
@@ -62,22 +58,3 @@ def test_biases_can_be_zeroed():
     layer = drawn(3)
     layer.zero_biases()
     assert (layer(torch.zeros(1, 4, 6, dtype=torch.float64))[0] == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("kernel_size", "error", "message"),
-    [
-        (0, ValueError, "kernel_size must be at least 1, got 0"),
-        (2.0, OptionError, r"kernel_size must be an int, got 2\.0"),
-    ],
-)
-def test_bad_sizes_are_named(kernel_size, error, message):
-    with pytest.raises(error, match=message):
-        CausalConv(6, kernel_size=kernel_size)
-
-
-def test_a_sparse_state_is_refused():
-    layer = drawn(3)
-    state = layer.init_state(2).to_sparse()
-    with pytest.raises(TypeError, match=r"^state must be a dense tensor, got one that is sparse"):
-        layer(tokens(2, 4), state)

@@ -5,9 +5,15 @@ from itertools import product
 
 import pytest
 import torch
+from tests.layers.conftest import tokens
 
 from statemix.layers import DeltaNet, Mamba2
 from statemix.layers.chunks import CHUNK_SIZE, decays_between, delta_rule, log_decays, ssd
+
+OPTIONS = {
+    Mamba2: {"d_state": 5, "head_dim": 4},
+    DeltaNet: {"num_heads": 1, "use_forget_gate": True, "conv_size": 0},
+}
 
 
 def strong(g, size):
@@ -17,7 +23,7 @@ def strong(g, size):
     return g
 
 
-@pytest.mark.parametrize("size", [0.0, 1e3, 1e5, 1e7, 1e30, 3e38])
+@pytest.mark.parametrize("size", [0.0, 1e3, 3e38])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_decays_are_the_products_of_those_between(size, dtype):
     generator = torch.Generator().manual_seed(0)
@@ -36,16 +42,14 @@ def test_decays_are_the_products_of_those_between(size, dtype):
     torch.testing.assert_close(g.grad.double(), exact.grad, **tight)
 
 
-@pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
+@pytest.mark.parametrize("size", [1e3, 1e7])
 @pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
 def test_a_strong_decay_costs_no_digits_of_what_comes_after_it(kind, size):
     """In single precision, against single steps in double precision."""
     torch.manual_seed(0)
-    options = {
-        Mamba2: {"d_state": 5, "head_dim": 4},
-        DeltaNet: {"num_heads": 1, "use_forget_gate": True, "conv_size": 0},
-    }[kind]
-    layer, exact = (kind(6, **options, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    layer, exact = (
+        kind(6, **OPTIONS[kind], dtype=dtype) for dtype in (torch.float32, torch.float64)
+    )
     exact.load_state_dict(layer.state_dict())
     x = torch.randn(1, 12, 6)
     for one in (layer, exact):
@@ -93,18 +97,13 @@ def test_decays_of_any_rate_and_step_equal_their_definition(A_log):
         assert math.isfinite(d_r.item())
 
 
-@pytest.mark.parametrize("A_log", RATES)
 @pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
-def test_layers_with_any_rate_stay_finite(kind, A_log):
-    options = {
-        Mamba2: {"d_state": 5, "head_dim": 4},
-        DeltaNet: {"num_heads": 1, "use_forget_gate": True},
-    }[kind]
-    layer = kind(6, **options)
-    for bias in (0.0, -200.0):  # The step is positive, or vanishes.
+def test_layers_with_any_rate_stay_finite(kind):
+    layer = kind(6, **OPTIONS[kind])
+    x = torch.randn(2, 5, 6, requires_grad=True)
+    for A_log, bias in product(RATES, (0.0, -200.0)):  # The step is positive, or vanishes.
         torch.nn.init.constant_(layer.A_log, A_log)
         torch.nn.init.constant_(layer.dt_bias, bias)
-        x = torch.randn(2, 5, 6, requires_grad=True)
         y, state = layer(x, layer(x)[1])
         found = torch.autograd.grad(y.sum() + state[0].sum(), [x, *layer.parameters()])
         assert all(part.isfinite().all() for part in (y, *state, *found))
@@ -113,7 +112,7 @@ def test_layers_with_any_rate_stay_finite(kind, A_log):
         assert all(part.isfinite().all() for part in (y_t, *after))
 
 
-@pytest.mark.parametrize("length", [2, CHUNK_SIZE, CHUNK_SIZE + 3, 2 * CHUNK_SIZE])
+@pytest.mark.parametrize("length", [2, CHUNK_SIZE + 3])
 def test_outputs_are_no_views_of_chunks(length):
     """Inductor saves them for the backward pass and cannot order the strides of such a view."""
     heads = torch.randn(2, length, 3, 4)
@@ -126,3 +125,47 @@ def test_outputs_are_no_views_of_chunks(length):
         assert o.shape == heads.shape
         assert o._base is None
         assert o.is_contiguous()
+
+
+def drawn(kind, dtype=torch.float64, conv=0):
+    taps = {Mamba2: {"d_conv": conv}, DeltaNet: {"conv_size": conv}}[kind]
+    layer = kind(6, **OPTIONS[kind] | taps, dtype=dtype)
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    return layer
+
+
+@pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
+def test_chunks_that_end_anywhere_and_packed_sequences_equal_the_whole(kind):
+    layer, length = drawn(kind), CHUNK_SIZE + 5
+    x = tokens(2, length)
+    whole, final = layer(x)
+    for split in (1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1):
+        head, state = layer(x[:, :split])
+        tail, last = layer(x[:, split:], state)
+        torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
+    bounds = torch.tensor([0, length, length, 2 * length])
+    packed, last = layer(x.reshape(1, -1, 6), cu_seqlens=bounds)
+    torch.testing.assert_close(packed.view_as(whole), whole, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(last[0][::2], final[0], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
+def test_a_strong_decay_neither_overflows_nor_loses_its_gradient(kind):
+    layer = drawn(kind, torch.float32)
+    torch.nn.init.constant_(layer.A_log, 8.0)
+    x = (30 * tokens(1, CHUNK_SIZE + 5)).float().requires_grad_()
+    y, state = layer(x)
+    (y.sum() + state[0].sum()).backward()
+    assert all(torch.isfinite(part).all() for part in (y, state[0], x.grad, layer.A_log.grad))
+
+
+@pytest.mark.parametrize(("taps", "differs"), [(0, False), (1, False), (2, True), (4, True)])
+@pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
+def test_the_convolution_sees_earlier_tokens_and_silu_alone_does_not(kind, taps, differs):
+    layer, x = drawn(kind, conv=taps), tokens(1, 4)
+    _, after = layer(x[:, :3])
+    # With an empty memory, only the convolution can tell that there were tokens before.
+    y, _ = layer(x[:, 3:], type(after)(torch.zeros_like(after[0]), after.conv))
+    assert torch.allclose(y, layer(x[:, 3:])[0]) is not differs
+    assert after.conv.shape[1] == max(taps - 1, 0)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from tests.layers.conftest import check_equation, tokens
 from torch.nn.functional import silu, softplus
 
-from statemix.errors import OptionError
 from statemix.layers import DeltaNet, DeltaProduct
 from statemix.layers.chunks import CHUNK_SIZE
 
@@ -53,11 +53,6 @@ def drawn(kind=DeltaProduct, seed=0, **options):
     return layer
 
 
-def tokens(batch, length, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, length, 6, generator=generator, dtype=torch.float64)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -68,49 +63,8 @@ def tokens(batch, length, seed=1):
     ],
 )
 def test_layer_is_the_recurrence_over_tokens(options):
-    layer = drawn(**options)
-    x = tokens(1, LENGTH if options.get("num_householder") == 1 else 37).requires_grad_()
-    y, state = layer(x)
-    expected, memory = reference(layer, x[0])
-    torch.testing.assert_close(y[0], expected, rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(state.memory[0], memory, rtol=1e-10, atol=1e-11)
-    leaves = [x, *layer.parameters()]
-    torch.testing.assert_close(
-        torch.autograd.grad(y.sin().sum() + state.memory.cos().sum(), leaves),
-        torch.autograd.grad(expected.sin().sum() + memory.cos().sum(), leaves),
-        rtol=1e-8,
-        atol=1e-9,
-    )
-
-
-@pytest.mark.parametrize("split", [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1])
-def test_chunks_that_end_anywhere_equal_the_whole(split):
-    layer = drawn(num_householder=1, use_forget_gate=True)
-    x = tokens(2, LENGTH)
-    whole, final = layer(x)
-    head, state = layer(x[:, :split])
-    tail, last = layer(x[:, split:], state)
-    torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
-
-
-def test_long_packed_sequences_equal_single_ones():
-    layer, lengths = drawn(use_forget_gate=True), [LENGTH, 0, 3, CHUNK_SIZE]
-    x = tokens(1, sum(lengths))
-    y, state = layer(x, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
-    for n, piece in enumerate(x.split(lengths, 1)):
-        alone, final = layer(piece)
-        torch.testing.assert_close(y.split(lengths, 1)[n], alone, rtol=1e-11, atol=1e-12)
-        torch.testing.assert_close(state.memory[n : n + 1], final.memory, rtol=1e-11, atol=1e-12)
-
-
-def test_strong_decay_neither_overflows_nor_loses_its_gradient():
-    layer = drawn(num_householder=1, use_forget_gate=True).float()
-    torch.nn.init.constant_(layer.A_log, 8.0)
-    x = (30 * tokens(1, LENGTH)).float().requires_grad_()
-    y, state = layer(x)
-    (y.sum() + state.memory.sum()).backward()
-    assert all(torch.isfinite(t).all() for t in (y, state.memory, x.grad, layer.A_log.grad))
+    length = CHUNK_SIZE + 5 if options.get("num_householder") == 1 else 37
+    check_equation(drawn(**options), reference, tokens(1, length))
 
 
 def test_single_precision_is_accurate_where_keys_repeat():
@@ -149,32 +103,3 @@ def test_only_negative_eigenvalues_follow_parity():
         signs[allowed] = stored.mean().item()
     assert signs[True] == pytest.approx(-1, abs=1e-3)
     assert signs[False] == pytest.approx(0, abs=1e-3)
-
-
-def test_the_convolution_sees_earlier_tokens_and_silu_alone_does_not():
-    for conv_size, differs in [(0, False), (1, False), (2, True), (4, True)]:
-        layer = drawn(DeltaNet, conv_size=conv_size)
-        state, x = layer.init_state(1), tokens(1, 4)
-        _, after = layer(x[:, :3])
-        # With an empty memory, only the convolution can tell that there were tokens before.
-        y, _ = layer(x[:, 3:], after._replace(memory=state.memory))
-        assert torch.allclose(y, layer(x[:, 3:])[0]) is not differs
-        assert state.conv.shape[1] == max(conv_size - 1, 0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"num_heads": 4}, ValueError, "num_heads must divide hidden_size .*got 4 and 6"),
-        ({"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
-        ({"num_householder": 0}, ValueError, "num_householder must be at least 1, got 0"),
-        ({"head_dim": 0}, ValueError, "head_dim must be at least 1, got 0"),
-        ({"expand_v": 0.5}, OptionError, r"expand_v must be an int, got 0\.5"),
-        ({"conv_size": -1}, ValueError, "conv_size must be at least 0, got -1"),
-        ({"conv_size": False}, OptionError, "conv_size must be an int, got False"),
-        ({"conv_size": torch.zeros(2)}, OptionError, "conv_size must be an int, got tensor"),
-    ],
-)
-def test_bad_sizes_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        DeltaProduct(**{"hidden_size": 6, "num_heads": 2} | arguments)

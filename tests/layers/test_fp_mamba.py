@@ -6,12 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from statemix.errors import OptionError
 from statemix.layers import FPRNN, FPMamba1, FPMamba2
-from statemix.layers.fixed_point.mixers import DPLR, Householder, Kronecker, Monarch
 from statemix.layers.state import tensors
 
-MIXERS = [("householder", 2), ("dplr", 2), ("kronecker", 1), ("monarch", 3)]
 BOTH = [FPMamba1, FPMamba2]
 CONVERGED = {"max_iterations": 400, "tolerance": 1e-14, "damping": 1.0, "contraction": 0.5}
 
@@ -158,31 +155,27 @@ def normed(layer, o, z):
     return gated / (gated.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.norm_weight
 
 
-@pytest.mark.parametrize(("mixer", "rank"), MIXERS)
+@pytest.mark.parametrize(
+    ("mixer", "rank", "mixer_inputs"),
+    [
+        ("householder", 2, "both"),
+        ("dplr", 2, "both"),
+        ("kronecker", 1, "sum"),
+        ("monarch", 3, "token"),
+    ],
+)
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_sequence_equals_tokens_that_are_iterated_one_by_one(kind, mixer, rank):
-    layer = build(kind, mixer=mixer, rank=rank, **CONVERGED)
-    x = tokens(3, 8, 6)
+def test_a_sequence_equals_tokens_that_are_iterated_one_by_one(kind, mixer, rank, mixer_inputs):
+    layer = build(kind, mixer=mixer, rank=rank, mixer_inputs=mixer_inputs, **CONVERGED)
+    x = tokens(3, 6, 6)
     y, state = layer(x)
-    expected, ssm, output = oracle(layer, x)
+    expected, ssm, output = oracle(layer, x, feedback=mixer_inputs != "token")
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(state.ssm.flatten(1), ssm.flatten(1), rtol=0, atol=1e-10)
     torch.testing.assert_close(state.output, output, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", BOTH)
-def test_without_dependence_on_the_state_tokens_see_no_outputs(kind):
-    layer = build(kind, mixer_inputs="token", **CONVERGED)
-    x = tokens(3, 8, 6)
-    y, state = layer(x)
-    expected, ssm, output = oracle(layer, x, feedback=False)
-    torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(state.ssm.flatten(1), ssm.flatten(1), rtol=0, atol=1e-10)
-    torch.testing.assert_close(state.output, output, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("mixer_inputs", ["both", "token"])
-@pytest.mark.parametrize("contraction", [None, 0.5])
+@pytest.mark.parametrize(("contraction", "mixer_inputs"), [(None, "both"), (0.5, "token")])
 @pytest.mark.parametrize("kind", [*BOTH, FPRNN])
 def test_a_single_iteration_is_the_diagonal_layer(kind, contraction, mixer_inputs):
     layer = build(kind, max_iterations=1, mixer_inputs=mixer_inputs, contraction=contraction)
@@ -210,17 +203,6 @@ def test_the_published_form_iterates_the_normalised_output(kind):
     assert (errors.amin(0) < 1e-12).all()
 
 
-@pytest.mark.parametrize(("mixer", "rank"), MIXERS)
-@pytest.mark.parametrize("kind", [FPRNN, *BOTH])
-def test_the_mixer_is_as_named(kind, mixer, rank):
-    classes = {"householder": Householder, "dplr": DPLR, "kronecker": Kronecker, "monarch": Monarch}
-    for inputs in ("both", "sum", "token"):
-        built = build(kind, mixer=mixer, rank=rank, mixer_inputs=inputs).state_mixer
-        assert type(built) is classes[mixer]
-        assert getattr(built, "rank", 1) == rank
-        assert {linear.inputs for linear in built.linears} == {inputs}
-
-
 @pytest.mark.parametrize("kind", BOTH)
 def test_implicit_gradients_are_those_of_all_iterations(kind):
     x = tokens(2, 6, 6)
@@ -237,7 +219,7 @@ def test_implicit_gradients_are_those_of_all_iterations(kind):
 
 @pytest.mark.parametrize("kind", [FPRNN, *BOTH])
 def test_windows_lead_to_the_same_fixed_point_with_less_work(kind):
-    x, lengths = 10 * tokens(3, 40, 6), torch.tensor([0, 40, 45, 80])
+    x, lengths = 10 * tokens(2, 40, 6), torch.tensor([0, 40, 45, 80])
     options = CONVERGED | {"max_iterations": 400, "tolerance": 1e-12, "contraction": 0.9}
     whole, windows = (build(kind, window=window, **options) for window in (None, 8))
     results = []
@@ -248,7 +230,7 @@ def test_windows_lead_to_the_same_fixed_point_with_less_work(kind):
                 linear.gain.mul_(12)
         y, state = layer(x)
         gradients = torch.autograd.grad(y.square().sum(), list(layer.parameters()))
-        packed, _ = layer(x[:2].reshape(1, 80, 6), cu_seqlens=lengths)
+        packed, _ = layer(x.reshape(1, 80, 6), cu_seqlens=lengths)
         results.append((y, *tensors_of(state), *gradients, packed))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
@@ -266,51 +248,13 @@ def tensors_of(state):
     return [part for _, part in tensors(state)]
 
 
-@pytest.mark.parametrize(("mixer", "rank"), MIXERS)
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    ("kind", "mixer", "rank"),
+    [(FPMamba1, "householder", 2), (FPMamba2, "dplr", 2), (FPMamba2, "kronecker", 1)],
+)
 def test_a_contraction_needs_a_constant_more_iterations_than_tokens(kind, mixer, rank):
     layer = build(kind, mixer=mixer, rank=rank, **(CONVERGED | {"tolerance": 1e-8}))
-    for length in (1, 20, 60):
+    for length in (1, 40):
         layer(10 * tokens(2, length, 6))
         assert layer.reports()["residual"] < 1e-8
         assert layer.reports()["iterations"] <= length + 45
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_without_a_contraction_the_layer_says_that_it_has_not_converged(kind):
-    layer = build(kind, max_iterations=4, tolerance=1e-9).eval()
-    with pytest.warns(UserWarning, match=rf"{layer.name} has not converged: residual"):
-        layer(tokens(1, 5, 6))
-
-
-@pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"contraction": 1.0}, ValueError, "contraction must be between 0 and 1, got 1.0"),
-        ({"contraction": "x"}, OptionError, "contraction must be a number, got 'x'"),
-        ({"d_state": 0}, ValueError, "d_state must be at least 1, got 0"),
-        ({"mixer": "monarch", "rank": 5}, ValueError, "rank must divide the entries"),
-        ({"mixer": "dense"}, ValueError, "mixer must be one of"),
-        ({"window": 0}, ValueError, "window must be at least 1, got 0"),
-        ({"max_iterations": 0}, ValueError, "max_iterations must be at least 1, got 0"),
-        ({"tolerance": 0.0}, ValueError, "tolerance must be above 0 and finite, got 0.0"),
-        ({"d_conv": -1}, ValueError, "d_conv must be at least 0, got -1"),
-    ],
-)
-def test_bad_options_are_named(kind, options, error, message):
-    with pytest.raises(error, match=message):
-        kind(6, **options)
-
-
-def test_heads_must_divide_the_channels():
-    with pytest.raises(ValueError, match=r"head_dim must divide expand \* hidden_size, got 5 and"):
-        FPMamba2(6, head_dim=5)
-    with pytest.raises(ValueError, match="head_dim must be at least 1, got 0"):
-        FPMamba2(6, head_dim=0)
-    assert FPMamba2(48).head_dim == 32
-
-
-def test_the_state_of_the_scan_is_stored_in_the_order_of_its_axes():
-    _, state = FPMamba1(8, d_state=4)(torch.randn(2, 5, 8))
-    assert state.ssm.is_contiguous()

@@ -1,16 +1,13 @@
 """HLRU against its equations, written out step by step."""
 
 import itertools
-from typing import get_args
 
 import pytest
 import torch
 from torch import nn
 
 from statemix import ops
-from statemix.errors import OptionError
 from statemix.layers import HLRU
-from statemix.layers.h_lru import Realization
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 GATES = [name for name, family in ops.GATES.items() if not family.blocks_only]
@@ -18,10 +15,6 @@ GATES = [name for name, family in ops.GATES.items() if not family.blocks_only]
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-def test_realizations_are_those_of_the_operator():
-    assert get_args(Realization) == ops.REALIZATIONS
 
 
 def by_the_equations(layer, x, state):
@@ -48,20 +41,21 @@ def by_the_equations(layer, x, state):
     return outputs, final
 
 
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("order", [1, 2, 4])
-@pytest.mark.parametrize("readout", ["lags", "current"])
-@pytest.mark.parametrize("realization", ["controller", "observer"])
+@pytest.mark.parametrize(
+    ("realization", "readout", "order", "gate"),
+    [
+        (
+            ("controller", "observer")[n % 2],
+            ("lags", "current", "current", "lags")[n % 4],
+            (2, 1, 4)[n % 3],
+            gate,
+        )
+        for n, gate in enumerate(GATES * 2)
+    ],
+)
 def test_layer_computes_its_equations(realization, readout, order, gate):
-    layer = HLRU(
-        5,
-        num_channels=3,
-        order=order,
-        gate=gate,
-        realization=realization,
-        readout=readout,
-        dtype=torch.float64,
-    )
+    options = {"order": order, "gate": gate, "realization": realization, "readout": readout}
+    layer = HLRU(5, num_channels=3, dtype=torch.float64, **options)
     layer.reset_parameters(generator())
     x = torch.randn(2, 7, 5, generator=generator(1), dtype=torch.float64)
     state = torch.randn(2, 3, order, generator=generator(2), dtype=torch.float64)
@@ -79,8 +73,7 @@ def test_the_state_holds_the_last_outputs_newest_first():
     torch.testing.assert_close(state, y[:, [5, 4, 3]].transpose(1, 2), **TIGHT)
 
 
-@pytest.mark.parametrize("readout", ["lags", "current"])
-def test_realizations_differ_unless_the_gates_are_constant(readout):
+def test_realizations_differ_unless_the_gates_are_constant():
     def both(selective):
         layers = [
             HLRU(4, num_channels=4, order=3, readout="current", realization=r, selective=selective)
@@ -104,27 +97,3 @@ def test_constant_value_is_a_fixed_point(gate):
     value = layer.value_proj(x[:, 0]).unsqueeze(-1).expand(-1, -1, 4)
     _, state = layer(x, value)
     torch.testing.assert_close(state, value, **TIGHT)
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        ({"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
-        ({"num_channels": 0}, ValueError, "num_channels must be at least 1, got 0"),
-        ({"order": 0}, ValueError, "order must be at least 1, got 0"),
-        ({"order": "2"}, OptionError, "order must be an int, got '2'"),
-        ({"gate": "householder"}, ValueError, r"gate must be one of \['softmax', .*householder"),
-        ({"selective": "dense"}, ValueError, "selective must be one of .* got 'dense'"),
-        ({"initial_state": None}, ValueError, "initial_state must be one of .* got None"),
-        ({"realization": "jordan"}, ValueError, r"realization must be one of \['controller', "),
-        ({"readout": "all"}, ValueError, r"readout must be one of \['lags', 'current'\], got"),
-        (
-            {"selective": "pointwise"},
-            ValueError,
-            r"hidden_size must equal num_channels .*'pointwise', got 5 and 4",
-        ),
-    ],
-)
-def test_bad_options_are_named(changed, error, message):
-    with pytest.raises(error, match=message):
-        HLRU(**({"hidden_size": 5, "num_channels": 4, "order": 3} | changed))

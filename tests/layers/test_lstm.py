@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from statemix.errors import OptionError
 from statemix.layers import LSTM, LSTMState
 
 
@@ -34,17 +33,3 @@ def test_bounds_that_do_not_end_at_the_length_are_refused():
     layer = LSTM(4)
     with pytest.raises(ValueError, match=r"cu_seqlens must rise .* length 5, got \[0, 4"):
         layer(torch.zeros(1, 5, 4), None, torch.tensor([0, 4]))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "error", "message"),
-    [
-        ((4, 0), OptionError, "memory_size must be at least 1, got 0"),
-        ((0,), ValueError, "hidden_size must be at least 1, got 0"),
-        ((1.5,), OptionError, r"hidden_size must be an int, got 1\.5"),
-    ],
-)
-def test_bad_sizes_are_named(sizes, error, message):
-    hidden_size, *memory_size = sizes
-    with pytest.raises(error, match=message):
-        LSTM(hidden_size, **({"memory_size": memory_size[0]} if memory_size else {}))

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from tests.layers.conftest import check_equation, tokens
 from torch.nn.functional import silu, softplus
 
-from statemix.errors import OptionError
 from statemix.layers import Mamba2
 from statemix.layers.chunks import CHUNK_SIZE
 
@@ -48,65 +48,9 @@ def drawn(seed=0, dtype=torch.float64, **options):
     return layer
 
 
-def tokens(batch, length, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, length, 6, generator=generator, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("options", [{}, {"d_conv": 0, "head_dim": 6}, {"d_conv": 2, "expand": 4}])
 def test_layer_is_the_recurrence_over_tokens(options):
-    layer = drawn(**options)
-    x = tokens(1, LENGTH).requires_grad_()
-    y, state = layer(x)
-    expected, final = reference(layer, x[0])
-    torch.testing.assert_close(y[0], expected, rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(state.ssm[0], final, rtol=1e-10, atol=1e-11)
-    leaves = [x, *layer.parameters()]
-    torch.testing.assert_close(
-        torch.autograd.grad(y.sin().sum() + state.ssm.cos().sum(), leaves),
-        torch.autograd.grad(expected.sin().sum() + final.cos().sum(), leaves),
-        rtol=1e-8,
-        atol=1e-9,
-    )
-
-
-@pytest.mark.parametrize("split", [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1])
-def test_chunks_that_end_anywhere_equal_the_whole(split):
-    layer, x = drawn(), tokens(2, LENGTH)
-    whole, final = layer(x)
-    head, state = layer(x[:, :split])
-    tail, last = layer(x[:, split:], state)
-    torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
-
-
-def test_long_packed_sequences_equal_single_ones():
-    layer, lengths = drawn(), [LENGTH, 0, 3, CHUNK_SIZE]
-    x = tokens(1, sum(lengths))
-    y, state = layer(x, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
-    for n, piece in enumerate(x.split(lengths, 1)):
-        alone, final = layer(piece)
-        torch.testing.assert_close(y.split(lengths, 1)[n], alone, rtol=1e-11, atol=1e-12)
-        torch.testing.assert_close(state.ssm[n : n + 1], final.ssm, rtol=1e-11, atol=1e-12)
-
-
-def test_strong_decay_neither_overflows_nor_loses_its_gradient():
-    layer = drawn(dtype=torch.float32)
-    torch.nn.init.constant_(layer.A_log, 8.0)
-    x = (30 * tokens(1, LENGTH)).float().requires_grad_()
-    y, state = layer(x)
-    (y.sum() + state.ssm.sum()).backward()
-    assert all(torch.isfinite(t).all() for t in (y, state.ssm, x.grad, layer.A_log.grad))
-
-
-def test_the_convolution_sees_earlier_tokens_and_silu_alone_does_not():
-    for d_conv, differs in [(0, False), (1, False), (2, True), (4, True)]:
-        layer, x = drawn(d_conv=d_conv), tokens(1, 4)
-        _, after = layer(x[:, :3])
-        # With an empty state, only the convolution can tell that there were tokens before.
-        y, _ = layer(x[:, 3:], after._replace(ssm=torch.zeros_like(after.ssm)))
-        assert torch.allclose(y, layer(x[:, 3:])[0]) is not differs
-        assert after.conv.shape[1] == max(d_conv - 1, 0)
+    check_equation(drawn(**options), reference, tokens(1, CHUNK_SIZE + 5))
 
 
 def test_initial_steps_and_rates_fill_their_intervals():
@@ -119,19 +63,3 @@ def test_initial_steps_and_rates_fill_their_intervals():
     assert 0.008 < steps.median() < 0.0125  # log-uniform
     assert 7.5 < rates.median() < 9.5  # uniform
     assert (layer.D == 1).all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"head_dim": 5}, ValueError, r"head_dim must divide expand \* hidden_size, got 5 and 12"),
-        ({"d_state": 0}, ValueError, "d_state must be at least 1, got 0"),
-        ({"d_conv": -1}, ValueError, "d_conv must be at least 0, got -1"),
-        ({"d_conv": False}, OptionError, "d_conv must be an int, got False"),
-        ({"d_conv": torch.zeros(2)}, OptionError, "d_conv must be an int, got tensor"),
-        ({"expand": 1.5}, OptionError, r"expand must be an int, got 1\.5"),
-    ],
-)
-def test_bad_sizes_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        Mamba2(**{"hidden_size": 6, "head_dim": 4} | arguments)

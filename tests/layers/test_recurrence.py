@@ -3,21 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from tests.layers.conftest import tokens
 
 from statemix import ops
-from statemix.layers import BDLRU, HLRU, Recurrence
-from statemix.layers import layer as layer_module
+from statemix.layers import BDLRU, HLRU
 from statemix.layers.state import tensors
-from statemix.ops.lag_kernels import companions
 
 HIDDEN_SIZE = 6
 LINEAR = {"bd_lru", "h_lru", "delta_net", "delta_product", "mamba2"}
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
-
-
-def inputs(batch=2, length=7, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(3)
-    return torch.randn(batch, length, HIDDEN_SIZE, generator=generator, dtype=dtype)
 
 
 def unrolled(found):
@@ -31,7 +25,7 @@ def unrolled(found):
 
 @torch.no_grad()
 def test_the_recurrence_gives_the_states_of_the_steps(build):
-    layer, x = build(), inputs()
+    layer, x = build(), tokens(2, 7)
     found = layer.recurrence(x)
     assert (found is not None) == (layer.name in LINEAR)
     if found is None:
@@ -50,7 +44,7 @@ def test_the_recurrence_gives_the_states_of_the_steps(build):
 
 @torch.no_grad()
 def test_the_gates_are_the_rows_that_share_a_normalisation(build_gated):
-    layer, x = build_gated(), inputs()
+    layer, x = build_gated(), tokens(2, 7)
     found = layer.recurrence(x)
     if layer.gate == "column_softmax":
         columns, shares = found.gates[..., :-1, :-1], found.gates[..., -1, :-1]
@@ -74,7 +68,7 @@ def test_the_gates_are_the_rows_that_share_a_normalisation(build_gated):
 @pytest.mark.parametrize("realization", ops.REALIZATIONS)
 def test_the_transitions_of_h_lru_are_companions_of_its_gates(realization):
     layer = HLRU(HIDDEN_SIZE, num_channels=4, order=3, realization=realization, dtype=torch.float64)
-    found = layer.recurrence(inputs())
+    found = layer.recurrence(tokens(2, 7))
     gates = found.gates[1, 5, 2, 0].numpy()
     expected = np.array([gates[:3], [1, 0, 0], [0, 1, 0]])
     if realization == "observer":
@@ -82,36 +76,21 @@ def test_the_transitions_of_h_lru_are_companions_of_its_gates(realization):
     np.testing.assert_allclose(found.transitions[1, 5, 2].numpy(), expected, rtol=1e-12)
 
 
-def test_a_companion_of_order_one_is_its_coefficient():
-    a = torch.tensor([[0.5], [2.0]])
-    torch.testing.assert_close(companions(a), a.unsqueeze(-1), rtol=0, atol=0)
-
-
 @torch.no_grad()
-def test_half_precision_is_written_out_in_float32(build):
-    found = build(torch.bfloat16).recurrence(inputs(dtype=torch.bfloat16))
+def test_half_precision_is_written_out_in_float32(build_first):
+    found = build_first(torch.bfloat16).recurrence(tokens(2, 7, dtype=torch.bfloat16))
     if found is not None:
         parts = [part for part in found if isinstance(part, torch.Tensor)]
         assert {part.dtype for part in parts} == {torch.float32}
 
 
-def test_a_recurrence_can_be_differentiated_and_may_be_empty(build):
-    layer = build()
-    x = inputs().requires_grad_()
+def test_a_recurrence_can_be_differentiated_and_may_be_empty(build_first):
+    layer = build_first()
+    x = tokens(2, 7).requires_grad_()
     found = layer.recurrence(x)
     if found is not None:
         sum(part.sum() for part in found[:3]).backward()
         assert x.grad.abs().sum() > 0
         assert layer.recurrence(x[:, :0]).transitions.shape[1] == 0
-
-
-def test_input_of_another_width_is_refused(build):
-    layer = build()
-    if layer.name in LINEAR:
         with pytest.raises(ValueError, match=r"x must have shape \(B, T, hidden_size=6\)"):
-            layer.recurrence(torch.zeros(2, 3, 5, dtype=torch.float64))
-
-
-def test_a_layer_of_the_user_has_none_unless_it_says_so():
-    assert layer_module.Layer.recurrence(object(), inputs()) is None
-    assert Recurrence._field_defaults == {"gates": None, "unit": "unit"}
+            layer.recurrence(x[..., 1:])

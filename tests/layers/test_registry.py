@@ -1,5 +1,6 @@
 """Layers by name."""
 
+import math
 from typing import get_args
 
 import numpy as np
@@ -8,79 +9,19 @@ import torch
 
 import statemix
 from statemix import layers
-from statemix.errors import OptionError, SettingError
-from statemix.layers import LAYERS, LayerSpec
-from statemix.models import CHANNEL_MIXERS
+from statemix.errors import OptionError
+from statemix.layers import LAYERS
 from statemix.registry import REQUIRED
 
-# Values of required options.
-SIZES = {
-    "num_blocks": 2,
-    "block_size": 2,
-    "num_channels": 2,
-    "order": 2,
-    "num_heads": 2,
-    "kernel_size": 2,
-}
 
-
-def test_every_name_builds_its_class():
-    built = {
-        "bd_lru": layers.build("bd_lru", hidden_size=4, num_blocks=2, block_size=3),
-        "h_lru": layers.build("h_lru", hidden_size=4, num_channels=2, order=3),
-        "lstm": layers.build("lstm", hidden_size=4),
-        "delta_net": layers.build("delta_net", hidden_size=4, num_heads=2),
-        "delta_product": layers.build("delta_product", hidden_size=4, num_heads=2),
-        "mamba2": layers.build("mamba2", hidden_size=4, head_dim=4),
-        "conv": layers.build("conv", hidden_size=4, kernel_size=2),
-        "attention": layers.build("attention", hidden_size=4, num_heads=2),
-        "fp_rnn": layers.build("fp_rnn", hidden_size=4),
-        "fp_mamba1": layers.build("fp_mamba1", hidden_size=4),
-        "fp_mamba2": layers.build("fp_mamba2", hidden_size=4),
-    }
-    assert list(built) == list(LAYERS)
-    classes = [
-        layers.BDLRU,
-        layers.HLRU,
-        layers.LSTM,
-        layers.DeltaNet,
-        layers.DeltaProduct,
-        layers.Mamba2,
-        layers.CausalConv,
-        layers.Attention,
-        layers.FPRNN,
-        layers.FPMamba1,
-        layers.FPMamba2,
-    ]
-    assert [type(layer) for layer in built.values()] == classes == list(LAYERS.values())
-
-
-def test_options_reach_the_layer():
-    options = {
-        "num_channels": 2,
-        "order": 3,
-        "gate": "signed",
-        "readout": "current",
-        "realization": "observer",
-        "selective": False,
-        "initial_state": "learned",
-        "initial_std": 0.5,
-        "input_gate_bias": -2.0,
-        "memory": None,
-        "gate_noise": 0.125,
-        "checkpoint_every": 7,
-        "gate_temperature": 0.25,
-        "backend": "loop",
-    }
-    assert options.keys() == LAYERS.options("h_lru").keys()
-    spec = LayerSpec("h_lru", **options)
-    for layer in (
-        spec.build(hidden_size=4, dtype=torch.float64),
-        layers.build("h_lru", hidden_size=4, dtype=torch.float64, **options),
-    ):
-        assert {name: getattr(layer, name) for name in options} == options
-        assert layer.hidden_size == 4
-        assert {p.dtype for p in layer.parameters()} == {torch.float64}
+def test_every_name_builds_its_class_which_the_package_exports():
+    names = ["BDLRU", "HLRU", "LSTM", "DeltaNet", "DeltaProduct", "Mamba2", "CausalConv"]
+    names += ["Attention", "FPRNN", "FPMamba1", "FPMamba2"]
+    assert [kind.__name__ for kind in LAYERS.values()] == names
+    for name, (options, _) in REFUSED.items():
+        layer = layers.build(name, hidden_size=6, **options)
+        assert type(layer) is LAYERS[name] is getattr(statemix, type(layer).__name__)
+        assert type(layer).__name__ in statemix.__all__
 
 
 def test_options_list_types_and_defaults_but_not_what_all_layers_share():
@@ -92,64 +33,90 @@ def test_options_list_types_and_defaults_but_not_what_all_layers_share():
     assert list(LAYERS.options("lstm")) == ["memory_size"]
 
 
-def test_names_of_options_can_be_checked_without_building():
-    LAYERS.check_options("bd_lru", {"num_blocks": 4, "block_size": 0})
-    with pytest.raises(SettingError, match=r"must be among \[.*\], got 'device'"):
-        LAYERS.check_options("bd_lru", {"device": "cpu", "hidden_size": 3})
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: layers.build("gru", hidden_size=4), r"layer must be one of \['bd_lru', .*'gru'"),
-        (lambda: LAYERS.options("gru"), r"layer must be one of .* got 'gru'"),
-        (lambda: LayerSpec("gru"), r"layer must be one of .* got 'gru'"),
-        (
-            lambda: layers.build("h_lru", hidden_size=4, num_channels=2, order=2, block_size=2),
-            r"options of layer 'h_lru' must be among \[.*'num_channels', 'order', .*'block_size'",
-        ),
-        (
-            lambda: layers.build("lstm", hidden_size=4, gate="relu"),
-            r"must be among \['memory_size'\], got 'gate",
-        ),
-        (
-            lambda: layers.build("bd_lru", hidden_size=4, num_blocks=2),
-            "^block_size of layer 'bd_lru' must be given$",
-        ),
-    ],
+SIZE = [0, -1, 2.5, "2", True, 2**31]
+TAPS = [-1, 2.5, False, torch.zeros(2)]
+GATED = {
+    "selective": ["none", 1],
+    "gate": ["hard"],
+    "gate_temperature": [0.0, math.inf, 10**400, "1"],
+    "initial_state": ["one", None],
+    "initial_std": [-1.0, 1.0, math.nan, 1e300, True],
+    "input_gate_bias": [math.inf, 10**400, "-6"],
+    "memory": [(0.5, 10), (20, 10), (1, math.inf), (1, "ten"), 500, (1, 2, 3)],
+    "gate_noise": [-0.5, math.nan, None],
+    "checkpoint_every": [0, 2.0],
+    "backend": ["abacus"],
+}
+SWITCH = ["no", 0, 1, None, np.True_]
+DELTA = {"head_dim": SIZE, "expand_v": SIZE, "conv_size": TAPS} | dict.fromkeys(
+    ("allow_neg_eigval", "use_forget_gate", "use_output_gate"), SWITCH
 )
-def test_unknown_names_and_options_are_listed(call, message):
-    with pytest.raises(SettingError, match=message):
-        call()
+ITERATIVE = {
+    "mixer": ["dense"],
+    "rank": [0, 4],
+    "mixer_inputs": ["x"],
+    "contraction": [1.0, True, "x"],
+    "max_iterations": [0, 2.5],
+    "window": [0],
+    "budget": ["poisson"],
+    "tolerance": [0.0, math.inf, "1"],
+    "quantile": [0.0, 1.5],
+    "damping": [0.0, 1.5],
+    "gradient": [0, "all"],
+    "expand": SIZE,
+}
+# Layer -> options that fit a width of 6, and values that each option refuses beside them.
+REFUSED = {
+    "bd_lru": (
+        {"num_blocks": 4, "block_size": 3},
+        GATED
+        | {"num_blocks": SIZE, "block_size": SIZE, "value_channels": SIZE}
+        | {"block_dropout": [-0.1, 1, math.nan, "0.5", True]},
+    ),
+    "h_lru": (
+        {"num_channels": 4, "order": 3},
+        GATED
+        | {"num_channels": SIZE, "order": SIZE, "gate": ["householder"]}
+        | {"realization": ["jordan"], "readout": ["all"]},
+    ),
+    "lstm": ({}, {"hidden_size": SIZE, "memory_size": SIZE}),
+    "delta_net": ({"num_heads": 2}, DELTA | {"num_heads": [4, *SIZE]}),
+    "delta_product": ({"num_heads": 2}, DELTA | {"num_householder": SIZE}),
+    "mamba2": (
+        {"head_dim": 4},
+        {"head_dim": [5, *SIZE], "d_state": SIZE, "d_conv": TAPS, "expand": SIZE},
+    ),
+    "conv": ({"kernel_size": 2}, {"kernel_size": SIZE, "depthwise": SWITCH}),
+    "attention": ({"num_heads": 3}, {"num_heads": [4, *SIZE], "rope": SWITCH}),
+    "fp_rnn": ({"mixer": "monarch", "rank": 3}, ITERATIVE),
+    "fp_mamba1": ({"mixer": "monarch", "rank": 3}, ITERATIVE | {"d_state": SIZE, "d_conv": TAPS}),
+    "fp_mamba2": (
+        {"mixer": "monarch", "rank": 3},
+        ITERATIVE | {"d_state": SIZE, "d_conv": TAPS, "head_dim": [5, *SIZE]},
+    ),
+}
+REFUSED["fp_mamba1"][1]["rank"] = REFUSED["fp_mamba2"][1]["rank"] = [0, 5]
 
 
-SWITCHES = [
-    (factories, name, option)
-    for factories in (LAYERS, CHANNEL_MIXERS)
-    for name in factories
-    for option, (annotation, _) in factories.options(name).items()
-    if annotation is bool
-]
+@pytest.mark.parametrize("name", LAYERS)
+def test_bad_options_are_refused_by_name(name):
+    options, refused = REFUSED[name]
+    for option, values in (refused | {"hidden_size": SIZE}).items():
+        for value in values:
+            with pytest.raises(OptionError, match=f"^{option} must .*, got "):
+                LAYERS[name](**{"hidden_size": 6, **options, option: value})
 
 
-@pytest.mark.parametrize(("factories", "name", "option"), SWITCHES)
-@pytest.mark.parametrize("value", ["no", 0, 1, None, np.True_])
-def test_a_switch_is_true_or_false(factories, name, option, value):
-    arguments = {
-        option: SIZES[option]
-        for option, (_, default) in factories.options(name).items()
-        if default is REQUIRED
-    }
-    with pytest.raises(OptionError, match=f"^{option} must be True or False, got {value!r}$"):
-        factories[name](hidden_size=4, **arguments | {option: value})
-
-
-def test_a_layer_with_a_switch_is_known():
-    assert (LAYERS, "conv", "depthwise") in SWITCHES
-
-
-def test_every_layer_can_be_imported_from_the_package():
-    for name, layer in LAYERS.items():
-        if layer.__module__.startswith("statemix."):
-            assert getattr(statemix, layer.__name__) is layer, name
-            assert layer.__name__ in statemix.__all__
+def test_options_that_do_not_go_together_are_refused():
+    for name, options, message in [
+        ("attention", {"num_heads": 2, "rope": True}, "hidden_size / num_heads must be even"),
+        ("bd_lru", {"selective": "pointwise"}, "hidden_size must equal num_blocks .*, got 6 and 4"),
+        ("bd_lru", {"initial_state": "unit", "initial_std": 1.0}, "initial_std must be 0 with"),
+        ("bd_lru", {"memory": (1, 500), "gate": "signed"}, "memory must be None unless gate is"),
+        ("bd_lru", {"memory": (1, 500), "input_gate_bias": -1.0}, "input_gate_bias must be 0"),
+        ("h_lru", {"selective": "pointwise"}, "hidden_size must equal num_channels .*, got 6"),
+        ("fp_rnn", {"mixer": "kronecker"}, "rank must be absent with a Kronecker mixer, got 3"),
+    ]:
+        with pytest.raises(OptionError, match=f"^{message}"):
+            LAYERS[name](6, **REFUSED[name][0] | options)
+    assert layers.FPMamba2(48).head_dim == 32

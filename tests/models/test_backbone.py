@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from statemix.layers import AttentionState, LayerSpec, take_rows
 from statemix.models import Backbone, Block, MixerSpec, SequenceAutoencoder, TokenClassifier
-from statemix.models.backbone import check_values
 
 LAYERS = (
     LayerSpec("bd_lru", num_blocks=2, block_size=3),
@@ -53,7 +52,7 @@ def masks(draw):
     return torch.tensor(rows, dtype=torch.bool).view(len(rows), length)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(mask=masks(), bos=st.booleans(), cut=st.integers(0, 6))
 @torch.no_grad()
 def test_any_mask_in_any_two_pieces_gives_rows_alone(mask, bos, cut):
@@ -100,15 +99,11 @@ def test_heads_take_masks(kind, bos):
 def test_a_classifier_decodes_after_padded_prompts():
     model = TokenClassifier(7, {"y": 3}, 8, LAYERS, bos=True).double()
     tokens, more = ids(), ids(length=1, seed=1)
-    right = torch.tensor([[1] * n + [0] * (5 - n) for n in MASK.sum(1)])
-    moved = torch.zeros_like(tokens)
-    moved[right.bool()] = tokens[MASK.bool()]
-    left = model.extend(tokens, attention_mask=MASK)[1]
-    for state in (left, model.extend(moved, lengths=MASK.sum(1))[1]):
-        logits = model.extend(more, state)[0]["y"]
-        for n, row in enumerate(MASK.bool()):
-            whole = torch.cat([tokens[n, row], more[n]]).unsqueeze(0)
-            torch.testing.assert_close(logits[n, -1], model(whole)["y"][0, -1])
+    _, state = model.extend(tokens, attention_mask=MASK)
+    logits = model.extend(more, state)[0]["y"]
+    for n, row in enumerate(MASK.bool()):
+        whole = torch.cat([tokens[n, row], more[n]]).unsqueeze(0)
+        torch.testing.assert_close(logits[n, -1], model(whole)["y"][0, -1])
 
 
 def test_gradients_ignore_padding():
@@ -131,7 +126,6 @@ def test_gradients_ignore_padding():
             "attention_mask must be None with cu_seqlens",
         ),
         ({"attention_mask": MASK[:, :4]}, "attention_mask must have shape (B=4, T=5), got (4, 4)"),
-        ({"lengths": torch.tensor([1, 2, 6, 0])}, "lengths must be in 0..5, got 6"),
         (
             {"attention_mask": MASK, "tokens": ids().masked_fill(MASK == 0, 99)},
             "tokens must be in 0..6 (vocab_size=7), got 99",
@@ -160,14 +154,6 @@ def test_parts_of_a_block_may_be_named_and_options_must_be():
     assert (block.mixer.hidden_size, type(block.channel_mixer).__name__) == (8, "MLP")
     with pytest.raises(TypeError, match="positional"):
         Block(8, LAYERS[0], None, "layer")
-
-
-def test_values_of_other_devices_are_not_read():
-    read = []
-    check_values(torch.ones(2), lambda: read.append("cpu"))
-    # Reading from a GPU would wait for it.
-    check_values(torch.ones(2, device="meta"), lambda: read.append("meta"))
-    assert read == ["cpu"]
 
 
 def test_dropout_zeroes_outputs_of_parts_in_training_alone():

@@ -56,23 +56,8 @@ def test_the_inner_width_is_an_option(name):
     assert mixer.up_proj.out_features == mixer.down_proj.in_features == 5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
-        (
-            {"hidden_size": 8, "intermediate_size": 0},
-            ValueError,
-            "intermediate_size must be at least 1, got 0",
-        ),
-        (
-            {"hidden_size": 8, "intermediate_size": 2.5},
-            OptionError,
-            r"intermediate_size must be an int, got 2\.5",
-        ),
-    ],
-)
 @pytest.mark.parametrize("kind", CHANNEL_MIXERS.values())
-def test_bad_sizes_are_named(kind, arguments, error, message):
-    with pytest.raises(error, match=message):
-        kind(**arguments)
+def test_bad_sizes_are_named(kind):
+    for name, value in [("hidden_size", 0), ("intermediate_size", 0), ("intermediate_size", 2.5)]:
+        with pytest.raises(OptionError, match=f"^{name} must be"):
+            kind(**{"hidden_size": 8, name: value})

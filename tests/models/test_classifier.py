@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from typing import get_type_hints
+import re
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from statemix import ops
 from statemix.errors import OptionError
 from statemix.layers import LAYERS, Layer, LayerSpec, take_rows
-from statemix.models import MixerSpec, TokenClassifier
+from statemix.models import MODELS, MixerSpec, TokenClassifier
 
 CONVERGED = {"contraction": 0.5, "max_iterations": 120, "tolerance": 1e-14}
 SPECS = {
@@ -29,9 +29,6 @@ SPECS = {
     "fp_mamba2": LayerSpec("fp_mamba2", d_state=2, head_dim=4, damping=1.0, **CONVERGED),
 }
 HYBRID = tuple(SPECS.values())
-STACKS = {**{name: (spec, spec) for name, spec in SPECS.items()}, "hybrid": HYBRID}
-each_stack = pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-
 HEADS = {"product": 5, "parity": 2}
 MIXERS = {"none": None, "swiglu": MixerSpec("swiglu"), "mlp": MixerSpec("mlp")}
 
@@ -49,10 +46,9 @@ def test_every_registered_layer_is_covered():
     assert SPECS.keys() == LAYERS.keys()
 
 
-@each_stack
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_every_head_has_logits_and_every_parameter_a_gradient(stack, mixer):
-    model = build(*stack, bos=True, channel_mixer=MIXERS[mixer])
+def test_every_head_has_logits_and_every_parameter_a_gradient(mixer):
+    model = build(*HYBRID, bos=True, channel_mixer=MIXERS[mixer])
     logits = model(draw())
     assert {head: tuple(these.shape) for head, these in logits.items()} == {
         "product": (3, 6, 5),
@@ -122,11 +118,10 @@ def joined(pieces):
     return {head: torch.cat([piece[head] for piece in pieces], dim=1) for head in pieces[0]}
 
 
-@each_stack
 @pytest.mark.parametrize("bos", [False, True])
-def test_packed_sequences_equal_single_ones(stack, bos):
-    # In float64: rounding adds up over many layers, and products round as their sizes ask for.
-    model = build(*stack, bos=bos, channel_mixer=MIXERS["swiglu"]).double()
+def test_packed_sequences_equal_single_ones(bos):
+    # In float64: rounding adds up over many layers.
+    model = build(*HYBRID, bos=bos, channel_mixer=MIXERS["swiglu"]).double()
     tokens = draw(1, 9)
     # The third sequence is empty.
     boundaries = [0, 1, 5, 5, 9]
@@ -135,42 +130,18 @@ def test_packed_sequences_equal_single_ones(stack, bos):
     torch.testing.assert_close(packed, joined(parts))
 
 
-@each_stack
 @pytest.mark.parametrize("bos", [False, True])
-def test_extending_piece_by_piece_equals_the_whole(stack, bos):
-    # Eight layers add up the rounding of float32.
-    model = build(*stack, bos=bos).double()
-    tokens = draw()
-    pieces, state = [], None
+def test_extending_piece_by_piece_equals_the_whole_and_states_can_be_reordered(bos):
+    model = build(*HYBRID, bos=bos).double()
+    tokens, pieces, state = draw(), [], None
     for piece in tokens.split([1, 3, 2], dim=1):
         y, state = model.extend(piece, state)
         pieces.append(y)
     torch.testing.assert_close(joined(pieces), model(tokens))
-
-
-@each_stack
-def test_the_state_is_one_per_layer_and_its_rows_can_be_reordered(stack):
-    model = build(*stack, bos=True).double()
-    tokens, more, rows = draw(), draw(seed=1), torch.tensor([2, 0, 2, 1])
-    _, state = model.extend(tokens)
-    assert [type(part) for part in state] == [
-        type(block.mixer.init_state(1)) for block in model.backbone.blocks
-    ]
+    more, rows = draw(seed=1), torch.tensor([2, 0, 2, 1])
     logits, _ = model.extend(more[rows], take_rows(state, rows))
     whole = model(torch.cat([tokens, more], dim=1)[rows])
     torch.testing.assert_close(logits, {head: these[:, 6:] for head, these in whole.items()})
-
-
-def test_one_seed_gives_one_model_and_leaves_the_global_generator_alone():
-    torch.manual_seed(5)
-    first = build(seed=1, channel_mixer=MIXERS["mlp"]).state_dict()
-    drawn = torch.rand(1)
-    second = build(seed=1, channel_mixer=MIXERS["mlp"]).state_dict()
-    other = build(seed=2, channel_mixer=MIXERS["mlp"]).state_dict()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["backbone.embedding.weight"], other["backbone.embedding.weight"])
-    torch.manual_seed(5)
-    assert torch.equal(torch.rand(1), drawn)
 
 
 class OwnBiases(Layer):
@@ -297,14 +268,6 @@ def test_embeddings_start_as_scaled_features_and_the_start_token_at_random():
         assert name == "backbone.embedding.weight" or torch.equal(weight, model.state_dict()[name])
 
 
-@pytest.mark.parametrize("change", [{"residual": False}, {"norm": "layer"}, {"norm": "none"}])
-@pytest.mark.parametrize("mixer", ["none", "swiglu"])
-def test_switches_change_the_logits_of_equal_weights(change, mixer):
-    model, other = build(channel_mixer=MIXERS[mixer]), build(channel_mixer=MIXERS[mixer], **change)
-    other.load_state_dict(model.state_dict(), strict=False)
-    assert not torch.allclose(model(draw())["product"], other(draw())["product"], rtol=1e-3)
-
-
 def test_it_starts_as_in_mad():
     model = TokenClassifier(200, {"y": 50}, 128, [LayerSpec("bd_lru", num_blocks=64, block_size=3)])
     assert model.backbone.embedding.weight.std().item() == pytest.approx(0.02, rel=0.02)
@@ -316,12 +279,11 @@ def test_it_starts_as_in_mad():
         assert 0.98 * bound < linear.weight.abs().max() <= bound
 
 
-@pytest.mark.parametrize(("layer", "units"), [("bd_lru", "num_blocks"), ("h_lru", "num_channels")])
-def test_pointwise_gates_start_without_bias_as_dense_ones_do(layer, units):
-    options = {**SPECS[layer].options, units: 8, "selective": "pointwise"}
-    for block in build(*(2 * [LayerSpec(layer, **options)])).backbone.blocks:
-        assert not block.mixer.gate_bias.any()
-        assert block.mixer.gate_weight.abs().max() > 0.8
+def test_pointwise_gates_start_without_bias_as_dense_ones_do():
+    layer = LayerSpec("h_lru", num_channels=8, order=2, selective="pointwise")
+    mixer = build(layer).backbone.blocks[0].mixer
+    assert not mixer.gate_bias.any()
+    assert mixer.gate_weight.abs().max() > 0.8
 
 
 @pytest.mark.parametrize("gate", [name for name, g in ops.GATES.items() if not g.blocks_only])
@@ -339,184 +301,120 @@ def test_an_lstm_starts_as_in_torch():
         assert 0.8 * bound < bias.abs().max() <= bound
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"vocab_size": 0}, ValueError, "vocab_size must be at least 1, got 0"),
-        ({"heads": {"y": 0}}, ValueError, r"heads\['y'\] must be at least 1, got 0"),
-        ({"heads": {"y": 1.5}}, OptionError, r"heads\['y'\] must be an int, got 1\.5"),
-        ({"heads": {}}, ValueError, r"heads must not be empty, got \{\}"),
-        ({"layers": ()}, ValueError, r"layers must not be empty, got \(\)"),
-        ({"hidden_size": -1}, ValueError, "hidden_size must be at least 1, got -1"),
-        (
-            {"norm": "batch"},
-            ValueError,
-            r"norm must be one of \['rms', 'layer', 'none'\], got 'bat",
-        ),
-        (
-            {"layers": [LayerSpec("bd_lru", num_blocks=2, block_size=0)]},
-            ValueError,
-            "block_size must be at least 1, got 0",
-        ),
-        (
-            {"channel_mixer": MixerSpec("mlp", intermediate_size=-1)},
-            ValueError,
-            "intermediate_size must be at least 1, got -1",
-        ),
-        ({"readout_sizes": 5}, OptionError, "readout_sizes must be a sequence of sizes, got 5"),
-        ({"readout_sizes": (5, 0)}, OptionError, r"readout_sizes\[1\] must be at least 1, got 0"),
-        (
-            {"token_features": torch.ones(6, 2)},
-            OptionError,
-            r"token_features must have shape \(vocab_size=7, F\), got \(6, 2\)",
-        ),
-        (
-            {"token_features": torch.float16},
-            OptionError,
-            "token_features must be a tensor, got dtype",
-        ),
-        (
-            {"token_features": torch.ones(7, 2, dtype=torch.complex64)},
-            OptionError,
-            r"token_features must .* floating dtype .*, got torch\.complex64",
-        ),
-        (
-            {"token_features": torch.ones(7, 9)},
-            OptionError,
-            "hidden_size must be at least 9, the features of a token, got 8",
-        ),
-        ({"token_features": torch.zeros(7, 2)}, OptionError, "finite, and not 0 alone"),
-        ({"token_features": torch.full((7, 2), torch.nan)}, OptionError, "must be finite"),
+BAD_ARGUMENTS = {
+    "vocab_size": [0],
+    "heads": [{}, [("a", 2)], {1: 2}],
+    "heads['y']": [{"y": 0}, {"y": 1.5}],
+    "hidden_size": [-1],
+    "layers": [(), "lstm", 3],
+    "block_size": [[LayerSpec("bd_lru", num_blocks=2, block_size=0)]],
+    "norm": ["batch"],
+    "channel_mixer": ["mlp"],
+    "intermediate_size": [MixerSpec("mlp", intermediate_size=-1)],
+    "readout_sizes": [5],
+    "readout_sizes[1]": [(5, 0)],
+    "linear_init": ["zero"],
+    "token_features": [
+        torch.ones(6, 2),
+        torch.float16,
+        torch.ones(7, 2, dtype=torch.complex64),
+        torch.zeros(7, 2),
+        torch.full((7, 2), torch.nan),
     ],
-)
-def test_bad_input_is_named(settings, error, message):
-    with pytest.raises(error, match=message):
-        made(**settings)
+    "bos": ["no", 0],
+    "residual": ["no", None],
+    "zero_biases": ["no", 0],
+    "seed": [None, -1, 2**63],
+}
+ARGUMENT_OF = {"block_size": "layers", "intermediate_size": "channel_mixer"}
 
 
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
+def test_bad_arguments_are_named(name):
+    argument = ARGUMENT_OF.get(name, name.partition("[")[0])
+    for value in BAD_ARGUMENTS[name]:
+        with pytest.raises(OptionError, match=f"^{re.escape(name)} must .*got "):
+            made(**{argument: value})
+    with pytest.raises(OptionError, match="hidden_size must be at least 9, the features of a"):
+        made(token_features=torch.ones(7, 9))
+
+
+META = draw().to("meta")
 PACKED = {"tokens": draw(1, 5)}
+BAD_CALLS = [
+    ({"tokens": [[0]]}, TypeError, "tokens must be a tensor, got list"),
+    ({"tokens": draw()[0]}, ValueError, r"tokens must have shape \(B, T\), got \(6,\)"),
+    ({"tokens": draw().float()}, TypeError, r"tokens must be int32 or int64, got torch\.float32"),
+    ({"tokens": draw() > 3}, TypeError, r"tokens must be int32 or int64, got torch\.bool"),
+    ({"tokens": draw() - 7}, ValueError, r"tokens must be in 0\.\.6 \(vocab_size=7\), got -7"),
+    ({"tokens": torch.tensor([[0, 7]])}, ValueError, r"tokens must be in 0\.\.6 .* got 7"),
+    ({"tokens": META}, ValueError, "tokens must be on the device of the parameters"),
+    ({"tokens": draw(1, 5) + 7, "cu_seqlens": torch.tensor([0, 5])}, ValueError, "tokens must"),
+    ({"cu_seqlens": torch.tensor([0, 6])}, ValueError, r"one packed .* B = 3"),
+    (PACKED | {"cu_seqlens": [0, 5]}, TypeError, "cu_seqlens must be a tensor, got list"),
+    (PACKED | {"cu_seqlens": torch.tensor([0.0, 5.0])}, TypeError, "cu_seqlens must be int32 or"),
+    (PACKED | {"cu_seqlens": torch.tensor([0, 9])}, ValueError, "cu_seqlens must rise from 0 to"),
+    (PACKED | {"cu_seqlens": META[0, :2]}, ValueError, "cu_seqlens must be on cpu, got meta"),
+    ({"lengths": [6, 6, 6]}, TypeError, "lengths must be a tensor, got list"),
+    ({"lengths": torch.ones(3)}, TypeError, "lengths must be int32 or int64"),
+    ({"lengths": torch.tensor([6, 6])}, ValueError, r"lengths must have shape \(B=3\), got \(2,"),
+    ({"lengths": torch.tensor([6, 7, 6])}, ValueError, r"lengths must be in 0\.\.6, got 7"),
+    ({"lengths": torch.tensor([6, -1, 6])}, ValueError, r"lengths must be in 0\.\.6, got -1"),
+    ({"lengths": META[:, 0]}, ValueError, "lengths must be on cpu, got meta"),
+    (
+        PACKED | {"lengths": torch.tensor([5]), "cu_seqlens": torch.tensor([0, 5])},
+        ValueError,
+        "lengths must be None with cu_seqlens",
+    ),
+]
 
 
 @pytest.mark.parametrize("bos", [False, True])
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        ({"tokens": [[0]]}, TypeError, "tokens must be a tensor, got list"),
-        ({"tokens": draw()[0]}, ValueError, r"tokens must have shape \(B, T\), got \(6,\)"),
-        (
-            {"tokens": draw().float()},
-            TypeError,
-            r"tokens must be int32 or int64, got torch\.float32",
-        ),
-        ({"tokens": draw() > 3}, TypeError, r"tokens must be int32 or int64, got torch\.bool"),
-        ({"tokens": draw() - 7}, ValueError, r"tokens must be in 0\.\.6 \(vocab_size=7\), got -7"),
-        ({"tokens": torch.tensor([[0, 7]])}, ValueError, r"tokens must be in 0\.\.6 .* got 7"),
-        ({"tokens": torch.tensor([[8, 0]])}, ValueError, r"tokens must be in 0\.\.6 .* got 8"),
-        (
-            {"tokens": draw().to("meta")},
-            ValueError,
-            r"tokens must be on the device of the parameters \(cpu\), got meta",
-        ),
-        ({"tokens": draw(1, 5) + 7, "cu_seqlens": torch.tensor([0, 5])}, ValueError, "tokens must"),
-        (
-            {"tokens": draw(), "cu_seqlens": torch.tensor([0, 6])},
-            ValueError,
-            r"one packed .* B = 3",
-        ),
-        (PACKED | {"cu_seqlens": [0, 5]}, TypeError, "cu_seqlens must be a tensor, got list"),
-        (
-            PACKED | {"cu_seqlens": torch.tensor([0.0, 5.0])},
-            TypeError,
-            "cu_seqlens must be int32 or int64",
-        ),
-        (
-            PACKED | {"cu_seqlens": torch.tensor([0, 9])},
-            ValueError,
-            r"cu_seqlens must rise from 0 to the length 5, got \[0, 9\]",
-        ),
-        (
-            PACKED | {"cu_seqlens": torch.tensor([0, 5], device="meta")},
-            ValueError,
-            "cu_seqlens must be on cpu, got meta",
-        ),
-    ],
-)
-def test_bad_tokens_and_bounds_are_named(changed, error, message, bos):
-    with pytest.raises(error, match=message):
-        build(bos=bos)(**changed)
+@pytest.mark.parametrize("kind", MODELS)
+def test_bad_tokens_bounds_and_lengths_are_named(kind, bos):
+    model = MODELS[kind](7, HEADS, 8, [SPECS["bd_lru"]], bos=bos)
+    for changed, error, message in BAD_CALLS:
+        with pytest.raises(error, match=message):
+            model(**{"tokens": draw()} | changed)
 
 
 @pytest.mark.parametrize("bos", [False, True])
-@pytest.mark.parametrize(
-    ("state", "error", "message"),
-    [
+def test_bad_states_and_next_tokens_are_named(bos):
+    model = build(*(2 * [SPECS["bd_lru"]]), bos=bos)
+    part = torch.zeros(3, 2, 3)
+    for state, error, message in [
         ((), ValueError, r"state must hold one state per layer \(2\), got 0"),
-        ((torch.zeros(3, 2, 3),), ValueError, r"state must hold one state per layer \(2\), got 1"),
-        ((torch.zeros(3, 2, 3), None), TypeError, "state of every layer, got None for one"),
+        ((part, None), TypeError, "state of every layer, got None for one"),
         (torch.zeros(2, 3, 2, 3), TypeError, "state must be a tuple or None, got Tensor"),
-        (
-            (torch.zeros(4, 2, 3),) * 2,
-            ValueError,
-            r"state must have shape \(B=3, .*got \(4, 2, 3\)",
-        ),
-    ],
-)
-def test_bad_states_are_named(state, error, message, bos):
-    with pytest.raises(error, match=message):
-        build(*(2 * [SPECS["bd_lru"]]), bos=bos).extend(draw(), state)
-
-
-@pytest.mark.parametrize("bos", [False, True])
-def test_extending_by_bad_tokens_is_refused(bos):
-    model = build(bos=bos)
-    _, state = model.extend(draw())
-    for given in (None, state):
+        ((torch.zeros(4, 2, 3),) * 2, ValueError, r"state must have shape \(B=3, .*got \(4, 2, 3"),
+    ]:
+        with pytest.raises(error, match=message):
+            model.extend(draw(), state)
+    for state in (None, (part, part)):
         with pytest.raises(ValueError, match=r"tokens must be in 0\.\.6 .* got 7"):
-            model.extend(torch.full((3, 1), 7), given)
-
-
-def shapes(logits):
-    return {head: these.shape for head, these in logits.items()}
+            model.extend(torch.full((3, 1), 7), state)
 
 
 # Tracing an autograd.Function makes Dynamo itself instantiate the class.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("bos", [False, True])
-@pytest.mark.parametrize("bounds", [None, torch.tensor([0, 2, 5])])
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "bounds",
+    [{}, {"cu_seqlens": torch.tensor([0, 2, 5])}, {"lengths": torch.tensor([4])}],
+    ids=["whole", "packed", "padded"],
+)
 @torch.no_grad()
-def test_tokens_without_values_to_read_are_not_refused(bos, bounds):
-    model, tokens = build(bos=bos), draw(1, 5)
-    expected = model(tokens, bounds)
-    mapped = torch.vmap(model, in_dims=(0, None))(tokens.expand(3, 1, 5), bounds)
-    torch.testing.assert_close(
-        mapped, {head: these.expand(3, -1, -1, -1) for head, these in expected.items()}
-    )
+def test_it_compiles_and_runs_on_tensors_without_values(kind, bounds):
+    model, tokens = MODELS[kind](7, HEADS, 8, [SPECS["bd_lru"]], bos=True), draw(1, 5)
+    expected = model(tokens, **bounds)
+    mapped = torch.vmap(lambda row: model(row, **bounds))(tokens.expand(3, 1, 5))
+    for head, these in mapped.items():
+        torch.testing.assert_close(these, expected[head].expand(3, -1, -1, -1))
     torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(tokens, bounds), expected)
+    torch.testing.assert_close(compiled(tokens, **bounds), expected)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fake = [None if tensor is None else mode.from_tensor(tensor) for tensor in (tokens, bounds)]
-        assert shapes(model(*fake)) == shapes(expected)
-    assert shapes(build(bos=bos).to("meta")(tokens.to("meta"))) == shapes(expected)
-
-
-SWITCHES = [name for name, hint in get_type_hints(TokenClassifier.__init__).items() if hint is bool]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("heads", [("a", 2)], OptionError),
-        ("heads", {1: 2}, OptionError),
-        ("layers", "lstm", OptionError),
-        ("layers", 3, OptionError),
-        ("channel_mixer", "mlp", OptionError),
-        *((name, value, OptionError) for name in SWITCHES for value in ("no", 0, None)),
-        ("seed", None, OptionError),
-        ("seed", -1, ValueError),
-    ],
-)
-def test_arguments_of_another_type_are_named(name, value, error):
-    good = {"vocab_size": 3, "heads": {"a": 2}, "hidden_size": 4, "layers": [LayerSpec("lstm")]}
-    with pytest.raises(error, match=f"{name} must be"):
-        TokenClassifier(**good | {name: value})
+        fake = {name: mode.from_tensor(tensor) for name, tensor in bounds.items()}
+        found = model(mode.from_tensor(tokens), **fake)
+        assert [these.shape for these in found.values()] == [(1, 5, 5), (1, 5, 2)]
+    assert model.to("meta")(tokens.to("meta"))["parity"].shape == (1, 5, 2)

@@ -7,9 +7,7 @@ from statemix.layers.causal_conv import CausalConv
 from statemix.layers.checking import check_layer
 from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
 from statemix.layers.exporting import DecodeStep, WholeSequence
-from statemix.layers.fixed_point.fp_mamba import FPMambaState
-from statemix.layers.fixed_point.fp_mamba1 import FPMamba1
-from statemix.layers.fixed_point.fp_mamba2 import FPMamba2
+from statemix.layers.fixed_point.fp_mamba import FPMamba1, FPMamba2, FPMambaState
 from statemix.layers.fixed_point.fp_rnn import FPRNN
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Flops, Layer, LayerSpec, Recurrence

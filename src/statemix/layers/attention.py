@@ -66,18 +66,12 @@ class Attention(PaddedLayer):
     Decoding copies it once per quarter of its length, not at every token.
 
     Args:
-        hidden_size: width of input and output.
         num_heads: number of heads; must divide ``hidden_size``.
         rope: whether queries and keys are rotated by their positions, which requires an even
             number of channels per head.
-        device: device of the parameters.
-        dtype: dtype of the parameters. The state is always float32 or wider.
 
     Shape:
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`AttentionState`.
-
-    Raises:
-        OptionError: if a size is out of range or does not divide as above.
 
     Example:
         >>> layer = Attention(hidden_size=8, num_heads=2)
@@ -107,15 +101,14 @@ class Attention(PaddedLayer):
             raise OptionError(
                 f"num_heads must divide hidden_size, got {num_heads} and {hidden_size}"
             )
-        if rope and hidden_size // num_heads % 2:
-            raise OptionError(
-                "hidden_size / num_heads must be even with rope=True, got "
-                f"{hidden_size // num_heads}"
-            )
         self.hidden_size = hidden_size
         self.num_heads = num_heads
         self.head_dim = hidden_size // num_heads
         self.rope = rope
+        if rope and self.head_dim % 2:
+            raise OptionError(
+                f"hidden_size / num_heads must be even with rope=True, got {self.head_dim}"
+            )
         self.qkv_proj = nn.Linear(
             hidden_size, 3 * hidden_size, bias=False, device=device, dtype=dtype
         )
@@ -161,8 +154,6 @@ class Attention(PaddedLayer):
     def _run(
         self, x: Tensor, state: AttentionState, lengths: Tensor | None
     ) -> tuple[Tensor, AttentionState]:
-        if x.shape[1] == 0:
-            return x.clone(), state
         batch, length = x.shape[:2]
         past = state.keys.shape[1]
         qkv = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, self.head_dim))
@@ -209,13 +200,9 @@ _LEAST_ROOM, _ROOM = 16, 4
 class _Buffers:
     """Memory that tensors of several lengths share, until someone writes into one of them.
 
-    The tensors are copy-on-write clones of the buffers: PyTorch gives a tensor memory of its own
-    when it is first written. ``parts`` are the same memory under a second storage, which is not
-    copied on write.
-
-    Attributes:
-        parts: buffers of shape (B, capacity, ...).
-        filled: number of entries in use by some tensor. Entries below it never change.
+    The tensors are copy-on-write clones of the buffers, (B, capacity, ...): PyTorch gives a tensor
+    memory of its own when it is first written. ``parts`` are the same memory under a second
+    storage, which is not copied on write. The first ``filled`` entries never change.
     """
 
     def __init__(self, parts: tuple[Tensor, ...], length: int) -> None:
@@ -259,16 +246,12 @@ _COPIED_ON_WRITE = frozenset({"cpu", "cuda"})
 def append(
     parts: tuple[Tensor, ...], fresh: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Concatenate each part and its fresh entries along axis 1.
+    """Concatenate each part (B, S, ...) and its fresh entries (B, T, ...) along axis 1.
 
     The results may share buffers with spare room, in which the next call with them writes its fresh
     entries. ``parts`` keep their values, and may be continued several times: the first continuation
     uses the room, the others copy. A result that is changed in place is copied first. Where a
     gradient is needed, or a transform or a compiler watches, this is ``torch.cat``.
-
-    Args:
-        parts: tensors of shape (B, S, ...), with the same B and S.
-        fresh: tensors of shape (B, T, ...), with dtype and device of the part.
 
     Returns:
         grown: the concatenations.

@@ -1,7 +1,6 @@
 """BDLRU: linear recurrence over dense blocks with jointly normalised gates."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -9,15 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from statemix import ops
-from statemix.layers.gated_recurrence import GatedRecurrence
+from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
 from statemix.layers.layer import Recurrence
-from statemix.layers.option_checks import (
-    InitialState,
-    Memory,
-    Selectivity,
-    check_number,
-    check_sizes,
-)
+from statemix.layers.option_checks import check_finite, check_number, check_sizes
 from statemix.layers.pieces import Noise
 from statemix.ops.checks import check_choice
 from statemix.ops.layout import at_least_float32, join_units, split_units
@@ -54,7 +47,6 @@ class BDLRU(GatedRecurrence):
     initial state, bias of the input gates.
 
     Args:
-        hidden_size: width of input and output.
         num_blocks: number H of blocks; the state has ``num_blocks * block_size * value_channels``
             entries.
         block_size: entries m per block. 1 gives a diagonal network; composing permutations of n
@@ -63,7 +55,7 @@ class BDLRU(GatedRecurrence):
             per entry of the state.
         gate: name of a gate family, one of ``ops.GATES``. ``"none"`` does not bound the state,
             which may grow exponentially with the number of tokens.
-        gate_temperature: temperature tau, the attribute of the same name.
+        gate_temperature: temperature tau, the attribute of the same name, at least 1e-38.
         selective: True: every gate sees every channel. "pointwise": the gates of block k see only
             channel k (requires ``num_blocks == hidden_size``). False: gates are learned constants.
         initial_state: state to use when none is given: "zero", "learned" (a parameter), or "unit":
@@ -90,20 +82,13 @@ class BDLRU(GatedRecurrence):
             training, the attribute of the same name.
         checkpoint_every: None keeps the gates, values and states of all tokens for the backward
             pass. A number n keeps only the state after every n tokens, and computes the rest again
-            in the backward pass, which saves memory and costs time. A packed row of more than n
-            sequences is computed again as a whole. ``torch.func`` ignores the option.
+            in the backward pass. A packed row of more than n sequences is computed again as a
+            whole. ``torch.func`` ignores the option.
         backend: as in ``ops.bd_lru``; None chooses the fastest for the device.
-        device: device of the parameters.
-        dtype: dtype of the parameters. The state is always float32 or wider.
 
     Shape:
         x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, num_blocks, block_size), or
         (B, num_blocks, block_size, value_channels) with more than one channel.
-
-    Raises:
-        OptionError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
-            positive and finite, or another number is not finite or does not fit.
-        BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
         >>> layer = BDLRU(hidden_size=8, num_blocks=4, block_size=2)
@@ -143,11 +128,13 @@ class BDLRU(GatedRecurrence):
         self.block_size = block_size
         self.value_channels = value_channels
         self.block_dropout = block_dropout
+        axes = {"num_blocks": num_blocks, "block_size": block_size}
         super().__init__(
-            num_units=num_blocks,
+            state_axes=axes if value_channels == 1 else axes | {"value_channels": value_channels},
             gate_shape=(block_size, block_size + 1),
             num_values=block_size * value_channels,
             num_readouts=block_size * value_channels,
+            kernel=("block", block_size),
             **passed_on(locals(), GatedRecurrence),
         )
 
@@ -157,8 +144,7 @@ class BDLRU(GatedRecurrence):
 
         In training mode alone, each block of each row of a batch is hidden with this probability,
         at all positions, and the others are divided by 1 - ``block_dropout``. The states do not
-        change. An output projection that is trained so needs no block that others can replace.
-        PyTorch's global generator draws the blocks.
+        change. PyTorch's global generator draws the blocks.
         """
         return self._block_dropout
 
@@ -170,11 +156,6 @@ class BDLRU(GatedRecurrence):
     @property
     def _noise(self) -> Noise:
         return Noise(self._gate_noise, self._block_dropout)
-
-    @property
-    def _state_axes(self) -> Mapping[str, int]:
-        axes = {"num_blocks": self.num_blocks, "block_size": self.block_size}
-        return axes if self.value_channels == 1 else axes | {"value_channels": self.value_channels}
 
     @classmethod
     def tracker(cls, hidden_size: int, **options: Any) -> Self:
@@ -219,27 +200,18 @@ class BDLRU(GatedRecurrence):
         states, state = ops.bd_lru(
             gates, values, initial_state=state, cu_seqlens=cu_seqlens, **options
         )
-        y: Tensor = self.out_proj(self._joined(self._partly_hidden(states, noise.hidden)))
-        return y, state
-
-    @property
-    def _kernel(self) -> tuple[str, int | None]:
-        return "block", self.block_size
+        if noise.hidden:
+            seen = dropout(states.new_ones(states.shape[0], 1, self.num_blocks), noise.hidden)
+            states = states * seen.reshape(*seen.shape, *(1 for _ in self._state_shape[1:]))
+        return self.out_proj(self._joined(states)), state
 
     def _step_of_units(self, gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         h_t, state = ops.bd_lru_step(
-            gates,
-            self._split_values(values),
-            state,
-            self.gate,
+            *(gates, self._split_values(values), state, self.gate),
             temperature=self.temperature,
             backend=self.backend,
         )
         return self._joined(h_t), state
-
-    def _read_out(self, h_t: Tensor, state: Tensor) -> Tensor:
-        del state
-        return h_t
 
     def recurrence(self, x: Tensor) -> Recurrence:
         num_sequences = self._check_sequence(x, None, None)
@@ -272,13 +244,6 @@ class BDLRU(GatedRecurrence):
     def _joined(self, states: Tensor) -> Tensor:
         return join_units(states, len(self._state_shape) - 1)
 
-    def _partly_hidden(self, states: Tensor, hidden: float) -> Tensor:
-        """Return states (B, T, H, ...) with zeros in blocks drawn with this probability."""
-        if not hidden:
-            return states
-        seen = dropout(states.new_ones(states.shape[0], 1, self.num_blocks), hidden)
-        return states * seen.reshape(*seen.shape, *(1 for _ in self._state_shape[1:]))
-
 
 BEGIN, FINISH, SHARP = 0.5, 0.9, 1 / 8
 
@@ -307,7 +272,7 @@ def sharpen(model: nn.Module, progress: float) -> float:
         >>> [sharpen(layer, progress) for progress in (0.0, 0.5, 1.0)], layer.gate_temperature
         ([1.0, 1.0, 0.125], 0.125)
     """
-    check_number("progress", progress, "finite", math.isfinite)
+    check_finite(progress=progress)
     done = min(max((progress - BEGIN) / (FINISH - BEGIN), 0.0), 1.0)
     temperature = 1 / (1 + (1 / SHARP - 1) * done)
     gated = [module for module in model.modules() if isinstance(module, GatedRecurrence)]

@@ -32,10 +32,6 @@ class Bidirectional(nn.Module):
     Shape:
         x (B, T, hidden_size) -> y (B, T, 2 * hidden_size), or with "sum" (B, T, hidden_size).
 
-    Raises:
-        OptionError: if the widths differ, or there is no such way to combine.
-        TypeError: if an argument is no layer.
-
     Example:
         >>> from statemix.layers import BDLRU
         >>> layers = [BDLRU(hidden_size=8, num_blocks=4, block_size=2) for _ in range(2)]
@@ -79,11 +75,6 @@ class Bidirectional(nn.Module):
             y: outputs, with zeros at padding.
             states: the state of ``forward_layer`` after the last token of each sequence, and that
                 of ``backward_layer`` after the first token.
-
-        Raises:
-            ValueError: as in :meth:`Layer.forward`, or if both ``cu_seqlens`` and
-                ``attention_mask`` are given.
-            TypeError: as in :meth:`Layer.forward`.
         """
         if attention_mask is not None:
             if cu_seqlens is not None:

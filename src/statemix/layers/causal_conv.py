@@ -23,18 +23,12 @@ class CausalConv(PaddedLayer):
     Source: the convolution of Dubinin et al., Figure 6, who do not say whether it is dense.
 
     Args:
-        hidden_size: width of input and output.
         kernel_size: number K of taps.
         depthwise: whether each channel sees only itself.
-        device: device of the parameters.
-        dtype: dtype of the parameters. The state is always float32 or wider.
 
     Shape:
         x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, K - 1, hidden_size): the last
         inputs, in order of time.
-
-    Raises:
-        OptionError: if a size is out of range.
 
     Example:
         >>> layer = CausalConv(hidden_size=8, kernel_size=4)
@@ -63,13 +57,9 @@ class CausalConv(PaddedLayer):
         self.hidden_size = hidden_size
         self.kernel_size = kernel_size
         self.depthwise = depthwise
+        groups = hidden_size if depthwise else 1
         self.conv = nn.Conv1d(
-            hidden_size,
-            hidden_size,
-            kernel_size,
-            groups=hidden_size if depthwise else 1,
-            device=device,
-            dtype=dtype,
+            hidden_size, hidden_size, kernel_size, groups=groups, device=device, dtype=dtype
         )
 
     def forward(
@@ -79,7 +69,6 @@ class CausalConv(PaddedLayer):
         cu_seqlens: Tensor | None = None,
         *,
         group: "dist.ProcessGroup | None" = None,
-        **unknown: object,
     ) -> tuple[Tensor, Tensor]:
         if group is not None:
             check_slice(group, cu_seqlens)
@@ -89,7 +78,7 @@ class CausalConv(PaddedLayer):
             # The last inputs are a state of one unit, whose channels share what a token does to it.
             unit = state.unsqueeze(1)
             state = state_before(self._moved_on, x.new_empty(0), x, unit, group=group).squeeze(1)
-        y, after = super().forward(x, state, cu_seqlens, **unknown)
+        y, after = super().forward(x, state, cu_seqlens)
         return y, after
 
     def _moved_on(self, unused: Tensor, x: Tensor, initial_state: Tensor) -> tuple[Tensor, Tensor]:

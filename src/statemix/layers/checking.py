@@ -48,15 +48,14 @@ def check_layer(layer: Layer, *, tolerance: float | None = None) -> None:
         tolerance = torch.finfo(x.dtype).eps ** 0.5
     refuse_mixing(layer, x)
 
-    def compare(call: str, found: Tensor, expected: Tensor) -> None:
-        if found.shape != expected.shape:
-            shapes = f"{tuple(expected.shape)}, got {tuple(found.shape)}"
+    def compare(call: str, y: Tensor, expected: Tensor) -> None:
+        if y.shape != expected.shape:
+            shapes = f"{tuple(expected.shape)}, got {tuple(y.shape)}"
             raise _refusal(layer, f"outputs of {call} must have shape {shapes}")
-        difference = _difference(found, expected)
+        difference = _difference(y, expected)
         if not difference <= tolerance:
-            raise _refusal(
-                layer, f"{call} and each whole sequence alone differ by {difference:.2g}"
-            )
+            reason = f"{call} and each whole sequence alone differ by {difference:.2g}"
+            raise _refusal(layer, reason)
 
     def run(
         call: str, function: Callable[..., Any], x: Tensor, state: State = None, *bounds: Tensor
@@ -129,12 +128,7 @@ def check_once(layer: nn.Module, x: Tensor) -> None:
 
 
 def refuse_mixing(layer: nn.Module, like: Tensor) -> None:
-    """Check that no packed sequence changes another one.
-
-    Args:
-        layer: a layer.
-        like: an input of the layer, shape (..., hidden_size), for its width, dtype and device.
-    """
+    """Check that no packed sequence changes another one, on inputs like the given one."""
     x = _random(1, 9, like.shape[-1], like=like)
     other = x.clone()
     other[:, 3:6] += 3
@@ -146,11 +140,11 @@ def refuse_mixing(layer: nn.Module, like: Tensor) -> None:
     kept = torch.tensor([0, 1, 2, 6, 7, 8], device=x.device)
     difference = _difference(changed[:, kept], y[:, kept])
     if not difference <= 8 * torch.finfo(y.dtype).eps:
-        raise _refusal(
-            layer,
-            f"a change of one packed sequence changes the outputs of another by {difference:.2g}; "
-            "each sequence of cu_seqlens must start from a state of its own",
+        mixed = (
+            f"a change of one packed sequence changes the outputs of another by {difference:.2g}"
         )
+        advice = "each sequence of cu_seqlens must start from a state of its own"
+        raise _refusal(layer, f"{mixed}; {advice}")
     _check_rows(layer, state, 3)
 
 
@@ -185,11 +179,8 @@ def _changed(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | N
 def _check_rows(layer: nn.Module, state: object, num_sequences: int) -> None:
     for name, part in tensors(state):
         if part.shape[:1] != (num_sequences,):
-            raise _refusal(
-                layer,
-                f"{name} after {num_sequences} packed sequences must have a row for each, got "
-                f"shape {tuple(part.shape)}",
-            )
+            row_for_each = f"{num_sequences} packed sequences must have a row for each"
+            raise _refusal(layer, f"{name} after {row_for_each}, got shape {tuple(part.shape)}")
 
 
 def _refusal(layer: nn.Module, reason: str) -> RequestError:

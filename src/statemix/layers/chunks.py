@@ -15,14 +15,8 @@ CHUNK_SIZE = 64
 def log_decays(A_log: Tensor, raw_steps: Tensor) -> Tensor:
     r"""Return the logarithm of each token's decay, :math:`g = -e^A\, \mathrm{softplus}(r)`.
 
-    The logarithms of both factors are added: one factor may overflow where the other vanishes.
-
-    Args:
-        A_log: A, shape (H,).
-        raw_steps: r, shape (..., H).
-
-    Returns:
-        g: shape (..., H).
+    A is ``A_log`` (H,), r is ``raw_steps`` (..., H). The logarithms of both factors are added: one
+    factor may overflow where the other vanishes.
     """
     # Below -40, softplus(r) equals e^r to the last digit of float64.
     log_steps = functional.softplus(raw_steps.clamp(min=-40)).log()
@@ -37,13 +31,7 @@ def decays_between(g: Tensor) -> Tensor:
     .. math:: D_{ij} = e^{g_{j+1} + \dots + g_i} \text{ for } j \le i, \quad 0 \text{ for } j > i
 
     Each sum is over its own terms: as the difference of two sums from the first token, it would
-    lose its digits after one strong decay.
-
-    Args:
-        g: logarithm of each token's decay, at most 0, shape (..., T).
-
-    Returns:
-        D: shape (..., T, T).
+    lose its digits after one strong decay. g (..., T) is at most 0.
     """
     every = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device)
     sums = g.unsqueeze(-1).masked_fill(every.triu(), 0).cumsum(-2)
@@ -52,14 +40,9 @@ def decays_between(g: Tensor) -> Tensor:
 
 
 def chunked(x: Tensor, most: int) -> Tensor:
-    """Divide tokens into chunks of at most ``most``; zeros fill the last one.
+    """Return x (B, T, ...) as chunks of at most ``most`` tokens: (B, chunks, size, ...).
 
-    Args:
-        x: shape (B, T, ...), T >= 1.
-        most: tokens of a chunk, unless there are fewer.
-
-    Returns:
-        Shape (B, chunks, size, ...).
+    Zeros fill the last chunk; a single chunk is as long as x.
     """
     length = x.shape[1]
     if length <= most:
@@ -103,15 +86,12 @@ def delta_rule(
         memory: memory before the first token, shape (B, H, K, V).
 
     Returns:
-        o: readouts, shape (B, T, H, V).
-        memory: memory after the last token.
+        The readouts (B, T, H, V), and the memory after the last token.
     """
     length, n = k.shape[1:3]
     if is_open(length):
         o, memory = _delta_rule_of_any_length(q, k, v, beta, g, memory)
         return o, memory
-    if length == 0:
-        return v[:, :, 0], memory
     if length == 1:
         return _of_one_token(q, k, v, beta, g, memory)
 
@@ -192,15 +172,12 @@ def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tens
         state: state before the first token, shape (B, H, P, N).
 
     Returns:
-        o: readouts, shape (B, T, H, P).
-        state: state after the last token.
+        The readouts (B, T, H, P), and the state after the last token.
     """
     length = x.shape[1]
     if is_open(length):
         o, state = _ssd_of_any_length(x, g, B, C, state)
         return o, state
-    if length == 0:
-        return x, state
     # Tokens of decay 1 and input 0 fill the last chunk.
     x, g, B, C = (chunked(part, CHUNK_SIZE) for part in (x, g, B, C))
     x = x.movedim(3, 1)  # (B, H, chunks, size, P)

@@ -1,6 +1,6 @@
 """DeltaNet and DeltaProduct: a matrix state, rotated by generalised Householder matrices."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from statemix.errors import OptionError
 from statemix.layers import fla
 from statemix.layers.chunks import delta_rule, log_decays
 from statemix.layers.layer import Flops, Recurrence
-from statemix.layers.option_checks import check_placement, check_sizes, check_switches, check_taps
+from statemix.layers.option_checks import check_placement, check_sizes, check_switches
 from statemix.layers.padded import (
     PaddedLayer,
     reset_decay,
@@ -66,7 +66,6 @@ class DeltaProduct(PaddedLayer):
     they are finite for inputs up to about 1e15.
 
     Args:
-        hidden_size: width of input and output.
         num_heads: number of heads.
         num_householder: updates n per token; the transition is a product of n Householder matrices.
         head_dim: size of queries and keys; None means ``hidden_size // num_heads``.
@@ -75,15 +74,9 @@ class DeltaProduct(PaddedLayer):
         use_forget_gate: whether the memory decays ("gated").
         use_output_gate: whether the normalised output is multiplied by silu(W x_t).
         conv_size: taps of the short convolution; 0 leaves only SiLU.
-        device: device of the parameters.
-        dtype: dtype of the parameters. The state is always float32 or wider.
 
     Shape:
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`DeltaState`.
-
-    Raises:
-        OptionError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
-            divide ``hidden_size``.
 
     Example:
         >>> layer = DeltaProduct(hidden_size=8, num_heads=2, num_householder=3)
@@ -126,7 +119,7 @@ class DeltaProduct(PaddedLayer):
             use_forget_gate=use_forget_gate,
             use_output_gate=use_output_gate,
         )
-        check_taps("conv_size", conv_size)
+        check_sizes(0, conv_size=conv_size)
         check_placement(device, dtype)
         self.hidden_size = hidden_size
         self.num_heads = num_heads
@@ -141,23 +134,18 @@ class DeltaProduct(PaddedLayer):
         keys = num_heads * head_dim
         values = keys * expand_v
         self._widths = (keys, keys * num_householder, values * num_householder)
-
-        def linear(inputs: int, outputs: int) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=False, device=device, dtype=dtype)
-
-        self.qkv_proj = linear(hidden_size, sum(self._widths))
-        self.b_proj = linear(hidden_size, num_householder * num_heads)
-        self.conv = ShortConvolution(sum(self._widths), conv_size, device=device, dtype=dtype)
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.qkv_proj = nn.Linear(hidden_size, sum(self._widths), bias=False, **placed)
+        self.b_proj = nn.Linear(hidden_size, num_householder * num_heads, bias=False, **placed)
+        self.conv = ShortConvolution(sum(self._widths), conv_size, **placed)
         if use_forget_gate:
-            self.a_proj = linear(hidden_size, num_heads)
-            self.A_log = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
-            self.dt_bias = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
+            self.a_proj = nn.Linear(hidden_size, num_heads, bias=False, **placed)
+            self.A_log = nn.Parameter(torch.empty(num_heads, **placed))
+            self.dt_bias = nn.Parameter(torch.empty(num_heads, **placed))
         if use_output_gate:
-            self.g_proj = linear(hidden_size, values)
-        self.norm_weight = nn.Parameter(
-            torch.empty(head_dim * expand_v, device=device, dtype=dtype)
-        )
-        self.out_proj = linear(values, hidden_size)
+            self.g_proj = nn.Linear(hidden_size, values, bias=False, **placed)
+        self.norm_weight = nn.Parameter(torch.empty(head_dim * expand_v, **placed))
+        self.out_proj = nn.Linear(values, hidden_size, bias=False, **placed)
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -172,10 +160,8 @@ class DeltaProduct(PaddedLayer):
 
     @property
     def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return (
-            (self.num_heads, self.head_dim, self.head_dim * self.expand_v),
-            (self.conv.num_kept, self.conv.channels),
-        )
+        conv = (self.conv.num_kept, self.conv.channels)
+        return (self.num_heads, self.head_dim, self.head_dim * self.expand_v), conv
 
     def flops_per_token(self, length: int) -> Flops:
         del length
@@ -207,8 +193,7 @@ class DeltaProduct(PaddedLayer):
                 o, memory = fla.delta_rule(*updates, u.dtype)
             else:
                 o, memory = delta_rule(*updates)
-            weight = self.norm_weight.to(dtype)
-            o = rms_norm(o.to(dtype), weight).flatten(2)
+            o = rms_norm(o.to(dtype), self.norm_weight.to(dtype)).flatten(2)
             if gate is not None:
                 o = o * functional.silu(gate.to(dtype))
             o = o.to(u.dtype)
@@ -220,19 +205,15 @@ class DeltaProduct(PaddedLayer):
         u = self._updates(x, state, None)
         with without_autocast(x.device):
             identity = torch.eye(self.head_dim, dtype=u.k.dtype, device=x.device)
-            transitions = identity
-            if u.g is not None:
-                transitions = u.g.exp()[..., None, None] * identity
+            transitions = identity if u.g is None else u.g.exp()[..., None, None] * identity
             inputs: list[Tensor] = []
             for k, beta in zip(u.k.unbind(2), u.beta.unbind(2), strict=True):
                 written = beta.unsqueeze(-1) * k
                 reflection = identity - written.unsqueeze(-1) * k.unsqueeze(-2)
                 transitions = reflection @ transitions
                 # Later updates of the same token also change what earlier ones wrote.
-                inputs = [(reflection @ one.unsqueeze(-1)).squeeze(-1) for one in inputs]
-                inputs.append(written)
-        input_maps = torch.stack(inputs, -1)
-        values = u.v.transpose(2, 3)
+                inputs = [(reflection @ b.unsqueeze(-1)).squeeze(-1) for b in inputs] + [written]
+        input_maps, values = torch.stack(inputs, -1), u.v.transpose(2, 3)
         return Recurrence(transitions, input_maps, values, state.memory, unit="head")
 
     def _updates(self, x: Tensor, state: DeltaState, lengths: Tensor | None) -> "_Updates":
@@ -280,29 +261,11 @@ class DeltaNet(DeltaProduct):
     .. math::
         S_t = e^{g_t} (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top
 
-    It is :class:`DeltaProduct` with ``num_householder=1``, which documents the other equations.
+    It is :class:`DeltaProduct` with ``num_householder=1``, which documents the other equations, the
+    arguments and the shapes.
 
     Source: Schlag et al. (2021), Yang et al. (2024); eigenvalues in [-1, 1]: Grazzi et al. (2025);
     with ``use_forget_gate``, Gated DeltaNet: Yang et al. (2025).
-
-    Args:
-        hidden_size: width of input and output.
-        num_heads: number of heads.
-        head_dim: size of queries and keys; None means ``hidden_size // num_heads``.
-        expand_v: size of values divided by ``head_dim``.
-        allow_neg_eigval: whether beta reaches 2, "[-1, 1]" in tables.
-        use_forget_gate: whether the memory decays ("gated").
-        use_output_gate: whether the normalised output is multiplied by silu(W x_t).
-        conv_size: taps of the short convolution; 0 leaves only SiLU.
-        device: device of the parameters.
-        dtype: dtype of the parameters. The state is always float32 or wider.
-
-    Shape:
-        x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`DeltaState`.
-
-    Raises:
-        OptionError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
-            divide ``hidden_size``.
 
     Example:
         >>> layer = DeltaNet(hidden_size=8, num_heads=2, conv_size=0)

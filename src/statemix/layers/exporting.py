@@ -4,7 +4,7 @@ The graph of a decoding step has only operators of PyTorch. That of whole sequen
 calls the library's own, which are registered by ``import statemix.layers``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,15 +13,13 @@ from torch.export import Dim
 
 from statemix.layers.layer import Layer, used_weight
 from statemix.layers.option_checks import check_sizes
-from statemix.layers.state import State, map_state, placement, tensors
+from statemix.layers.state import map_state, owned, placement, tensors
 
 
 class _Call(nn.Module):
-    """What both kinds of calls share.
+    """Base of both kinds of calls."""
 
-    Args:
-        layer: the layer, whose parameters are shared and whose mode becomes evaluation.
-    """
+    _axes: tuple[Dim, ...] = ()
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -30,14 +28,31 @@ class _Call(nn.Module):
         self.layer = layer
         self.eval()
 
-    def _state(self, parts: tuple[Tensor, ...]) -> State:
-        """Return the state with these tensors."""
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         template = self.layer.init_state(1, device="meta")
         wanted = sum(1 for _ in tensors(template))
-        if len(parts) != wanted:
-            raise ValueError(f"state must be {wanted} tensors, got {len(parts)}")
-        rest: Iterator[Tensor] = iter(parts)
-        return map_state(lambda _: next(rest), template)
+        if len(state) != wanted:
+            raise ValueError(f"state must be {wanted} tensors, got {len(state)}")
+        rest = iter(state)
+        call = self.layer if self._axes else self.layer.step
+        y, after = call(x, map_state(lambda _: next(rest), template))
+        return y, *(part for _, part in tensors(after))
+
+    def dynamic_shapes(self) -> dict[str, Any]:
+        """Return the axes that may have any size, as ``torch.export.export`` wants them.
+
+        They are the batch, "B", the tokens of whole sequences, "T", and those of a growing state,
+        "S".
+        """
+        batch, growing = Dim("B", min=1), Dim("S", min=0)
+        state = []
+        for (_, short), (_, long) in zip(
+            tensors(self.layer.state_after(3)), tensors(self.layer.state_after(5)), strict=True
+        ):
+            sizes = enumerate(zip(short.shape, long.shape, strict=True))
+            longer = {axis: growing for axis, (before, after) in sizes if before != after}
+            state.append({0: batch, **longer})
+        return {"x": {0: batch, **dict(enumerate(self._axes, 1))}, "state": tuple(state)}
 
     def _example(self, batch_size: int, *length: int) -> tuple[Tensor, ...]:
         check_sizes(batch_size=batch_size)
@@ -53,17 +68,6 @@ class _Call(nn.Module):
         ]
         return x, *state
 
-    def _shapes(self, *axes: Any) -> dict[str, Any]:
-        batch, growing = Dim("B", min=1), Dim("S", min=0)
-        found = []
-        for (_, short), (_, long) in zip(
-            tensors(self.layer.state_after(3)), tensors(self.layer.state_after(5)), strict=True
-        ):
-            sizes = enumerate(zip(short.shape, long.shape, strict=True))
-            longer = {axis: growing for axis, (one, other) in sizes if one != other}
-            found.append({0: batch, **longer})
-        return {"x": {0: batch, **dict(enumerate(axes, 1))}, "state": tuple(found)}
-
 
 class DecodeStep(_Call):
     """``Layer.step`` with a state of plain tensors, in a graph of PyTorch's own operators.
@@ -78,10 +82,6 @@ class DecodeStep(_Call):
         x (B, hidden_size) and the tensors of the state -> y (B, hidden_size) and the tensors of the
         next state.
 
-    Raises:
-        TypeError: if ``layer`` is no layer.
-        ValueError: by a call, if the state has another number of tensors.
-
     Example:
         >>> from statemix.layers import BDLRU
         >>> step = DecodeStep(BDLRU(hidden_size=8, num_blocks=4, block_size=2))
@@ -93,10 +93,6 @@ class DecodeStep(_Call):
         (torch.Size([3, 8]), torch.Size([3, 4, 2]))
     """
 
-    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        y, after = self.layer.step(x, self._state(state))
-        return y, *(part for _, part in tensors(after))
-
     def inputs(self, batch_size: int = 2) -> tuple[Tensor, ...]:
         """Return examples of all arguments: zeros, on the device of the layer.
 
@@ -106,18 +102,8 @@ class DecodeStep(_Call):
         Returns:
             x, shape (batch_size, hidden_size), in the dtype of the parameters, and the tensors of a
             state; a growing state holds three tokens.
-
-        Raises:
-            OptionError: if it is below 1.
         """
         return self._example(batch_size)
-
-    def dynamic_shapes(self) -> dict[str, Any]:
-        """Return the axes that may have any size, as ``torch.export.export`` wants them.
-
-        They are the batch, "B", and that of a growing state, "S".
-        """
-        return self._shapes()
 
 
 class WholeSequence(_Call):
@@ -125,7 +111,7 @@ class WholeSequence(_Call):
 
     Layers that iterate must have ``max_iterations``, and no ``window``: a graph always takes that
     many iterations. Layers that loop over time are operators of this library in the graph, which
-    has no gradients there.
+    has no gradients there. It is exported as :class:`DecodeStep` is.
 
     Args:
         layer: the layer. Its parameters are shared, and it is put into evaluation mode.
@@ -133,49 +119,19 @@ class WholeSequence(_Call):
     Shape:
         x (B, T, hidden_size) and the tensors of the state -> y (B, T, hidden_size) and the tensors
         of the state after the last token.
-
-    Raises:
-        TypeError: if ``layer`` is no layer.
-        ValueError: by a call, if the state has another number of tensors; by an export, if a
-            layer that iterates does so as often as there are tokens, or in windows.
-
-    Example:
-        >>> from statemix.layers import BDLRU
-        >>> whole = WholeSequence(BDLRU(hidden_size=8, num_blocks=4, block_size=2))
-        >>> program = torch.export.export(
-        ...     whole, whole.inputs(), dynamic_shapes=whole.dynamic_shapes()
-        ... )
-        >>> program.module()(torch.randn(1, 100, 8), torch.zeros(1, 4, 2))[0].shape
-        torch.Size([1, 100, 8])
     """
 
-    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        y, after = self.layer(x, self._state(state))
-        return y, *(part for _, part in tensors(after))
+    _axes = (Dim("T", min=1),)
 
     def inputs(self, batch_size: int = 2, length: int = 7) -> tuple[Tensor, ...]:
-        """Return examples of all arguments: zeros, on the device of the layer.
+        """Return examples as :meth:`DecodeStep.inputs` does: x (batch_size, length, hidden_size).
 
         Args:
             batch_size: number of sequences.
             length: tokens of a sequence.
-
-        Returns:
-            x, shape (batch_size, length, hidden_size), in the dtype of the parameters, and the
-            tensors of a state; a growing state holds three tokens.
-
-        Raises:
-            OptionError: if a size is below 1.
         """
         check_sizes(length=length)
         return self._example(batch_size, length)
-
-    def dynamic_shapes(self) -> dict[str, Any]:
-        """Return the axes that may have any size, as ``torch.export.export`` wants them.
-
-        They are the batch, "B", the tokens, "T", and that of a growing state, "S".
-        """
-        return self._shapes(Dim("T", min=1))
 
 
 LoopOverTime = Callable[..., tuple[Tensor, ...]]
@@ -187,20 +143,14 @@ def is_open(length: int) -> bool:
 
 
 def register_loop(name: str, loop: LoopOverTime, outputs: LoopOverTime) -> Callable[..., Any]:
-    """Register a loop as the operator ``statemix::name``.
+    """Register a loop, annotated for ``torch.library.infer_schema``, as ``statemix::name``.
 
-    Args:
-        name: name of the operator.
-        loop: the function, annotated for ``torch.library.infer_schema``.
-        outputs: its results by shape and dtype, from the same arguments.
-
-    Returns:
-        The operator, whose results are contiguous and share no memory with its arguments.
+    ``outputs`` returns its results by shape and dtype, from the same arguments. The results of the
+    operator are contiguous and share no memory with its arguments.
     """
 
     def fresh(*arguments: object) -> tuple[Tensor, ...]:
-        found = loop(*arguments)
-        return tuple(one.clone(memory_format=torch.contiguous_format) for one in found)
+        return tuple(map(owned, loop(*arguments)))
 
     schema = torch.library.infer_schema(loop, mutates_args=())
     operator = torch.library.custom_op(f"statemix::{name}", fresh, mutates_args=(), schema=schema)

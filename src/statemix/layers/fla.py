@@ -39,7 +39,7 @@ def serves(x: Tensor, dtype: torch.dtype, num_keys: int) -> bool:
 
     Args:
         x: an argument of the recurrence, whose second axis is time.
-        dtype: dtype of what the layer projects its input to.
+        dtype: dtype of the projected input.
         num_keys: rows of the state.
     """
     return (
@@ -64,18 +64,8 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`statemix.layers.chunks.delta_rule` with numbers of 16 bits.
 
-    Args:
-        q: queries, shape (B, T, H, K).
-        k: keys, shape (B, T, n, H, K).
-        v: values, shape (B, T, n, H, V).
-        beta: strengths, shape (B, T, n, H).
-        g: logarithm of each token's decay, at most 0, shape (B, T, H). None means no decay.
-        memory: memory before the first token, shape (B, H, K, V).
-        dtype: dtype of the factors of matrix products; sums and the memory are float32.
-
-    Returns:
-        o: readouts, shape (B, T, H, V), in ``dtype``.
-        memory: memory after the last token, float32.
+    ``dtype`` is that of the factors of matrix products and of the readouts; sums and the memory are
+    float32.
     """
     n = k.shape[2]
     arguments = [part.to(dtype).contiguous() for part in (q, k.flatten(1, 2), v.flatten(1, 2))]
@@ -102,17 +92,8 @@ def ssd(
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`statemix.layers.chunks.ssd` with numbers of 16 bits.
 
-    Args:
-        x: inputs, shape (B, T, H, P).
-        g: logarithm of the decays, at most 0, shape (B, T, H).
-        B: input maps, shape (B, T, N), shared by the heads.
-        C: readout maps, shape (B, T, N).
-        state: state before the first token, shape (B, H, P, N).
-        dtype: dtype of the factors of matrix products; sums and the state are float32.
-
-    Returns:
-        o: readouts, shape (B, T, H, P), in ``dtype``.
-        state: state after the last token, float32.
+    ``dtype`` is that of the factors of matrix products and of the readouts; sums and the state are
+    float32.
     """
     from fla.ops.simple_gla import chunk_simple_gla
 
@@ -121,10 +102,7 @@ def ssd(
         part.to(dtype).unsqueeze(2).expand(-1, -1, heads, -1).contiguous() for part in (C, B)
     )
     o, state = chunk_simple_gla(
-        queries,
-        keys,
-        x.to(dtype).contiguous(),
-        g.float(),
+        *(queries, keys, x.to(dtype).contiguous(), g.float()),
         scale=1.0,
         initial_state=state.float().mT.contiguous(),
         output_final_state=True,

@@ -2,37 +2,37 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from statemix import ops
-from statemix.layers.layer import Flops, Layer, refuse_unknown
+from statemix.errors import OptionError
+from statemix.layers.layer import Flops, Layer
 from statemix.layers.option_checks import (
-    InitialState,
-    Memory,
-    Selectivity,
-    check_deviation,
-    check_finite_number,
-    check_first_state,
-    check_gate_temperature,
-    check_memory,
+    check_deviations,
+    check_finite,
+    check_number,
     check_placement,
-    check_selectivity,
     check_sizes,
-    check_units,
 )
 from statemix.layers.padded import reset_linear
 from statemix.layers.pieces import Noise, can_run_in_pieces, check_slice, run_in_pieces
 from statemix.layers.state import State, zero_states
-from statemix.ops.checks import FLOATING, bind, check_floating
+from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
 from statemix.ops.decoding import allowed, are_plain, has_hooks, is_linear, linear, projected_step
 from statemix.ops.layout import at_least_float32, split_units
 
+Selectivity = Literal[True, False, "pointwise"]
+InitialState = Literal["zero", "learned", "unit"]
+Memory = tuple[float, float]
+
 _PROJECTIONS = ("value_proj", "gate_proj", "out_proj")
+# Gate families whose input gates alone decide how fast a unit forgets, within any bounds.
+_REMEMBERING = ("softmax", "householder", "column_softmax")
 
 
 class GatedRecurrence(Layer):
@@ -52,10 +52,12 @@ class GatedRecurrence(Layer):
     The options that both layers have are documented there.
 
     Args:
-        num_units: number H of units.
+        state_axes: name and size of each axis of the state of one sequence; the first counts the
+            units, H.
         gate_shape: shape of the raw gates of one unit.
         num_values: values per unit.
         num_readouts: inputs of the output projection per unit.
+        kernel: operator of :func:`projected_step` and rows of a unit's gates; None if it has none.
     """
 
     schedulable: ClassVar[tuple[str, ...]] = ("gate_temperature", "gate_noise")
@@ -70,10 +72,11 @@ class GatedRecurrence(Layer):
         self,
         hidden_size: int,
         *,
-        num_units: int,
+        state_axes: dict[str, int],
         gate_shape: tuple[int, ...],
         num_values: int,
         num_readouts: int,
+        kernel: tuple[str, int | None] | None,
         gate: str,
         gate_temperature: float,
         selective: Selectivity,
@@ -90,14 +93,27 @@ class GatedRecurrence(Layer):
         super().__init__()
         check_sizes(hidden_size=hidden_size)
         check_placement(device, dtype)
-        check_selectivity(selective)
-        check_first_state(initial_state, initial_std, dtype)
+        if not isinstance(selective, bool | str) or selective not in get_args(Selectivity):
+            choices = list(get_args(Selectivity))
+            raise OptionError(f"selective must be one of {choices}, got {selective!r}")
+        check_choice("initial_state", initial_state, get_args(InitialState))
+        check_deviations(initial_std=initial_std)
+        if initial_std and initial_state != "learned":
+            raise OptionError(
+                f"initial_std must be 0 with initial_state={initial_state!r}, got {initial_std}"
+            )
         ops.check_backend(backend)
-        check_finite_number("input_gate_bias", input_gate_bias, dtype)
+        check_finite(input_gate_bias=input_gate_bias)
+        unit_option, num_units = next(iter(state_axes.items()))
         num_gates = math.prod(gate_shape) * num_units
-        check_units(next(iter(self._state_axes)), num_units, num_gates, selective, hidden_size)
-        check_gate_temperature(gate_temperature, dtype)
-        check_memory(memory, gate, input_gate_bias)
+        if selective == "pointwise" and hidden_size != num_units:
+            raise OptionError(
+                f"hidden_size must equal {unit_option} with selective='pointwise', got "
+                f"{hidden_size} and {num_units}"
+            )
+        check_sizes(**{f"{unit_option} times the gates of one": num_gates})
+        _check_memory(memory, gate, input_gate_bias)
+        _check_temperature(gate_temperature)
         if checkpoint_every is not None:
             check_sizes(checkpoint_every=checkpoint_every)
         self.checkpoint_every = checkpoint_every
@@ -110,10 +126,12 @@ class GatedRecurrence(Layer):
         self.input_gate_bias = input_gate_bias
         self.memory = memory
         self.backend = backend
+        self._kernel = kernel
         self._num_units = num_units
         self._num_columns = num_values // math.prod(gate_shape[:-1])
         self._gate_shape = gate_shape
-        self._state_shape = tuple(self._state_axes.values())
+        self._state_axes = state_axes
+        self._state_shape = tuple(state_axes.values())
 
         if selective is True:
             self.gate_proj = nn.Linear(hidden_size, num_gates, device=device, dtype=dtype)
@@ -133,11 +151,6 @@ class GatedRecurrence(Layer):
         self._constructed_temperature = gate_temperature
         self.reset_parameters()
 
-    @property
-    @abstractmethod
-    def _state_axes(self) -> Mapping[str, int]:
-        """Name and size of each axis of the state of one sequence; the first counts the units."""
-
     @abstractmethod
     def _run(
         self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, group: Any
@@ -152,9 +165,7 @@ class GatedRecurrence(Layer):
         *,
         group: "dist.ProcessGroup | None" = None,
         _noisy: bool = True,
-        **unknown: object,
     ) -> tuple[Tensor, Tensor]:
-        refuse_unknown(unknown)
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if state is None:
             state = self.init_state(num_sequences, x.device, x.dtype)
@@ -184,10 +195,9 @@ class GatedRecurrence(Layer):
         direct = fits and allowed() and all(is_linear(modules.get(name)) for name in _PROJECTIONS)
         if direct:
             values, gates = linear(modules["value_proj"], x_t), linear(modules["gate_proj"], x_t)
-            kernel = self._kernel
-            if kernel is not None:
+            if self._kernel is not None:
                 stepped = projected_step(
-                    *kernel, gates, values, state, self.gate, self.temperature, self.backend
+                    *self._kernel, gates, values, state, self.gate, self.temperature, self.backend
                 )
         else:
             values, gates = self.value_proj(x_t), self._projected_gates(x_t)
@@ -197,11 +207,6 @@ class GatedRecurrence(Layer):
         read = self._read_out(h_t, state)
         return linear(modules["out_proj"], read) if direct else self.out_proj(read), state
 
-    @property
-    @abstractmethod
-    def _kernel(self) -> tuple[str, int | None] | None:
-        """Operator of :func:`projected_step` and rows of a unit's gates; None if it has none."""
-
     @abstractmethod
     def _step_of_units(self, gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Advance by the general operator, from raw gates (B, H, *gate_shape) and projected values.
@@ -209,9 +214,10 @@ class GatedRecurrence(Layer):
         h_t has the order of ``values``, (B, num_values * H).
         """
 
-    @abstractmethod
     def _read_out(self, h_t: Tensor, state: Tensor) -> Tensor:
-        """Return what the output projection reads of :meth:`_step_of_units`."""
+        """Return the input of the output projection, from those of :meth:`_step_of_units`."""
+        del state
+        return h_t
 
     def _fits(self, x_t: Tensor, state: Tensor) -> bool:
         """Return whether a quick comparison accepts the arguments of ``step``.
@@ -245,10 +251,10 @@ class GatedRecurrence(Layer):
 
     @gate_temperature.setter
     def gate_temperature(self, value: float) -> None:
-        stored = check_gate_temperature(value, self.temperature.dtype)
+        _check_temperature(value)
         # In place, so that compiled graphs and replicas keep reading the same tensor.
         with torch.no_grad():
-            self.temperature.fill_(stored)
+            self.temperature.fill_(float(value))
 
     @property
     def gate_noise(self) -> float:
@@ -261,7 +267,7 @@ class GatedRecurrence(Layer):
 
     @gate_noise.setter
     def gate_noise(self, value: float) -> None:
-        check_deviation("gate_noise", value, None)
+        check_deviations(gate_noise=value)
         self._gate_noise = float(value)
 
     @property
@@ -276,6 +282,7 @@ class GatedRecurrence(Layer):
         as linear maps of one input each. A learned initial state is drawn from N(0, initial_std²).
         ``input_gate_bias`` is added to the biases of the input gates, or ``memory`` sets them.
         """
+        self.gate_temperature = self._constructed_temperature
         if self.selective is True:
             reset_linear(self.gate_proj, generator)
         else:
@@ -291,7 +298,6 @@ class GatedRecurrence(Layer):
         if self.unit_state is not None:
             self.unit_state.zero_()[:, 0] = 1
         self._move_input_gates()
-        self.gate_temperature = self._constructed_temperature
 
     def zero_biases(self) -> None:
         """Set the biases of dense and pointwise gates to zero, so that no gate is preferred.
@@ -374,7 +380,7 @@ class GatedRecurrence(Layer):
         return self._of_units(self._projected_gates(x), dtype)
 
     def _projected_gates(self, x: Tensor) -> Tensor:
-        """Return what :meth:`_of_units` turns into gates: the projection, if there is one."""
+        """Return the argument of :meth:`_of_units`: the projection, if there is one."""
         if self.selective is True:
             gates: Tensor = self.gate_proj(x)
             return gates
@@ -410,3 +416,26 @@ class GatedRecurrence(Layer):
         if not (before.is_meta or after.is_meta):
             self.temperature = before.to(after.device, at_least_float32(after.dtype))
         return self
+
+
+def _check_temperature(value: object) -> None:
+    least, most = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+    check_number("gate_temperature", value, "positive and finite", lambda t: least <= t <= most)
+
+
+def _check_memory(memory: object, gate: str, input_gate_bias: float) -> None:
+    if memory is None:
+        return
+    if not isinstance(memory, tuple | list) or len(memory) != 2:
+        raise OptionError(f"memory must be two numbers of tokens or None, got {memory!r}")
+    for tokens in memory:
+        check_finite(memory=tokens)
+    if not 1 <= memory[0] <= memory[1]:
+        raise OptionError(f"memory must rise from 1 or more, got {memory!r}")
+    if gate not in _REMEMBERING:
+        raise OptionError(
+            f"memory must be None unless gate is one of {_REMEMBERING}, got {memory!r} with "
+            f"{gate!r}"
+        )
+    if input_gate_bias:
+        raise OptionError(f"input_gate_bias must be 0 with memory, got {input_gate_bias}")

@@ -37,10 +37,9 @@ class Flops(NamedTuple):
         projections: products of weight matrices (or kernels of convolutions) with inputs, which all
             tokens of a sequence can compute together.
         transition: update of the state and, if its readout is no weight matrix, the readout; for
-            attention, the comparison with every cached token. This is the "FLOPs per recurrent
-            step" of Dubinin et al., Table 5, in corrected form. A BD-LRU of H blocks counts
-            2 H m^2 + 2 H m, where the table has 2 H m^2 + 2 H: each of the m entries of a block has
-            an input of its own. States of DeltaNet and Mamba-2 are matrices that are also read.
+            attention, the comparison with every cached token. This corrects the "FLOPs per
+            recurrent step" of Dubinin et al., Table 5: each of the m entries of a block has an
+            input of its own, and states of DeltaNet and Mamba-2 are matrices that are also read.
         other: everything else: gates and their normalisation, short convolutions, norms.
     """
 
@@ -61,9 +60,7 @@ class Recurrence(NamedTuple):
 
     A unit is a block, a channel or a head. Its state is a vector of m entries, or a matrix of m
     rows whose P columns share the transitions. Layers compute the same states without forming
-    these matrices.
-
-    Source: Dubinin et al., Eq. 4 and 23, for one unit of their block-diagonal matrices.
+    these matrices (Dubinin et al., Eq. 4 and 23, for one unit).
 
     Attributes:
         transitions: A, shape (B, T, H, m, m), float32 or wider, like all others.
@@ -97,9 +94,10 @@ class Layer(nn.Module, ABC):
         y_t, state = self.mixer.step(x_t, state)      # while decoding: one token
 
     One line in ``layers/layer_registry.py`` makes a layer available to every model, task and
-    command. The constructor of a layer has the parameter ``hidden_size`` and the keywords
-    ``device`` and ``dtype``; its other parameters are the layer's options. An option is refused by
-    an :class:`~statemix.errors.OptionError`; any other exception counts as a defect of the layer.
+    command. The constructor of every layer has the parameter ``hidden_size``, the width of input
+    and output, and the keywords ``device`` and ``dtype`` of the parameters; its other parameters
+    are the layer's options. An option is refused by an :class:`~statemix.errors.OptionError`; any
+    other exception counts as a defect of the layer. States are float32 or wider.
 
     Attributes:
         name: name of the layer as users write it.
@@ -173,13 +171,6 @@ class Layer(nn.Module, ABC):
             device: device of the state; None means that of the parameters.
             dtype: dtype of the floating parts, widened to float32 if narrower; None means the dtype
                 of the parameters.
-
-        Returns:
-            The state of B sequences, float32 or wider.
-
-        Raises:
-            ValueError: if ``batch_size`` is out of range or there is no such device.
-            TypeError: if an argument has the wrong type, or ``dtype`` is not floating.
         """
 
     @abstractmethod
@@ -215,24 +206,16 @@ class Layer(nn.Module, ABC):
     def reports(self) -> Mapping[str, Tensor]:
         """Return numbers about the last call of ``forward`` that training should record.
 
-        Returns:
-            Name -> scalar tensor without a gradient, on any device, such as the iterations that a
-            solver needed. Training averages each over the forward passes between evaluations.
+        Each is a scalar tensor without a gradient, on any device, such as the iterations that a
+        solver needed. Training averages it over the forward passes between evaluations.
         """
         return {}
 
     def recurrence(self, x: Tensor) -> Recurrence | None:
-        """Return the linear recurrence that the layer runs on x, with all its matrices.
+        """Return the linear recurrence on whole sequences x, from the initial state.
 
-        None means that the state does not follow a linear recurrence whose matrices depend on x
-        alone. By default it is None; ``statemix inspect`` then has nothing to show.
-
-        Args:
-            x: whole sequences, as in ``forward``, from the initial state.
-
-        Raises:
-            ValueError: as in ``forward``.
-            TypeError: as in ``forward``.
+        By default it is None: the state does not follow a linear recurrence whose matrices depend
+        on x alone, and ``statemix inspect`` has nothing to show.
         """
         del x
         return None
@@ -242,21 +225,16 @@ class Layer(nn.Module, ABC):
         hidden = ("device", "dtype", "return")
         names = [name for name in type(self).__init__.__annotations__ if name not in hidden]
         shown = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return ", ".join(f"{name}={_shown(value)!r}" for name, value in shown.items())
+        # A number that was stored in float32 appears without its rounding.
+        return ", ".join(
+            f"{name}={float(f'{value:.6g}') if isinstance(value, float) else value!r}"
+            for name, value in shown.items()
+        )
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
-        """Check that a state fits this layer and the number of sequences.
+        """Check that a state fits this layer and the number of sequences, called B or N.
 
         A layer whose state changes shape, such as a growing cache, overrides this method.
-
-        Args:
-            state: state to check.
-            num_sequences: required number of sequences.
-            axis: letter of that number in messages: "B", or "N" for packed sequences.
-
-        Raises:
-            ValueError: if a shape disagrees.
-            TypeError: if the structure or a dtype does not fit.
         """
         template = self.init_state(1, device="meta", dtype=torch.float32)
         check_like(state, template, num_sequences, axis)
@@ -284,8 +262,6 @@ class Layer(nn.Module, ABC):
 
     def _check_carried(self, state: State, num_sequences: int, axis: str, x: Tensor) -> None:
         """Check a state, which must be on the device of the input."""
-        if isinstance(state, Tensor) and state.dtype == torch.bool:
-            raise TypeError(f"state must be a state of the layer, got a mask; {_NO_MASK}")
         self.check_state(state, num_sequences, axis)
         for name, part in tensors(state):
             if part.device != x.device:
@@ -308,27 +284,16 @@ class Layer(nn.Module, ABC):
             )
 
 
-def refuse_unknown(unknown: Mapping[str, object]) -> None:
-    """Refuse arguments that ``forward`` does not have, such as a mask."""
-    if unknown:
-        name = next(iter(unknown))
-        hint = f"; {_NO_MASK}" if "mask" in name else ""
-        raise TypeError(f"forward() got an unexpected argument {name!r}{hint}")
-
-
-_NO_MASK = "layers take no masks: pack sequences of different lengths with cu_seqlens"
-
-
 def used_weight(module: nn.Module | None) -> Tensor | None:
     """Return the weight that a module applies to its input; None if that cannot be foreseen.
 
     Hooks, adapters, subclasses and another ``forward`` may replace the weight, or convert the
     input: they offload, shard, quantise or observe.
     """
-    if module is None or type(module) not in (nn.Linear, nn.Conv1d, nn.LSTM):
-        return None
     if (
-        "forward" in module.__dict__
+        module is None
+        or type(module) not in (nn.Linear, nn.Conv1d, nn.LSTM)
+        or "forward" in module.__dict__
         or module._forward_pre_hooks
         or torch_module._global_forward_pre_hooks
     ):
@@ -340,8 +305,3 @@ def used_weight(module: nn.Module | None) -> Tensor | None:
 def _autocasts(device_type: str) -> bool:
     # is_autocast_enabled raises for a device without autocast, such as "meta".
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-
-
-def _shown(value: object) -> object:
-    """Return an option for a listing: a number that was stored in float32 without its rounding."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -8,8 +8,7 @@ from statemix.layers.attention import Attention
 from statemix.layers.bd_lru import BDLRU
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct
-from statemix.layers.fixed_point.fp_mamba1 import FPMamba1
-from statemix.layers.fixed_point.fp_mamba2 import FPMamba2
+from statemix.layers.fixed_point.fp_mamba import FPMamba1, FPMamba2
 from statemix.layers.fixed_point.fp_rnn import FPRNN
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer
@@ -44,14 +43,7 @@ def build(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> Layer:
-    """Construct a layer by name.
-
-    Args:
-        name: a name in ``LAYERS``.
-        hidden_size: width of input and output.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
-        **options: the layer's options, as ``LAYERS.options(name)`` lists them.
+    """Construct a layer by its name in ``LAYERS``; its options are ``LAYERS.options(name)``.
 
     Raises:
         SettingError: if there is no layer of that name, or the options do not fit it.

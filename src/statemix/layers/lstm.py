@@ -41,16 +41,10 @@ class LSTM(PaddedLayer):
     PyTorch, uniformly in +-1/sqrt(memory_size); the forget bias is *not* raised to 1.
 
     Args:
-        hidden_size: width of input and output.
         memory_size: width of h and c. None means ``hidden_size``, without an output projection.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
 
     Shape:
         x (B, T, hidden_size) -> y (B, T, hidden_size), state h and c, each (B, memory_size).
-
-    Raises:
-        OptionError: if a size is below 1.
 
     Example:
         >>> layer = LSTM(hidden_size=8)
@@ -78,11 +72,9 @@ class LSTM(PaddedLayer):
         self.hidden_size = hidden_size
         self.memory_size = size
         self.lstm = nn.LSTM(hidden_size, size, batch_first=True, device=device, dtype=dtype)
-        self.out_proj: nn.Module = (
-            nn.Identity()
-            if memory_size is None
-            else nn.Linear(size, hidden_size, bias=False, device=device, dtype=dtype)
-        )
+        self.out_proj: nn.Module = nn.Identity()
+        if memory_size is not None:
+            self.out_proj = nn.Linear(size, hidden_size, bias=False, device=device, dtype=dtype)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         bound = self.memory_size**-0.5
@@ -138,7 +130,7 @@ class LSTM(PaddedLayer):
 
 def _lstm(x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Run what ``torch.nn.LSTM`` runs, in evaluation mode."""
-    y, h, c = torch.lstm(
+    return torch.lstm(
         x,
         (h, c),
         weights,
@@ -149,13 +141,12 @@ def _lstm(x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tenso
         bidirectional=False,
         batch_first=True,
     )
-    return y, h, c
 
 
 _of_any_length = register_loop(
     "lstm",
     _lstm,
-    lambda x, h, c, _weights: (
+    lambda x, h, c, _: (
         x.new_empty(*x.shape[:2], h.shape[-1]),
         h.new_empty(h.shape),
         c.new_empty(c.shape),

@@ -10,7 +10,7 @@ from statemix.errors import OptionError
 from statemix.layers import fla
 from statemix.layers.chunks import log_decays, ssd
 from statemix.layers.layer import Flops, Recurrence
-from statemix.layers.option_checks import check_placement, check_sizes, check_taps
+from statemix.layers.option_checks import check_placement, check_sizes
 from statemix.layers.padded import (
     PaddedLayer,
     reset_decay,
@@ -58,20 +58,13 @@ class Mamba2(PaddedLayer):
     and where no gate of a token is open, gradients up to about 1e7.
 
     Args:
-        hidden_size: width of input and output.
         d_state: columns of the state, the size of B and C.
         d_conv: taps of the short convolution; 0 leaves only SiLU.
         expand: width of x and z divided by ``hidden_size``.
         head_dim: channels of a head; must divide ``expand * hidden_size``.
-        device: device of the parameters.
-        dtype: dtype of the parameters. The state is always float32 or wider.
 
     Shape:
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`Mamba2State`.
-
-    Raises:
-        OptionError: if a size is out of range, or ``head_dim`` does not divide
-            ``expand * hidden_size``.
 
     Example:
         >>> layer = Mamba2(hidden_size=8, d_state=4, head_dim=8)
@@ -97,7 +90,7 @@ class Mamba2(PaddedLayer):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size, d_state=d_state, expand=expand, head_dim=head_dim)
-        check_taps("d_conv", d_conv)
+        check_sizes(0, d_conv=d_conv)
         check_placement(device, dtype)
         inner = expand * hidden_size
         if inner % head_dim:
@@ -113,19 +106,16 @@ class Mamba2(PaddedLayer):
         self._widths = (inner, d_state, d_state)
 
         channels = sum(self._widths)
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_proj = nn.Linear(
-            hidden_size, inner + channels + self.num_heads, bias=False, device=device, dtype=dtype
+            hidden_size, inner + channels + self.num_heads, bias=False, **placed
         )
-        self.conv = ShortConvolution(channels, d_conv, bias=True, device=device, dtype=dtype)
-
-        def vector(size: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(size, device=device, dtype=dtype))
-
-        self.A_log = vector(self.num_heads)
-        self.dt_bias = vector(self.num_heads)
-        self.D = vector(self.num_heads)
-        self.norm_weight = vector(inner)
-        self.out_proj = nn.Linear(inner, hidden_size, bias=False, device=device, dtype=dtype)
+        self.conv = ShortConvolution(channels, d_conv, bias=True, **placed)
+        self.A_log = nn.Parameter(torch.empty(self.num_heads, **placed))
+        self.dt_bias = nn.Parameter(torch.empty(self.num_heads, **placed))
+        self.D = nn.Parameter(torch.empty(self.num_heads, **placed))
+        self.norm_weight = nn.Parameter(torch.empty(inner, **placed))
+        self.out_proj = nn.Linear(inner, hidden_size, bias=False, **placed)
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -139,17 +129,14 @@ class Mamba2(PaddedLayer):
 
     @property
     def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return (
-            (self.num_heads, self.head_dim, self.d_state),
-            (self.conv.num_kept, self.conv.channels),
-        )
+        conv = (self.conv.num_kept, self.conv.channels)
+        return (self.num_heads, self.head_dim, self.d_state), conv
 
     def flops_per_token(self, length: int) -> Flops:
         del length
-        inner, heads = self._widths[0], self.num_heads
-        steps = heads * (flops.SOFTPLUS + 2)  # Delta, Delta A, and its exponential.
-        inputs = inner  # Delta x.
-        skip = 2 * inner
+        inner = self._widths[0]
+        steps = self.num_heads * (flops.SOFTPLUS + 2)  # Delta, Delta A, and its exponential.
+        inputs, skip = inner, 2 * inner  # Delta x and D x.
         gated_norm = inner * (flops.SILU + 1) + flops.rms_norm(inner)
         return Flops(
             projections=2 * self.hidden_size * (self.in_proj.out_features + inner),
@@ -199,24 +186,14 @@ class Mamba2(PaddedLayer):
 
 
 class ProjectedHeads(NamedTuple):
-    """Inputs of the recurrence of Mamba-2.
+    """Inputs of the recurrence of Mamba-2, and the last inputs of the short convolution."""
 
-    Attributes:
-        z: input of the output gate, shape (B, T, H * P), in the dtype of the projection.
-        values: x of the equations, shape (B, T, H * P).
-        steps: Delta, shape (B, T, H).
-        decays: Delta A, the logarithm of the transitions, shape (B, T, H).
-        B: input maps, shape (B, T, N).
-        C: readout maps, shape (B, T, N).
-        conv: the last inputs of the short convolution.
-    """
-
-    z: Tensor
-    values: Tensor
-    steps: Tensor
-    decays: Tensor
-    B: Tensor
-    C: Tensor
+    z: Tensor  # input of the output gate, (B, T, H * P), in the dtype of the projection
+    values: Tensor  # x of the equations, (B, T, H * P)
+    steps: Tensor  # Delta, (B, T, H)
+    decays: Tensor  # Delta A, the logarithm of the transitions, (B, T, H)
+    B: Tensor  # input maps, (B, T, N)
+    C: Tensor  # readout maps, (B, T, N)
     conv: Tensor
 
 

@@ -56,9 +56,7 @@ def unpack(packed: Tensor, attention_mask: Tensor) -> Tensor:
     Returns:
         Shape (B, T, ...).
 
-    Raises:
-        ValueError: if the mask has no shape (B, T) or (on the CPU) an entry is neither 0 nor 1.
-        TypeError: if the mask is neither bool nor integer.
+    Raises as :func:`pack` does.
     """
     mask = _as_bool(attention_mask)
     return packed.new_zeros(*mask.shape, *packed.shape[2:]).index_put((mask,), packed[0])
@@ -71,11 +69,7 @@ def _as_bool(mask: Tensor) -> Tensor:
     if mask.is_cpu and mask.dtype != torch.bool and not torch.compiler.is_compiling():
         # Fake tensors, and those mapped by vmap, have no values to read.
         with suppress(RuntimeError):
-            _check_values(mask)
+            wrong = mask[(mask != 0) & (mask != 1)]
+            if len(wrong):
+                raise ValueError(f"attention_mask must be 0 or 1, got {int(wrong[0])}")
     return mask.bool()
-
-
-def _check_values(mask: Tensor) -> None:
-    wrong = mask[(mask != 0) & (mask != 1)]
-    if len(wrong):
-        raise ValueError(f"attention_mask must be 0 or 1, got {int(wrong[0])}")

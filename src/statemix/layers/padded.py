@@ -4,14 +4,14 @@ import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import rnn
 
-from statemix.layers.layer import Layer, refuse_unknown
+from statemix.layers.layer import Layer
 from statemix.layers.state import State, map_state, owned, take_rows, zero_states
 from statemix.ops.checks import check_cu_seqlens_values
 from statemix.ops.layout import at_least_float32
@@ -22,8 +22,7 @@ class PaddedLayer(Layer):
 
     A subclass implements :meth:`_run` on rows of tokens, of which those at and after a given length
     change no state. Packed sequences cost at most twice as much as their tokens, and read
-    ``cu_seqlens`` on the host. Each option of the
-    constructor is an attribute of the same name.
+    ``cu_seqlens`` on the host. Each option of the constructor is an attribute of the same name.
 
     Attributes:
         state_class: class of the state, a NamedTuple; None means that the state is one tensor.
@@ -38,17 +37,11 @@ class PaddedLayer(Layer):
 
     @abstractmethod
     def _run(self, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
-        """Run over rows of tokens.
+        """Run over rows of tokens x (B, T, hidden_size), T >= 1; return outputs and final states.
 
-        Args:
-            x: shape (B, T, hidden_size), T >= 1.
-            state: state of B sequences, float32 or wider.
-            lengths: number of tokens in each row, at least 1 and never rising, shape (B,), int64;
-                the others are padding, whose outputs are arbitrary. None means T in every row.
-
-        Returns:
-            y: shape of ``x``.
-            state: state after the last token of each row, in the dtypes of ``state``.
+        ``lengths`` (B,) are the tokens of each row, at least 1 and never rising; the others are
+        padding, whose outputs are arbitrary. None means T in every row. States are float32 or
+        wider, and keep their dtypes.
         """
 
     def forward(
@@ -56,9 +49,7 @@ class PaddedLayer(Layer):
         x: Tensor,
         state: State | None = None,
         cu_seqlens: Tensor | None = None,
-        **unknown: Any,
     ) -> tuple[Tensor, State]:
-        refuse_unknown(unknown)
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if cu_seqlens is not None:
             check_cu_seqlens_values(cu_seqlens, x.shape[1])
@@ -103,17 +94,11 @@ class PaddedLayer(Layer):
 
 
 def groups_of_like_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Divide sequences into groups that can be padded to their longest at little cost.
+    """Divide sequences of these lengths into groups; return their numbers, longest first.
 
-    At most half of the tokens of a padded group are padding. The number of groups grows with the
-    logarithm of the longest sequence: the longest of a group is less than half as long as that of
-    the group before.
-
-    Args:
-        lengths: number of tokens of each sequence.
-
-    Returns:
-        The numbers of the sequences in each group, longest first; every sequence is in one group.
+    Each group can be padded to its longest sequence at little cost: at most half of its tokens are
+    then padding. The number of groups grows with the logarithm of the longest sequence: the longest
+    of a group is less than half as long as that of the group before.
     """
     groups: list[list[int]] = []
     longest = total = 0
@@ -144,15 +129,12 @@ def valid_tokens(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def last_inputs(window: Tensor, count: int, lengths: Tensor | None) -> Tensor:
-    """Return the last inputs of each row, for the state of a convolution.
+    """Return the last ``count`` inputs of each row, (B, count, channels), as a convolution's state.
 
     Args:
         window: shape (B, count + T, channels): the earlier inputs, then T tokens.
         count: number of inputs wanted.
         lengths: number of tokens in each row, shape (B,); None means T.
-
-    Returns:
-        The last ``count`` inputs, shape (B, count, channels).
     """
     if lengths is None:
         return owned(window[:, window.shape[1] - count :])
@@ -178,14 +160,8 @@ def unit_length(x: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     r"""Return :math:`w \odot x / \sqrt{\mathrm{mean}(x^2) + 10^{-5}}` over the last axis.
 
-    Args:
-        x: shape (..., D), float32 or float64.
-        weight: w, shape (D,).
-        scale: number by which each vector was multiplied to fit its dtype, in (0, 1] and not
-            subnormal, without a gradient, shape (..., 1).
-
-    Returns:
-        The same as for vectors that were not multiplied.
+    ``scale`` (..., 1) are numbers by which the vectors were multiplied to fit their dtype, in
+    (0, 1], not subnormal, and without a gradient. The result is as without them.
     """
     return _normalised(x, scale, 1e-5, 1 / x.shape[-1]) * weight
 
@@ -209,14 +185,7 @@ def reset_linear(linear: nn.Linear | nn.Conv1d, generator: torch.Generator | Non
 def reset_decay(
     A_log: Tensor, dt_bias: Tensor, generator: torch.Generator | None, *, least: float
 ) -> None:
-    """Redraw the decays of Mamba-2 and of gated delta rules.
-
-    Args:
-        A_log: logarithm of the rate A, which becomes uniform from ``least`` to 16.
-        dt_bias: bias of the raw step, so that softplus(dt_bias) is log-uniform in [0.001, 0.1].
-        generator: source of the numbers.
-        least: smallest rate.
-    """
+    """Redraw decays of Mamba-2 or gated delta rules: rates exp(A_log) from ``least`` to 16."""
     nn.init.uniform_(A_log, least, 16, generator=generator)
     with torch.no_grad():
         A_log.clamp_(min=1e-6).log_()

@@ -14,15 +14,10 @@ LayerRun = Callable[[Tensor, Tensor, Tensor | None, "Noise", Any], tuple[Tensor,
 
 
 class Noise(NamedTuple):
-    """What a layer draws at random in training.
+    """Noise of a layer in training."""
 
-    Attributes:
-        gates: standard deviation of the noise in the raw gates.
-        hidden: probability with which a block is hidden from the output projection.
-    """
-
-    gates: float = 0.0
-    hidden: float = 0.0
+    gates: float = 0.0  # standard deviation in the raw gates
+    hidden: float = 0.0  # probability with which the output projection does not see a block
 
 
 def check_slice(
@@ -30,34 +25,21 @@ def check_slice(
 ) -> None:
     """Check that a layer can run over a slice of sequences whose time processes share."""
     if cu_seqlens is not None:
-        raise ValueError(
-            "cu_seqlens must be None with a group: each row is the slice of one sequence"
-        )
+        raise ValueError("cu_seqlens must be None with a group: each row is one sequence's slice")
     if checkpoint_every is not None:
         raise ValueError(f"checkpoint_every must be None with a group, got {checkpoint_every}")
     if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
-        raise TypeError(
-            f"group must be a torch.distributed.ProcessGroup, got {type(group).__name__}"
-        )
+        kind = type(group).__name__
+        raise TypeError(f"group must be a torch.distributed.ProcessGroup, got {kind}")
 
 
 def run_in_pieces(
-    run: LayerRun,
-    x: Tensor,
-    state: Tensor,
-    cu_seqlens: Tensor | None,
-    noise: Noise,
-    length: int,
+    run: LayerRun, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, length: int
 ) -> tuple[Tensor, Tensor]:
     """Return what ``run`` returns of a whole sequence, and keep only the states between pieces.
 
-    Args:
-        run: returns the output and the state after it, of x, the state before it, bounds and noise.
-        x: shape (B, T, hidden_size).
-        state: state of each sequence, shape (N, ...).
-        cu_seqlens: bounds of N packed sequences, shape (N+1,), or None.
-        noise: what ``run`` draws at random; it is the same when ``run`` runs again.
-        length: tokens of a piece.
+    ``run`` has the other arguments of this function, but for the length of a piece, and returns
+    outputs and states; it draws the same noise when it runs again.
     """
     outputs = []
     for piece, bounds in _pieces(x, cu_seqlens, length):
@@ -95,5 +77,4 @@ def _pieces(
 
 def can_run_in_pieces() -> bool:
     """Return whether PyTorch can run a piece again: not in exported graphs or transforms."""
-    exporting = torch.compiler.is_exporting()
-    return not exporting and not torch._C._are_functorch_transforms_active()
+    return not (torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active())

@@ -36,18 +36,12 @@ def price(
 ) -> Price:
     """Return the price of a layer. Nothing is allocated or computed.
 
-    The transition of a BD-LRU of H blocks counts 2 H m^2 + 2 H m FLOPs, where Table 5 of Dubinin et
-    al. has 2 H m^2 + 2 H: each of the m entries of a block has an input of its own.
-
     Args:
         spec: the layer.
         hidden_size: width of input and output.
         length: number of the priced token in its sequence, from 1. It matters to layers whose state
             grows.
         dtype: dtype of the parameters; None means torch's default.
-
-    Raises:
-        OptionError: if a size is below 1, or the options do not fit the layer.
 
     Example:
         >>> paid = price(LayerSpec("lstm"), hidden_size=256, length=1)

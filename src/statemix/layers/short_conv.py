@@ -20,18 +20,10 @@ class ShortConvolution(nn.Module):
         channels: number of channels.
         kernel_size: number K of taps. 0 leaves only SiLU.
         bias: whether to learn c.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
 
     Shape:
         x (B, T, channels) -> y (B, T, channels), state (B, max(K - 1, 0), channels): the last
-        inputs, in order of time.
-
-    Example:
-        >>> conv = ShortConvolution(3, 4)
-        >>> y, state = conv(torch.randn(2, 5, 3), torch.zeros(2, conv.num_kept, 3))
-        >>> y.shape, state.shape
-        (torch.Size([2, 5, 3]), torch.Size([2, 3, 3]))
+        inputs, in order of time. Outputs and states are float32 or wider.
     """
 
     weight: nn.Parameter | None
@@ -50,11 +42,12 @@ class ShortConvolution(nn.Module):
         self.channels = channels
         self.kernel_size = kernel_size
         self.num_kept = max(kernel_size - 1, 0)
-        for name, shape in {"weight": (kernel_size, channels), "bias": (channels,)}.items():
-            if kernel_size and (bias or name == "weight"):
-                setattr(self, name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
-            else:
-                self.register_parameter(name, None)
+        self.weight = self.bias = None
+        if kernel_size:
+            weight = torch.empty(kernel_size, channels, device=device, dtype=dtype)
+            self.weight = nn.Parameter(weight)
+        if kernel_size and bias:
+            self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -71,17 +64,7 @@ class ShortConvolution(nn.Module):
     def forward(
         self, x: Tensor, state: Tensor, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Run over rows of tokens.
-
-        Args:
-            x: shape (B, T, channels).
-            state: the inputs before x, shape (B, max(K - 1, 0), channels), float32 or wider.
-            lengths: number of tokens in each row, shape (B,); None means T.
-
-        Returns:
-            y: shape of ``x``, float32 or wider.
-            state: the inputs before the next token.
-        """
+        """Run over rows of tokens, of which ``lengths`` (B,), or all, count for the state."""
         dtype = torch.promote_types(at_least_float32(x.dtype), state.dtype)
         window = torch.cat([state.to(dtype), x.to(dtype)], 1)
         if self.weight is None:
@@ -93,20 +76,9 @@ class ShortConvolution(nn.Module):
         kept = last_inputs(window, self.num_kept, lengths).to(state.dtype)
         return nn.functional.silu(y), kept
 
-    def extra_repr(self) -> str:
-        return f"channels={self.channels}, kernel_size={self.kernel_size}"
-
 
 def sum_over_taps(window: Tensor, weight: Tensor) -> Tensor:
-    r"""Return :math:`y_t = \sum_j w_j \odot x_{t+j}`.
-
-    Args:
-        window: x, shape (B, T + K - 1, channels).
-        weight: w, shape (K, channels).
-
-    Returns:
-        y: shape (B, T, channels).
-    """
+    r"""Return :math:`y_t = \sum_j w_j \odot x_{t+j}` of x (B, T + K - 1, channels)."""
     length = window.shape[1] - len(weight) + 1
     if window.is_cpu and length:
         # With the channels innermost in memory, a convolution of images of height 1 is three to
@@ -118,6 +90,6 @@ def sum_over_taps(window: Tensor, weight: Tensor) -> Tensor:
 
 
 def shifted_sum(window: Tensor, weight: Tensor, length: int) -> Tensor:
-    """The same without a convolution, which on a GPU would round to TF32."""
+    """Return the same sum without a convolution, which would round to TF32 on a GPU."""
     taps = (weight[j] * window[:, j : j + length] for j in range(1, len(weight)))
     return sum(taps, weight[0] * window[:, :length])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from statemix.layers.option_checks import check_placement
-from statemix.ops.checks import check_dense, check_floating
+from statemix.ops.checks import bind, check_dense, check_floating
 from statemix.ops.layout import at_least_float32
 
 Kind = TypeVar("Kind")
@@ -22,18 +22,9 @@ A layer's state is opaque: pass it from one call, or from ``init_state``, to the
 
 
 def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
-    """Apply a function to the corresponding tensors of one or several states.
+    """Apply a function to the corresponding tensors of states of the same structure.
 
-    Args:
-        function: called with one tensor of each state.
-        state: a state.
-        *others: states of the same structure.
-
-    Raises:
-        TypeError: if the state is not such a tree.
-
-    Returns:
-        A state of the same structure with the results.
+    The results become another state of that structure.
     """
     if isinstance(state, Tensor):
         return function(state, *others)
@@ -90,11 +81,9 @@ def take_rows(state: State, rows: Tensor) -> State:
         >>> take_rows(state, torch.tensor([1, 1, 0])).flatten().tolist()
         [2.0, 2.0, 1.0]
     """
-    check_dense("rows", rows)
+    bind({}, "rows", rows, "N")
     if rows.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"rows must be int64, got {rows.dtype}")
-    if rows.ndim != 1:
-        raise ValueError(f"rows must have shape (N,), got {tuple(rows.shape)}")
 
     def taken(tensor: Tensor) -> Tensor:
         check_dense("state", tensor)
@@ -113,13 +102,10 @@ def take_rows(state: State, rows: Tensor) -> State:
 
 
 def check_like(state: State, template: State, num_sequences: int, axis: str) -> None:
-    """Check a state against one of the same layer: structure, shapes and floating dtypes.
+    """Check structure, shapes and floating dtypes of a state against another of the same layer.
 
-    Args:
-        state: state to check.
-        template: a state of any number of sequences, on any device.
-        num_sequences: required number of rows of every tensor.
-        axis: letter of the batch axis in messages, "B" or "N".
+    Every tensor must have ``num_sequences`` rows, called "B" or "N" in messages. The template may
+    have any number of rows and any device.
     """
     check_structure("state", state, template)
     for (name, tensor), (_, like) in zip(tensors(state), tensors(template), strict=True):
@@ -135,13 +121,7 @@ def check_like(state: State, template: State, num_sequences: int, axis: str) -> 
 
 
 def check_structure(name: str, state: State, template: State) -> None:
-    """Check that a state is the same tree of tensors as a template.
-
-    Args:
-        name: name of the state in messages.
-        state: state to check.
-        template: a state of the same layer.
-    """
+    """Check that a state, named so in messages, is the same tree of tensors as a template."""
     if isinstance(template, Tensor):
         if not isinstance(state, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(state).__name__}")
@@ -162,14 +142,9 @@ def zero_states(
     dtype: torch.dtype | None,
     *shapes: tuple[int, ...],
 ) -> tuple[Tensor, ...]:
-    """Return the zeros that ``init_state`` returns, of shape (batch_size, ...) for each shape.
+    """Return the zeros that ``init_state`` returns: (batch_size, *shape) for each shape.
 
-    Args:
-        layer: layer whose :func:`placement` counts where ``device`` or ``dtype`` is None.
-        batch_size: as in ``init_state``.
-        device: as in ``init_state``.
-        dtype: as in ``init_state``; the zeros are float32 or wider.
-        *shapes: shapes of the state of one sequence.
+    Where ``device`` or ``dtype`` is None, the :func:`placement` of the layer counts.
     """
     # While torch.jit.trace runs, sizes are tensors.
     traced = isinstance(batch_size, Tensor) and torch._C._get_tracing_state() is not None
@@ -183,7 +158,7 @@ def zero_states(
         known_device, known_dtype = placement(layer)
         device, dtype = device or known_device, dtype or known_dtype
     dtype = at_least_float32(dtype)
-    return tuple(torch.zeros((batch_size, *one), device=device, dtype=dtype) for one in shapes)
+    return tuple(torch.zeros((batch_size, *shape), device=device, dtype=dtype) for shape in shapes)
 
 
 def placement(module: nn.Module) -> tuple[torch.device, torch.dtype]:

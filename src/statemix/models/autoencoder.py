@@ -25,9 +25,6 @@ class SequenceAutoencoder(ReadoutModel):
 
     Source: the auto-encoder of MAD (mad-lab), used for compression. For the arguments, see
     :class:`ReadoutModel`.
-
-    Shape:
-        tokens (B, T) int32 or int64 -> for each head, logits (B, T, classes).
     """
 
     usual_linear_init = "normal"
@@ -86,10 +83,6 @@ class Decoder(nn.Module):
     Source: the decoder of MAD's auto-encoder (mad-lab). Its positions are a table with a maximal
     length; here they are computed, so that any length will do.
 
-    Args:
-        hidden_size: width d of vectors and outputs, at least 2.
-        norm: maker of a normalisation of this width.
-
     Shape:
         vectors (..., d), positions (...) integer -> (..., d); leading axes broadcast.
     """
@@ -97,9 +90,7 @@ class Decoder(nn.Module):
     def __init__(self, hidden_size: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         if hidden_size < 2:
-            raise OptionError(
-                f"hidden_size must be at least 2 for an autoencoder, got {hidden_size}"
-            )
+            raise OptionError(f"hidden_size must be at least 2 to autoencode, got {hidden_size}")
         self.network = nn.Sequential(
             norm(hidden_size),
             nn.Linear(hidden_size, hidden_size),
@@ -115,20 +106,14 @@ class Decoder(nn.Module):
 
 
 def position_vectors(positions: Tensor, like: Tensor) -> Tensor:
-    r"""Return a fixed vector for each position: sines, then cosines.
+    r"""Return a fixed vector for each position, counted from 0: sines, then cosines, (..., d).
 
     .. math::
         p_n = (\sin \omega_0 n, \dots, \sin \omega_{h-1} n, \cos \omega_0 n, \dots,
         \cos \omega_{h-1} n), \qquad \omega_i = 10000^{-i / (h - 1)}, \qquad h = \lfloor d/2 \rfloor
 
-    If d is odd, the last entry is 0.
-
-    Args:
-        positions: counted from 0, shape (...), integers.
-        like: tensor whose last axis has size d, at least 2; the result has its dtype and device.
-
-    Returns:
-        Shape (..., d).
+    If d is odd, the last entry is 0. The size d of the last axis, at least 2, the dtype and the
+    device are those of ``like``.
 
     Example:
         >>> position_vectors(torch.tensor([0, 1]), like=torch.empty(5)).shape
@@ -146,15 +131,10 @@ def position_vectors(positions: Tensor, like: Tensor) -> Tensor:
 
 
 def vectors_at(x: Tensor, places: Tensor | None, otherwise: Tensor | None = None) -> Tensor:
-    """Return the vector at one place of each row, for rows that arrive in pieces.
+    """Return the vector at one place of each row, (B, 1, d), for rows that arrive in pieces.
 
-    Args:
-        x: a piece of every row, shape (B, T, d).
-        places: places within the piece, shape (B,), possibly outside; None means its end.
-        otherwise: vectors (B, 1, d) of the rows whose place is outside; None means zeros.
-
-    Returns:
-        Shape (B, 1, d).
+    Rows whose place is outside the piece x (B, T, d) get the vectors ``otherwise``, or zeros. None
+    in place of ``places`` (B,) means the end of the piece.
     """
     batch, length, size = x.shape
     if otherwise is None:

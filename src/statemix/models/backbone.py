@@ -13,12 +13,7 @@ from statemix.layers.checking import check_once
 from statemix.layers.masks import pack, unpack
 from statemix.layers.option_checks import check_sizes, check_switches
 from statemix.models.channel_mixers import ChannelMixer, MixerSpec
-from statemix.ops.checks import (
-    bind,
-    check_choice,
-    check_cu_seqlens,
-    check_cu_seqlens_values,
-)
+from statemix.ops.checks import bind, check_choice, check_cu_seqlens, check_cu_seqlens_values
 from statemix.ops.packing import positions
 
 States = tuple[State, ...]
@@ -51,9 +46,6 @@ class Block(nn.Module):
         device: device of the parameters.
         dtype: dtype of the parameters.
 
-    Shape:
-        x (B, T, hidden_size), state of the mixer or None -> the same shapes.
-
     Example:
         >>> block = Block(8, LayerSpec("bd_lru", num_blocks=4, block_size=2), MixerSpec("swiglu"))
         >>> y, state = block(torch.randn(2, 5, 8))
@@ -74,7 +66,7 @@ class Block(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        placement = placement_of(device, dtype)
+        placement = _placement_of(device, dtype)
         self.residual = residual
         self.dropout = nn.Dropout(dropout)
         self.norm = NORMS[norm](hidden_size, **placement)
@@ -86,7 +78,7 @@ class Block(nn.Module):
             self.channel_norm = NORMS[norm](hidden_size, **placement)
 
     def zero_biases(self) -> None:
-        """Ask the parts to start with zero biases."""
+        """Set the biases of the parts to zero."""
         self.mixer.zero_biases()
         if self.channel_mixer is not None:
             self.channel_mixer.zero_biases()
@@ -108,8 +100,8 @@ class Block(nn.Module):
         return x + y if self.residual else y
 
 
-def placement_of(device: torch.device | str | None, dtype: torch.dtype | None) -> dict[str, Any]:
-    """Return the arguments ``device`` and ``dtype`` of a constructor, without those left open."""
+def _placement_of(device: torch.device | str | None, dtype: torch.dtype | None) -> dict[str, Any]:
+    # A channel mixer of a user may have neither argument.
     given = {"device": device, "dtype": dtype}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -127,12 +119,12 @@ class Backbone(nn.Module):
         vocab_size: number of input tokens.
         hidden_size: width of the residual stream.
         layers: sequence layers in order, one per block.
-        channel_mixer: position-wise network after each sequence layer; None means no network.
+        channel_mixer: as in :class:`Block`.
         bos: begin every new sequence with a learned token, whose hidden state is dropped. The token
             can write a first state, which lossless transitions would otherwise leave at zero.
-        residual: add the input of each part to its output.
-        norm: normalisation before every part and at the end: "rms", "layer" or "none".
-        dropout: probability with which training zeroes an entry of a part's output.
+        residual: as in :class:`Block`.
+        norm: as in :class:`Block`, and at the end.
+        dropout: as in :class:`Block`.
         device: device of the parameters.
         dtype: dtype of the parameters.
 
@@ -166,18 +158,18 @@ class Backbone(nn.Module):
         check_sizes(vocab_size=vocab_size, hidden_size=hidden_size)
         check_switches(bos=bos, residual=residual)
         check_choice("norm", norm, list(NORMS))
-        _check_layers(layers, channel_mixer)
-        placement = placement_of(device, dtype)
+        are_specs = isinstance(layers, Sequence) and all(isinstance(s, LayerSpec) for s in layers)
+        if not are_specs or not layers:
+            raise OptionError(f"layers must be a sequence of LayerSpecs, not empty, got {layers!r}")
+        if not isinstance(channel_mixer, MixerSpec | None):
+            raise OptionError(f"channel_mixer must be a MixerSpec or None, got {channel_mixer!r}")
+        placement = _placement_of(device, dtype)
         self.vocab_size = vocab_size
         self.bos = bos
         # The learned token, if any, is the row after the vocabulary's.
         self.embedding = nn.Embedding(vocab_size + bos, hidden_size, **placement)
-        options: dict[str, Any] = {
-            "norm": norm,
-            "residual": residual,
-            "dropout": dropout,
-            **placement,
-        }
+        options: dict[str, Any] = {"norm": norm, "residual": residual, "dropout": dropout}
+        options |= placement
         blocks = (Block(hidden_size, layer, channel_mixer, **options) for layer in layers)
         self.blocks = cast("Sequence[Block]", nn.ModuleList(blocks))
         self.final_norm = NORMS[norm](hidden_size, **placement)
@@ -210,9 +202,8 @@ class Backbone(nn.Module):
             state: one state per block.
 
         Raises:
-            ValueError: if a shape or a device disagrees, or more than one of ``cu_seqlens``,
-                ``attention_mask`` and ``lengths`` is given; on the CPU also if a token is not in
-                the vocabulary, or a bound, a length or a mask entry is out of range.
+            ValueError: if shapes or devices disagree, or two of ``cu_seqlens``, ``attention_mask``
+                and ``lengths`` are given; on the CPU also if a number is out of range.
             TypeError: if a dtype or the structure of ``state`` does not fit.
         """
         mask = mask_of(tokens, cu_seqlens, attention_mask, lengths)
@@ -228,7 +219,8 @@ class Backbone(nn.Module):
     ) -> tuple[Tensor, States]:
         """Return what :meth:`forward` returns for rows without padding, before the final norm."""
         self._check_tokens(tokens)
-        self._check_state(state)
+        if state is not None:
+            self._check_state(state)
         if cu_seqlens is not None:
             check_cu_seqlens(cu_seqlens, like=tokens)
         kept: Tensor | slice = slice(None)
@@ -260,36 +252,20 @@ class Backbone(nn.Module):
 
     def _check_tokens(self, tokens: Tensor) -> None:
         bind({}, "tokens", tokens, "B T")
-        if tokens.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"tokens must be int32 or int64, got {tokens.dtype}")
+        _check_integers("tokens", tokens)
         if tokens.device != self.device:
-            raise ValueError(
-                f"tokens must be on the device of the parameters ({self.device}), "
-                f"got {tokens.device}"
-            )
-        check_values(tokens, lambda: self._check_vocabulary(tokens))
-
-    def _check_vocabulary(self, tokens: Tensor) -> None:
-        if tokens.numel() == 0:
-            return
-        low, high = (int(bound) for bound in tokens.aminmax())
+            parameters = f"the device of the parameters ({self.device})"
+            raise ValueError(f"tokens must be on {parameters}, got {tokens.device}")
         # The embedding would treat the id after the last one as the learned token.
-        if low < 0 or high >= self.vocab_size:
-            raise ValueError(
-                f"tokens must be in 0..{self.vocab_size - 1} (vocab_size={self.vocab_size}), "
-                f"got {low if low < 0 else high}"
-            )
+        check_range("tokens", tokens, self.vocab_size - 1, f" (vocab_size={self.vocab_size})")
 
-    def _check_state(self, state: States | None) -> None:
+    def _check_state(self, state: States) -> None:
         """Check that there is one state per layer; each layer then checks its own."""
-        if state is None:
-            return
         if not isinstance(state, tuple | list):
             raise TypeError(f"state must be a tuple or None, got {type(state).__name__}")
         if len(state) != len(self.blocks):
-            raise ValueError(
-                f"state must hold one state per layer ({len(self.blocks)}), got {len(state)}"
-            )
+            count = len(self.blocks)
+            raise ValueError(f"state must hold one state per layer ({count}), got {len(state)}")
         if any(part is None for part in state):
             # To a layer, None would mean a fresh start.
             raise TypeError("state must hold the state of every layer, got None for one")
@@ -311,12 +287,11 @@ def mask_of(
     sizes: dict[str, int] = {}
     bind(sizes, "tokens", tokens, "B T")
     bind(sizes, "lengths", lengths, "B")
-    if lengths.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"lengths must be int32 or int64, got {lengths.dtype}")
+    _check_integers("lengths", lengths)
     if lengths.device != tokens.device:
         raise ValueError(f"lengths must be on {tokens.device}, got {lengths.device}")
     longest = tokens.shape[1]
-    check_values(lengths, lambda: _check_lengths_values(lengths, longest))
+    check_range("lengths", lengths, longest)
     return torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
 
 
@@ -328,16 +303,19 @@ def check_values(tensor: Tensor, check: Callable[[], None]) -> None:
             check()
 
 
-def _check_lengths_values(lengths: Tensor, longest: int) -> None:
-    for length in lengths.tolist():
-        if not 0 <= length <= longest:
-            raise ValueError(f"lengths must be in 0..{longest}, got {length}")
+def _check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, got {tensor.dtype}")
 
 
-def _check_layers(layers: object, channel_mixer: object) -> None:
-    if not isinstance(layers, Sequence) or not all(isinstance(one, LayerSpec) for one in layers):
-        raise OptionError(f"layers must be a sequence of LayerSpecs, got {layers!r}")
-    if not layers:
-        raise OptionError(f"layers must not be empty, got {layers!r}")
-    if channel_mixer is not None and not isinstance(channel_mixer, MixerSpec):
-        raise OptionError(f"channel_mixer must be a MixerSpec or None, got {channel_mixer!r}")
+def check_range(name: str, numbers: Tensor, most: int, why: str = "") -> None:
+    """Check that integers are in 0..most, where :func:`check_values` may read them."""
+
+    def check() -> None:
+        if numbers.numel():
+            low, high = (int(bound) for bound in numbers.aminmax())
+            if low < 0 or high > most:
+                got = low if low < 0 else high
+                raise ValueError(f"{name} must be in 0..{most}{why}, got {got}")
+
+    check_values(numbers, check)

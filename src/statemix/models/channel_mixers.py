@@ -1,6 +1,6 @@
 """Position-wise networks that mix the channels of one token; ``CHANNEL_MIXERS`` lists them."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +22,14 @@ class MixerSpec(Spec):
 class ChannelMixer(nn.Module):
     """Base of channel mixers: maps (..., hidden_size) to the same shape, position by position.
 
-    Its constructor takes ``hidden_size``, ``device`` and ``dtype``; its other parameters are its
-    options.
+    Its constructor has the parameter ``hidden_size``, the width of input and output, and the
+    keywords ``device`` and ``dtype`` of the parameters; its other parameters are its options.
     """
 
     name: ClassVar[str]
 
     def zero_biases(self) -> None:
-        """Set biases to zero, which is how the synthetic benchmarks start.
-
-        By default this does nothing.
-        """
+        """Set biases to zero, as the synthetic benchmarks start; by default, do nothing."""
 
 
 class SwiGLU(ChannelMixer):
@@ -43,14 +40,8 @@ class SwiGLU(ChannelMixer):
     Source: Shazeer, "GLU variants improve Transformer".
 
     Args:
-        hidden_size: width of the input and output.
         intermediate_size: inner width. None means MAD's: two thirds of four times ``hidden_size``,
             so that it has as many parameters as :class:`MLP`, rounded up to a multiple of 16.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
-
-    Shape:
-        x (..., hidden_size) -> y (..., hidden_size).
     """
 
     name = "swiglu"
@@ -67,15 +58,10 @@ class SwiGLU(ChannelMixer):
         if intermediate_size is None:
             intermediate_size = -(-(8 * hidden_size // 3) // _MULTIPLE) * _MULTIPLE
         check_sizes(hidden_size=hidden_size, intermediate_size=intermediate_size)
-        self.gate_proj = nn.Linear(
-            hidden_size, intermediate_size, bias=False, device=device, dtype=dtype
-        )
-        self.up_proj = nn.Linear(
-            hidden_size, intermediate_size, bias=False, device=device, dtype=dtype
-        )
-        self.down_proj = nn.Linear(
-            intermediate_size, hidden_size, bias=False, device=device, dtype=dtype
-        )
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False, **placed)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False, **placed)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False, **placed)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -88,13 +74,7 @@ class MLP(ChannelMixer):
     .. math:: y = W_2 \, \mathrm{gelu}(W_1 x + c_1) + c_2
 
     Args:
-        hidden_size: width of the input and output.
         intermediate_size: inner width. None means four times ``hidden_size``.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
-
-    Shape:
-        x (..., hidden_size) -> y (..., hidden_size).
     """
 
     name = "mlp"
@@ -115,7 +95,6 @@ class MLP(ChannelMixer):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, device=device, dtype=dtype)
 
     def zero_biases(self) -> None:
-        """Set both biases to zero."""
         nn.init.zeros_(self.up_proj.bias)
         nn.init.zeros_(self.down_proj.bias)
 
@@ -125,11 +104,6 @@ class MLP(ChannelMixer):
 
 
 CHANNEL_MIXERS: Registry[type[ChannelMixer]] = Registry(
-    "channel mixer",
-    [
-        SwiGLU,
-        MLP,
-    ],
-    common=("hidden_size", "device", "dtype"),
+    "channel mixer", [SwiGLU, MLP], common=("hidden_size", "device", "dtype")
 )
 """The channel mixers by name."""

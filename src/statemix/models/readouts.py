@@ -34,18 +34,17 @@ class ReadoutModel(nn.Module, ABC):
         heads: name of each output -> its number of classes. The first is the main head.
         hidden_size: width of the residual stream.
         layers: sequence layers in order.
-        bos: begin every sequence with a learned token, as in :class:`Backbone`.
-        residual: add the input of each part to its output.
-        norm: normalisation before every part and the readouts: "rms", "layer" or "none".
-        channel_mixer: position-wise network after each sequence layer; None means no network.
+        bos: as in :class:`Backbone`.
+        residual: as in :class:`Backbone`.
+        norm: as in :class:`Backbone`.
+        channel_mixer: as in :class:`Backbone`.
         readout_sizes: hidden sizes of an MLP with GELUs between the final norm and the readouts.
             It has no residual connection. Empty means that the readouts are linear.
         zero_biases: ask layers and mixers to start with zero biases (``Layer.zero_biases``).
         linear_init: "own" lets each part draw its linear maps. "normal" redraws the weight of every
             ``nn.Linear`` in the model from N(0, 0.02) and sets its bias to zero, whatever
-            ``zero_biases`` says: projections and dense gates of the layers, channel mixers, decoder
-            and readouts. (With ``zero_biases``, input gates then begin at their bias again.) All
-            other parameters stay as their part drew them: the cell of an LSTM,
+            ``zero_biases`` says. (With ``zero_biases``, input gates then begin at their bias
+            again.) All other parameters stay as their part drew them: the cell of an LSTM,
             convolutions, pointwise and constant gates, decays, norms. None means MAD's choice for
             this kind of model (``usual_linear_init``).
         token_features: numbers that describe each token, shape (vocab_size, F), F <= hidden_size,
@@ -79,7 +78,11 @@ class ReadoutModel(nn.Module, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check_heads(heads)
+        if not isinstance(heads, Mapping) or not all(isinstance(head, str) for head in heads):
+            raise OptionError(f"heads must be a mapping of names to sizes, got {heads!r}")
+        if not heads:
+            raise OptionError(f"heads must not be empty, got {heads!r}")
+        check_sizes(**{f"heads[{head!r}]": classes for head, classes in heads.items()})
         check_switches(zero_biases=zero_biases)
         if not isinstance(readout_sizes, Sequence):
             raise OptionError(f"readout_sizes must be a sequence of sizes, got {readout_sizes!r}")
@@ -87,18 +90,14 @@ class ReadoutModel(nn.Module, ABC):
         if linear_init is None:
             linear_init = self.usual_linear_init
         check_choice("linear_init", linear_init, get_args(LinearInit))
-        _check_seed(seed)
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+            raise OptionError(f"seed must be an int in 0..2^63 - 1, got {seed!r}")
         self.heads = dict(heads)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
+            options: dict[str, Any] = {"bos": bos, "residual": residual, "norm": norm}
             self.backbone = Backbone(
-                vocab_size,
-                hidden_size,
-                layers,
-                channel_mixer=channel_mixer,
-                bos=bos,
-                residual=residual,
-                norm=norm,
+                vocab_size, hidden_size, layers, channel_mixer=channel_mixer, **options
             )
             widths = [hidden_size, *readout_sizes]
             self.readouts = nn.ModuleDict(
@@ -110,7 +109,11 @@ class ReadoutModel(nn.Module, ABC):
                 *(part for pair in pairwise(widths) for part in (nn.Linear(*pair), nn.GELU()))
             )
             if linear_init == "normal":
-                _redraw_linear_maps(self)
+                for part in self.modules():
+                    if isinstance(part, nn.Linear):
+                        nn.init.normal_(part.weight, std=_STD)
+                        if part.bias is not None:
+                            nn.init.zeros_(part.bias)
         if zero_biases:
             for block in self.backbone.blocks:
                 block.zero_biases()
@@ -142,17 +145,9 @@ class ReadoutModel(nn.Module, ABC):
         lengths: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> Logits:
-        """Return the logits of whole sequences.
+        """Return the logits of whole sequences: head -> (B, T, classes), meaningless at padding.
 
-        Args:
-            tokens: shape (B, T) int32 or int64.
-            cu_seqlens: bounds of packed sequences (B = 1), shape (N+1,); None means a row each.
-            lengths: tokens of each row before its padding, shape (B,) int32 or int64; None means T.
-            attention_mask: 1 for tokens and 0 for padding, which may be anywhere; shape (B, T),
-                bool or integer.
-
-        Returns:
-            Head -> logits (B, T, classes); logits at padding have no meaning.
+        The arguments are those of :meth:`Backbone.forward`.
         """
 
     @abstractmethod
@@ -161,24 +156,13 @@ class ReadoutModel(nn.Module, ABC):
     ) -> Iterator[Logits]:
         """Yield the logits of whole sequences piece by piece, in the memory of one piece.
 
-        The logits are those of ``forward`` on all pieces together.
-
-        Args:
-            pieces: successive tokens of the same sequences, each of shape (B, t).
-            lengths: as in ``forward``; its values are trusted.
+        The logits are those of ``forward`` on all pieces (B, t) together; the values of ``lengths``
+        are trusted.
         """
 
     def _read(self, hidden: Tensor) -> Logits:
         features = self.readout_mlp(hidden)
         return {head: readout(features) for head, readout in self.readouts.items()}
-
-
-def _redraw_linear_maps(model: nn.Module) -> None:
-    for part in model.modules():
-        if isinstance(part, nn.Linear):
-            nn.init.normal_(part.weight, std=_STD)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
 
 
 @torch.no_grad()
@@ -191,13 +175,11 @@ def _start_as(embeddings: Tensor, features: Tensor) -> None:
         raise OptionError(str(error)) from error
     num_features = features.shape[1]
     if num_features > width:
-        raise OptionError(
-            f"hidden_size must be at least {num_features}, the features of a token, got {width}"
-        )
+        least = f"at least {num_features}, the features of a token"
+        raise OptionError(f"hidden_size must be {least}, got {width}")
     if not features.isfinite().all() or not features.any():
-        raise OptionError(
-            f"token_features must be finite, and not 0 alone, got {features.tolist()[0]} first"
-        )
+        first = features.tolist()[0]
+        raise OptionError(f"token_features must be finite, and not 0 alone, got {first} first")
     embeddings.zero_()
     embeddings[:, :num_features] = features
     embeddings *= _STD / embeddings.square().mean().sqrt()
@@ -209,21 +191,6 @@ def _rename_earlier(model: nn.Module, weights: dict[str, Any], prefix: str, *_: 
         earlier = prefix + earlier_name(name)
         if earlier in weights:
             weights[prefix + name] = weights.pop(earlier)
-
-
-def _check_heads(heads: object) -> None:
-    if not isinstance(heads, Mapping) or not all(isinstance(head, str) for head in heads):
-        raise OptionError(f"heads must be a mapping of names to sizes, got {heads!r}")
-    check_sizes(**{f"heads[{head!r}]": classes for head, classes in heads.items()})
-    if not heads:
-        raise OptionError(f"heads must not be empty, got {heads!r}")
-
-
-def _check_seed(seed: object) -> None:
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise OptionError(f"seed must be an int, got {seed!r}")
-    if not 0 <= seed < 2**63:
-        raise OptionError(f"seed must be in 0..2^63 - 1, got {seed}")
 
 
 _BLOCK_PARTS = {"mixer": "layer", "channel_mixer": "mixer", "channel_norm": "mixer_norm"}
@@ -252,9 +219,6 @@ class TokenClassifier(ReadoutModel):
     .. math:: \mathrm{logits} = W \, \mathrm{backbone}(\mathrm{tokens}) + c
 
     Source: the decoder-only model of MAD (mad-lab). For the arguments, see :class:`ReadoutModel`.
-
-    Shape:
-        tokens (B, T) int32 or int64 -> for each head, logits (B, T, classes).
 
     Example:
         >>> import torch
@@ -290,15 +254,7 @@ class TokenClassifier(ReadoutModel):
     ) -> tuple[Logits, States]:
         """Return the logits of the next tokens of sequences, and the state after them.
 
-        Args:
-            tokens: the next tokens, shape (B, T) int32 or int64.
-            state: state that the previous call returned. None starts new sequences.
-            attention_mask: as in ``forward``: padding changes no state.
-            lengths: as in ``forward``: padding changes no state.
-
-        Returns:
-            logits: for each head, shape (B, T, classes).
-            state: one state per layer.
+        The arguments are those of :meth:`Backbone.forward`; padding changes no state.
         """
         hidden, state = self.backbone(tokens, state, attention_mask=attention_mask, lengths=lengths)
         return self._read(hidden), state

@@ -9,22 +9,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from statemix import ops
 from statemix.layers.exporting import is_open
-from statemix.layers.fixed_point.mixers import MixerName, build_mixer
-from statemix.layers.fixed_point.normed import MixerInputs
-from statemix.layers.fixed_point.solver import (
-    Gradient,
-    Solution,
-    SolverConfig,
-    residual_of_share,
-    solve,
-)
-from statemix.layers.option_checks import (
-    check_number,
-    check_placement,
-    check_sizes,
-)
+from statemix.layers.fixed_point import solver
+from statemix.layers.fixed_point.mixers import MixerInputs, MixerName, build_mixer
+from statemix.layers.fixed_point.solver import Gradient, Solution, SolverConfig
+from statemix.layers.option_checks import check_number, check_placement, check_sizes
 from statemix.layers.padded import PaddedLayer
 from statemix.layers.state import State
 from statemix.ops.checks import check_choice
@@ -36,7 +25,6 @@ Piece = Callable[[Tensor, Tensors, slice], tuple[Tensor, Tensors]]
 LEAST_BUDGET = 16
 """Iterations that a budget of the sequence's length allows at least."""
 
-
 # Shape of the Gamma distribution of random budgets.
 _SHAPE = 4.0
 
@@ -46,32 +34,7 @@ def _is_share(value: float) -> bool:
 
 
 class FixedPointLayer(PaddedLayer):
-    """A layer whose outputs are found by iteration.
-
-    Args:
-        hidden_size: width of input and output.
-        mixer: "householder", "dplr", "kronecker" or "monarch".
-        rank: vectors of the first two, size of the last one's blocks; "kronecker" has none.
-        mixer_inputs: what the mixer sees: "both" the token and the output before it, "sum" their
-            sum, or "token" the token alone.
-        expand: N, the width of the iterated outputs, divided by ``hidden_size``.
-        contraction: None, or a factor in (0, 1) by which every iteration is at least a contraction.
-        max_iterations: most iterations, at least 1; None means the length of the sequence, at least
-            16. With 1 no token depends on the outputs of others: the layer is the diagonal one.
-        window: None iterates the whole sequence at once. A number of tokens first iterates windows
-            of so many, one after the other, and the whole from there; the budget is that of each.
-            Tokens converge one after the other, so that this takes T (W + k) applications to tokens
-            instead of T (T + k).
-        budget: "fixed", or "gamma": in training, draw the budget of each batch from a Gamma
-            distribution of shape 4 whose mean is the fixed one, rounded up.
-        tolerance: residual below which a sequence has converged, above 0.
-        quantile: share of the sequences that must have converged, above 0.
-        damping: share of the map's value in the next iterate, in (0, 1].
-        gradient: number of last iterations that are differentiated, "implicit" for the gradient of
-            the fixed point, or "unrolled" for all iterations. The paper's code has 1; with 4,
-            FPMamba1 learns to track A_5 in fewer steps (docs/studies/fp-budget.md).
-        device: device of the parameters.
-        dtype: dtype of the parameters.
+    """A layer whose outputs are found by iteration; :class:`FPRNN` documents its options.
 
     In evaluation, a call that ends above the tolerance warns, and a later one if its residual is
     more than twice the largest that the layer has warned of. With ``max_iterations=1`` no call
@@ -101,15 +64,15 @@ class FixedPointLayer(PaddedLayer):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
+        check_sizes(hidden_size=hidden_size, expand=expand)
         if window is not None:
             check_sizes(window=window)
         check_choice("budget", budget, list(get_args(Budget)))
         check_number("damping", damping, "above 0 and at most 1", _is_share)
-        if not isinstance(gradient, str):
-            check_sizes(gradient=gradient)
-        else:
+        if isinstance(gradient, str):
             check_choice("gradient", gradient, ["implicit", "unrolled"])
-        check_sizes(hidden_size=hidden_size, expand=expand)
+        else:
+            check_sizes(gradient=gradient)
         check_placement(device, dtype)
         if contraction is not None:
             check_number("contraction", contraction, "between 0 and 1", lambda rate: 0 < rate < 1)
@@ -134,7 +97,7 @@ class FixedPointLayer(PaddedLayer):
         self.damping = damping
         self.gradient = gradient
         self._warned_of = 0.0
-        self._found: dict[str, Tensor] = {}
+        self._reports: dict[str, Tensor] = {}
 
     @property
     def max_iterations(self) -> int | None:
@@ -172,17 +135,16 @@ class FixedPointLayer(PaddedLayer):
         x: Tensor,
         state: State | None = None,
         cu_seqlens: Tensor | None = None,
-        **unknown: object,
     ) -> tuple[Tensor, State]:
-        self._found = {}
-        return super().forward(x, state, cu_seqlens, **unknown)
+        self._reports = {}
+        return super().forward(x, state, cu_seqlens)
 
     def reports(self) -> Mapping[str, Tensor]:
         """Return the iterations and the largest residual of the last call.
 
         Iterations of a window count by its share of the sequence.
         """
-        return self._found
+        return self._reports
 
     def usual_budget(self, length: int) -> int:
         """Return the most iterations of a sequence of ``length`` tokens, unless drawn."""
@@ -191,65 +153,47 @@ class FixedPointLayer(PaddedLayer):
     def _solved(
         self, piece: Piece, carried: Tensors, start: Tensor, valid: Tensor | None
     ) -> Solution:
-        """Iterate within the budget; take note of how it went.
+        """Iterate from y = ``start`` (B, T, N) within the budget, and report on it.
 
-        Args:
-            piece: the map of the tokens of a slice, given their y and the state before them. It
-                returns their new y, and the state after them.
-            carried: the state before the first token.
-            start: the first y, (B, T, N).
-            valid: as in :func:`solve`.
+        ``piece`` maps the y of a slice of tokens, and the state before them, to their new y and the
+        state after them; ``carried`` is the state before the first token.
         """
-        config = SolverConfig(
-            tolerance=self.tolerance,
-            damping=self.damping,
-            quantile=self.quantile,
-            gradient=self.gradient,
-        )
+        names = ("tolerance", "damping", "quantile", "gradient")
+        config = SolverConfig(**{name: getattr(self, name) for name in names})
         length = start.shape[1]
-        if is_open(length):
-            self._check_open()
+        if is_open(length) and (self.max_iterations is None or self.window is not None):
+            raise ValueError(
+                "max_iterations must be given, and window must be None, to export sequences of any "
+                f"length, got {self.max_iterations} and {self.window}"
+            )
         before = 0.0
         if self.window is not None and self.window < length and self.max_iterations != 1:
             start, before = self._by_windows(piece, carried, start, valid, config)
-        found = solve(
-            partial(_first_of, piece, carried, slice(length)),
-            start,
-            self._drawn(length),
-            config,
-            valid,
-        )
+        function = partial(_first_of, piece, carried, slice(length))
+        solution = solver.solve(function, start, self._drawn(length), config, valid)
         if torch.compiler.is_exporting():
-            return found
-        largest = found.residual.max() if len(found.residual) else found.residual.new_zeros(())
-        iterations = torch.full((), before + found.iterations, device=largest.device)
+            return solution
+        residuals = solution.residual
+        largest = residuals.max() if len(residuals) else residuals.new_zeros(())
+        iterations = torch.full((), before + solution.iterations, device=largest.device)
         now = {"iterations": iterations, "residual": largest}
         # Groups of packed sequences are solved one after the other.
-        self._found = {
-            name: torch.maximum(number, self._found.get(name, number))
+        self._reports = {
+            name: torch.maximum(number, self._reports.get(name, number))
             for name, number in now.items()
         }
-        if self.training or largest.is_meta or self.max_iterations == 1 or not len(found.residual):
-            return found
-        residual = residual_of_share(found.residual, self.quantile)
+        if self.training or largest.is_meta or self.max_iterations == 1 or not len(residuals):
+            return solution
+        residual = solver.residual_of_share(residuals, self.quantile)
         if residual >= self.tolerance and residual > 2 * self._warned_of:
             self._warned_of = residual
             warnings.warn(
                 f"{self.name} has not converged: residual {residual:.2g} after "
-                f"{found.iterations} iterations, tolerance {self.tolerance:.2g}; its outputs "
+                f"{solution.iterations} iterations, tolerance {self.tolerance:.2g}; its outputs "
                 "depend on max_iterations, and those of single steps may differ",
                 stacklevel=2,
             )
-        return found
-
-    def _check_open(self) -> None:
-        """Check that the number of iterations does not depend on that of tokens."""
-        if self.max_iterations is None:
-            raise ValueError("max_iterations must be given to export sequences of any length")
-        if self.window is not None:
-            raise ValueError(
-                f"window must be None to export sequences of any length, got {self.window}"
-            )
+        return solution
 
     @torch.no_grad()
     def _by_windows(
@@ -261,21 +205,17 @@ class FixedPointLayer(PaddedLayer):
         config: SolverConfig,
     ) -> tuple[Tensor, float]:
         """Return y as windows give it, one after the other, and their iterations by their share."""
-        length, found, iterations = start.shape[1], [], 0.0
+        length, values, iterations = start.shape[1], [], 0.0
         for first in range(0, length, self.window or length):
             span = slice(first, min(first + (self.window or length), length))
             y = start[:, span]
-            solution = solve(
-                partial(_first_of, piece, carried, span),
-                y,
-                self.usual_budget(y.shape[1]),
-                config,
-                None if valid is None else valid[:, span],
-            )
-            found.append(solution.value)
+            function = partial(_first_of, piece, carried, span)
+            padding = None if valid is None else valid[:, span]
+            solution = solver.solve(function, y, self.usual_budget(y.shape[1]), config, padding)
+            values.append(solution.value)
             iterations += solution.iterations * y.shape[1] / length
             _, carried = piece(solution.value, carried, span)
-        return torch.cat(found, 1), iterations
+        return torch.cat(values, 1), iterations
 
     def _drawn(self, length: int) -> int:
         """Return the budget of a call."""
@@ -288,24 +228,6 @@ class FixedPointLayer(PaddedLayer):
 
 def _first_of(piece: Piece, carried: Tensors, span: slice, y: Tensor) -> Tensor:
     return piece(y, carried, span)[0]
-
-
-def diagonal_scan(decays: Tensor, inputs: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return :math:`h_t = \lambda_t \odot h_{t-1} + b_t` by the kernels of blocks of one entry.
-
-    Args:
-        decays: shape (B, T, N), float32 or wider.
-        inputs: b, the same shape and dtype.
-        initial: h_0, shape (B, N).
-
-    Returns:
-        states: shape (B, T, N).
-        final: the last state, shape (B, N).
-    """
-    states, final = ops.block_scan(
-        decays[..., None, None], inputs.unsqueeze(-1), initial.unsqueeze(-1)
-    )
-    return states.squeeze(-1), final.squeeze(-1)
 
 
 def shifted(y: Tensor, before: Tensor) -> Tensor:

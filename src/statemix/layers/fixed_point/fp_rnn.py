@@ -6,15 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statemix.layers.fixed_point.fixed_point_layer import (
-    Budget,
-    FixedPointLayer,
-    Tensors,
-    diagonal_scan,
-    shifted,
-)
-from statemix.layers.fixed_point.mixers import MixerName
-from statemix.layers.fixed_point.normed import MixerInputs
+from statemix import ops
+from statemix.layers.fixed_point.fixed_point_layer import Budget, FixedPointLayer, Tensors, shifted
+from statemix.layers.fixed_point.mixers import MixerInputs, MixerName
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import Flops
 from statemix.layers.padded import (
@@ -64,7 +58,6 @@ class FPRNN(FixedPointLayer):
     the results of pieces or single steps may differ from the result of the whole sequence.
 
     Args:
-        hidden_size: width of input and output.
         mixer: "householder", "dplr", "kronecker" or "monarch".
         rank: vectors of the first two, size of the last one's blocks; "kronecker" has none.
         mixer_inputs: "both" (v_t and h_{t-1}), "sum" (v_t + h_{t-1}) or "token" (v_t alone, which
@@ -72,22 +65,24 @@ class FPRNN(FixedPointLayer):
         expand: N divided by ``hidden_size``.
         contraction: None leaves the mixers as published. A number in (0, 1) makes each iteration a
             contraction by at least that factor for given Q, by bounding Q and lambda.
-        max_iterations: see :class:`FixedPointLayer`, as for all that follow.
-        window: see there.
-        budget: see there.
-        tolerance: see there.
-        quantile: see there.
-        damping: see there.
-        gradient: see there.
-        device: device of the parameters.
-        dtype: dtype of the parameters. The state is always float32 or wider.
+        max_iterations: most iterations, at least 1; None means the length of the sequence, at least
+            16. With 1 no token depends on the outputs of others: the layer is the diagonal one.
+        window: None iterates the whole sequence at once. A number W of tokens iterates windows of
+            that length first, in order, and the whole from there; the budget is that of each solve.
+            Tokens converge in order, so that this takes T (W + k) applications to tokens instead of
+            T (T + k).
+        budget: "fixed", or "gamma": in training, draw the budget of each batch from a Gamma
+            distribution of shape 4 whose mean is the fixed one, rounded up.
+        tolerance: residual below which a sequence has converged, above 0. In evaluation, a call
+            that ends above it warns, unless ``max_iterations`` is 1.
+        quantile: share of the sequences that must have converged, above 0.
+        damping: share of the map's value in the next iterate, in (0, 1].
+        gradient: number of last iterations that are differentiated, "implicit" for the gradient of
+            the fixed point, or "unrolled" for all iterations. The paper's code has 1; with 4,
+            FPMamba1 learns to track A_5 in fewer steps (docs/studies/fp-budget.md).
 
     Shape:
         x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, expand * hidden_size).
-
-    Raises:
-        OptionError: if a size or a number is out of range, a name is unknown, or ``rank`` does not
-            divide the state of a Monarch mixer or is given for a Kronecker mixer.
 
     Example:
         >>> layer = FPRNN(hidden_size=8, mixer="kronecker")
@@ -131,13 +126,8 @@ class FPRNN(FixedPointLayer):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Redraw all parameters; projections as in PyTorch."""
-        for linear in (
-            self.in_proj,
-            self.input_proj,
-            self.decay_proj,
-            self.readout_proj,
-            self.out_proj,
-        ):
+        linears = (self.in_proj, self.input_proj, self.decay_proj, self.readout_proj, self.out_proj)
+        for linear in linears:
             reset_linear(linear, generator)
         self.state_mixer.reset_parameters(generator)
         nn.init.ones_(self.norm_weight)
@@ -149,10 +139,9 @@ class FPRNN(FixedPointLayer):
     def flops_per_token(self, length: int) -> Flops:
         """Count as many iterations as the budget allows."""
         size, mixer = self.inner_size, self.state_mixer
-        outputs = sum(linear.weight.shape[0] for linear in mixer.linears)
         # Two maps into 2 N channels, one out of them, three of N, and those of the mixer.
-        maps = 2 * size * (3 * self.hidden_size + 4 * size + outputs)
-        seen = 0 if self.mixer_inputs == "token" else 2 * size * outputs
+        maps = 2 * size * (3 * self.hidden_size + 4 * size) + mixer.projections
+        seen = 0 if self.mixer_inputs == "token" else mixer.projections
         # Three sums and a product around the mixer, and the scan.
         iteration = seen + mixer.flops + 4 * size + 2 * size
         bounded = 0 if self.contraction is None else 2 * size
@@ -172,17 +161,18 @@ class FPRNN(FixedPointLayer):
         valid = None if lengths is None else valid_tokens(x, lengths)
         with without_autocast(x.device):
             inputs, decays = inputs.to(dtype), decays.to(dtype)
-            prepared = [one.to(dtype) for one in prepared]
+            prepared = [linear.to(dtype) for linear in prepared]
             initial = state.to(dtype)
 
             def piece(h: Tensor, carried: Tensors, span: slice) -> tuple[Tensor, Tensors]:
                 before = shifted(h, carried[0]) if self.max_iterations != 1 else torch.zeros_like(h)
-                raw = [one.during(span)(before) for one in prepared]
-                difference = inputs[:, span] - h
-                change = self.state_mixer.deviation(self.state_mixer.coefficients(raw), difference)
+                change = self.state_mixer.change(prepared, span, before, inputs[:, span] - h)
                 added = (1 - decays[:, span]) * (inputs[:, span] - change)
-                h, last = diagonal_scan(decays[:, span], added, carried[0])
-                return h, (last,)
+                # A diagonal recurrence is one of blocks of one entry.
+                h, last = ops.block_scan(
+                    decays[:, span, :, None, None], added.unsqueeze(-1), carried[0].unsqueeze(-1)
+                )
+                return h.squeeze(-1), (last.squeeze(-1),)
 
             h = self._solved(piece, (initial,), torch.zeros_like(inputs), valid).value
         final = last_inputs(torch.cat([initial.unsqueeze(1), h], 1), 1, lengths)[:, 0]

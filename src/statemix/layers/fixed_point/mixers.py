@@ -1,31 +1,119 @@
-"""State mixers: the dense matrices Q of a fixed-point RNN, one for each token."""
+"""State mixers: the dense matrices Q of a fixed-point RNN, from maps with normalised weights."""
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.errors import OptionError
-from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear, Prepared
 from statemix.layers.option_checks import check_sizes
 from statemix.layers.padded import unit_length
 from statemix.ops import flops
 from statemix.ops.checks import check_choice
 
 MixerName = Literal["householder", "dplr", "kronecker", "monarch"]
+MixerInputs = Literal["both", "sum", "token"]
 
-# Keeps the norm of a matrix of zeros from dividing by zero.
+# Keeps the length of a row, or the norm of a matrix, of zeros from dividing by zero.
 _TINY = 1e-6
+
+
+class Prepared(NamedTuple):
+    """A linear map of x and s for a given x.
+
+    Attributes:
+        constant: the part of x and the bias, shape (..., outputs), or () if there is no x.
+        weight: the map of s, shape (outputs, width of s); None if s does not enter.
+    """
+
+    constant: Tensor
+    weight: Tensor | None
+
+    def __call__(self, s: Tensor) -> Tensor:
+        """Return the result for s (..., width)."""
+        if self.weight is None:
+            return self.constant
+        return self.constant + functional.linear(s, self.weight)
+
+    def during(self, span: slice) -> "Prepared":
+        """Return the same map for some of the tokens, of shape (B, T, ...)."""
+        return Prepared(self.constant[:, span], self.weight)
+
+    def to(self, dtype: torch.dtype) -> "Prepared":
+        """Return the same map in another dtype."""
+        weight = None if self.weight is None else self.weight.to(dtype)
+        return Prepared(self.constant.to(dtype), weight)
+
+
+class NormedLinear(nn.Module):
+    r"""A linear map of x and s whose rows have a length of their own.
+
+    .. math:: y_i = g_i \frac{w_i^\top p}{|w_i|} + c_i, \qquad
+        p = [x, s], \quad p = x + s \quad \text{or} \quad p = x
+
+    Source: Salimans and Kingma (2016), "Weight normalization"; the fixed-point RNN uses it for
+    stability.
+
+    Args:
+        width: width of x, and of s.
+        outputs: width of y.
+        inputs: "both" for [x, s], "sum" for x + s, "token" for x.
+        bias: whether to learn c, which starts at 0.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        width: int,
+        outputs: int,
+        inputs: MixerInputs,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.inputs = inputs
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        shape = (outputs, 2 * width if inputs == "both" else width)
+        self.weight = nn.Parameter(torch.empty(shape, **placed))
+        self.gain = nn.Parameter(torch.empty(outputs, **placed))
+        self.bias = nn.Parameter(torch.empty(outputs, **placed)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Redraw the weights as ``torch.nn.Linear`` does, with their own lengths; c becomes 0."""
+        bound = self.weight.shape[1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
+        with torch.no_grad():
+            self.gain.copy_(self.weight.norm(dim=1))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor | None) -> Prepared:
+        """Return the map for given x, as a function of s; without x, all inputs are those of s."""
+        scale = self.gain / self.weight.norm(dim=1).clamp(min=_TINY)
+        weight = self.weight * scale.unsqueeze(1)
+        if x is None:
+            return Prepared(weight.new_zeros(()), weight)
+        weight = weight.to(x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        constant = functional.linear(x, weight[:, : self.width], bias)
+        if self.inputs == "token":
+            return Prepared(constant, None)
+        return Prepared(constant, weight[:, self.width :] if self.inputs == "both" else weight)
 
 
 class StateMixer(nn.Module, ABC):
     r"""A matrix Q for each token, given by its deviation D = I - Q from the identity.
 
-    Q is decided by x_t and, if the layer asks for it, by the state before it, s_t. All maps from
-    them are linear with normalised weights (:class:`NormedLinear`).
+    Q depends on x_t and, if the layer chooses so, on the state before it, s_t. All maps from them
+    are linear with normalised weights (:class:`NormedLinear`).
 
     Args:
         size: N, entries that are mixed.
@@ -33,8 +121,6 @@ class StateMixer(nn.Module, ABC):
         rank: number of vectors, or size of a block; 1 if there is none.
         contractive: whether the 2-norm of D stays within :attr:`bound`. Otherwise Q is as in the
             source, and D may be as large as that allows.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
     """
 
     def __init__(
@@ -63,9 +149,9 @@ class StateMixer(nn.Module, ABC):
         return 1.0
 
     @property
-    @abstractmethod
     def linears(self) -> list[NormedLinear]:
         """The linear maps, in the order of their results."""
+        return [part for part in self.modules() if isinstance(part, NormedLinear)]
 
     @abstractmethod
     def coefficients(self, raw: list[Tensor]) -> tuple[Tensor, ...]:
@@ -80,9 +166,19 @@ class StateMixer(nn.Module, ABC):
     def flops(self) -> int:
         """FLOPs of :meth:`coefficients` and :meth:`deviation` for one token."""
 
+    @property
+    def projections(self) -> int:
+        """FLOPs of the maps from either input for one token."""
+        return 2 * self.size * sum(linear.weight.shape[0] for linear in self.linears)
+
     def prepare(self, x: Tensor) -> list[Prepared]:
         """Return :attr:`linears` for given x (..., width), as functions of s alone."""
         return [linear(x) for linear in self.linears]
+
+    def change(self, prepared: list[Prepared], span: slice, s: Tensor, v: Tensor) -> Tensor:
+        """Return D v for the tokens of a slice, given the states s before them."""
+        raw = [linear.during(span)(s) for linear in prepared]
+        return self.deviation(self.coefficients(raw), v)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Redraw all parameters."""
@@ -96,10 +192,6 @@ class _Reflecting(StateMixer):
     def _build(self, inputs: MixerInputs, placed: dict[str, Any]) -> None:
         self.vectors = NormedLinear(self.size, self.rank * self.size, inputs, **placed)
         self.strengths = NormedLinear(self.size, self.rank, inputs, bias=True, **placed)
-
-    @property
-    def linears(self) -> list[NormedLinear]:
-        return [self.vectors, self.strengths]
 
     @property
     def _flops(self) -> int:
@@ -132,7 +224,7 @@ class Householder(_Reflecting):
 
     @property
     def flops(self) -> int:
-        """As in the base class; a reflection is a product, a factor and a sum, N of the last."""
+        # A reflection is a product, a factor and a sum, N of the last.
         return self._flops + self.rank * (4 * self.size + 1) + self.size
 
     def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
@@ -162,7 +254,6 @@ class DPLR(_Reflecting):
 
     @property
     def flops(self) -> int:
-        """As in the base class."""
         return self._flops + self.rank * (4 * self.size + 1)
 
     def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
@@ -198,15 +289,11 @@ class Kronecker(StateMixer):
         )
 
     @property
-    def linears(self) -> list[NormedLinear]:
-        return cast(list[NormedLinear], [*self.triangles, *self.strengths])
-
-    @property
     def flops(self) -> int:
-        """As in the base class; triangles count as full matrices."""
         a, b = self.sizes
         made = 0
         for n in self.sizes:
+            # Triangles count as full matrices.
             triangle = n * (n + 1) // 2 * flops.SILU + 2 * n**3
             rows = n * (flops.l2_norm(n) + flops.SIGMOID + n)
             # Magnitudes, sums of rows and of columns, their maxima, and the quotients.
@@ -215,16 +302,12 @@ class Kronecker(StateMixer):
         return made + 2 * a * b * (a + b) + (0 if self.contractive else self.size)
 
     def coefficients(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        left, right = (
-            self._factor(raw[place], raw[place + 2], n) for place, n in enumerate(self.sizes)
-        )
-        return left, right
-
-    def _factor(self, triangle: Tensor, strengths: Tensor, n: int) -> Tensor:
-        upper = _upper(functional.silu(triangle), n)
-        rows = unit_length(upper @ upper.mT)
-        matrix = torch.sigmoid(strengths).unsqueeze(-1) * rows
-        return _shortened(matrix) if self.contractive else matrix
+        factors = []
+        for n, triangle, strengths in zip(self.sizes, raw[:2], raw[2:], strict=True):
+            upper = _upper(functional.silu(triangle), n)
+            matrix = torch.sigmoid(strengths).unsqueeze(-1) * unit_length(upper @ upper.mT)
+            factors.append(_shortened(matrix) if self.contractive else matrix)
+        return factors[0], factors[1]
 
     def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
         left, right = coefficients
@@ -256,12 +339,7 @@ class Monarch(StateMixer):
         self.strengths = NormedLinear(size, self.num_blocks, inputs, bias=True, **placed)
 
     @property
-    def linears(self) -> list[NormedLinear]:
-        return [self.triangles, self.strengths]
-
-    @property
     def flops(self) -> int:
-        """As in the base class; triangles count as full matrices."""
         n = self.rank
         triangle = n * (n + 1) // 2 * flops.SILU + 2 * n**3
         # Magnitudes or squares, their sums, the maximum; the root, unless contractive.
@@ -288,27 +366,15 @@ class Monarch(StateMixer):
 
 
 def build_mixer(name: str, size: int, inputs: MixerInputs, rank: int, **options: Any) -> StateMixer:
-    """Build a mixer by name; the other arguments are those of :class:`StateMixer`.
-
-    Args:
-        name: "householder", "dplr", "kronecker" or "monarch".
-        size: N.
-        inputs: as in :class:`NormedLinear`.
-        rank: number of vectors, or size of a block; "kronecker" has none, which is 1.
-        **options: the rest.
-    """
+    """Build a mixer by name; the other arguments are those of :class:`StateMixer`."""
     check_choice("mixer", name, list(get_args(MixerName)))
     check_choice("mixer_inputs", inputs, list(get_args(MixerInputs)))
     check_sizes(rank=rank)
     if name == "kronecker" and rank != 1:
         raise OptionError(f"rank must be absent with a Kronecker mixer, got {rank}")
-    kinds: dict[str, type[StateMixer]] = {
-        "householder": Householder,
-        "dplr": DPLR,
-        "kronecker": Kronecker,
-        "monarch": Monarch,
-    }
-    return kinds[name](size, inputs, rank, **options)
+    kinds = dict(zip(get_args(MixerName), (Householder, DPLR, Kronecker, Monarch), strict=True))
+    mixer: StateMixer = kinds[name](size, inputs, rank, **options)
+    return mixer
 
 
 def _split(v: Tensor, parts: int) -> Tensor:

@@ -18,37 +18,25 @@ Map = Callable[[Tensor], Tensor]
 class SolverConfig:
     """When an iteration stops, and what is differentiated.
 
-    Attributes:
-        tolerance: residual below which a sequence counts as converged.
-        damping: share s of the map's value in the next iterate, before it is lowered.
-        patience: iterations without a lower residual after which a sequence's s is lowered.
-        decay: factor by which it is lowered; 1 leaves it.
-        quantile: share of the sequences that must have converged.
-        gradient: what is differentiated: the last k applications of the map (an int), the fixed
-            point itself ("implicit"), or every iteration ("unrolled").
+    ``gradient`` is a number of last applications of the map, "implicit" for the fixed point itself,
+    or "unrolled" for every iteration.
     """
 
-    tolerance: float = 1e-3
-    damping: float = 1.0
-    patience: int = 15
-    decay: float = 0.9
-    quantile: float = 1.0
+    tolerance: float = 1e-3  # residual below which a sequence counts as converged
+    damping: float = 1.0  # share s of the map's value in the next iterate, before it is lowered
+    patience: int = 15  # iterations without a lower residual before a sequence's s is lowered
+    decay: float = 0.9  # factor by which it is lowered; 1 leaves it
+    quantile: float = 1.0  # share of the sequences that must have converged
     gradient: Gradient = 1
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What an iteration has found.
+    """Result of an iteration."""
 
-    Attributes:
-        value: y, shape (B, T, N).
-        iterations: applications of the map.
-        residual: lowest residual of each sequence, shape (B,), without a gradient.
-    """
-
-    value: Tensor
-    iterations: int
-    residual: Tensor
+    value: Tensor  # y, (B, T, N)
+    iterations: int  # applications of the map
+    residual: Tensor  # lowest residual of each sequence, (B,), without a gradient
 
 
 # Damping below which an iteration no longer moves.
@@ -76,7 +64,7 @@ def solve(
         function: F, from (B, T, N) to the same.
         start: the first y.
         budget: most applications of F, at least 1.
-        config: the rest.
+        config: when to stop, and what to differentiate.
         valid: tokens that are no padding, (B, T); None means all.
     """
     learns = torch.is_grad_enabled()
@@ -143,11 +131,9 @@ class _Iteration:
         self.iterations += 1
 
     def better_of(self, before: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return F(y), or the iterate that has converged where y has not, and its residual.
+        """Return ``value``, F(y), or the iterate that has converged where y has not; and residuals.
 
-        Args:
-            before: y.
-            value: F(y), whose gradient the result has unless iterates have their own.
+        The result has the gradient of ``value``, unless iterates have their own. y is ``before``.
         """
         residual = _residuals(before, value, self._valid)
         has_converged = self.residual < self._config.tolerance
@@ -212,8 +198,6 @@ def residual_of_share(residual: Tensor, share: float) -> float:
 
 def _residuals(value: Tensor, mapped: Tensor, valid: Tensor | None) -> Tensor:
     """Return the residual of each sequence, shape (B,)."""
-    if value.shape[1] == 0 or value.shape[2] == 0:
-        return value.new_zeros(len(value))
     with torch.no_grad():
         change = (value - mapped).abs().amax(-1)
         relative = change / (mapped.abs().amax(-1) + 1e-8)

@@ -283,7 +283,7 @@ def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp
     run.attempts._evaluator = spy
     run.loop.run()
     assert set(seen) == {(0.5, 5)}
-    tokens = score._draw().tokens
+    tokens = score._examples().tokens
     assert (tokens == run.task.examples("validation", 0, 5, 9).tokens).all()
 
 

@@ -65,7 +65,7 @@ class Tools:
         return [getattr(one, quantity) for one in train(self.config, folder).attempts]
 
     def tested(self):
-        return self.run().attempts._evaluator._draw().tokens.shape
+        return self.run().attempts._evaluator._examples().tokens.shape
 
     def rows(self):
         events = []

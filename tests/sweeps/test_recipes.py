@@ -148,13 +148,6 @@ def test_places_get_one_block_of_value_channels_and_words_in_which_they_all_move
     assert (config.model.hidden_size, config.search.length) == (128, 112)
 
 
-def test_many_places_get_wider_networks_and_words_of_64():
-    moves = "(1 2); (" + " ".join(map(str, range(1, 41))) + ")"
-    config = exact(TaskSpec("arrangement", moves=moves))
-    assert (config.model.hidden_size, config.task.options["length"]) == (320, 64)
-    assert exact(TaskSpec("arrangement", moves=moves, length=9)).task.options["length"] == 9
-
-
 def test_a_fixed_training_set_is_repeated_as_long_as_fresh_words_last():
     few, fresh = exact(TaskSpec("permutation", train_size=250)), exact(TaskSpec("permutation"))
     assert (few.schedules.epochs, few.schedules.num_steps) == (350, None)
@@ -209,10 +202,6 @@ def test_attempts_on_automata_of_the_user_end_with_a_proof(labels):
     task = TaskSpec("automaton", preset="flip-flop", labels=labels)
     assert exact(task).search.confirm == "proof"
     assert exact(TaskSpec("parity")).search.confirm == 0.99
-
-
-def test_attempts_are_tested_on_words_four_times_as_long():
-    assert exact(TaskSpec("permutation", length=128)).search.length == 512
 
 
 def test_tasks_without_an_automaton_are_refused():

@@ -80,14 +80,6 @@ def test_attempts_fail_their_last_test_or_on_the_plateau():
     assert (search.needed(77), search.needed(82)) == (0.9, 0.5)
 
 
-def test_the_last_test_may_come_hundreds_of_steps_after_the_plateau():
-    config = SearchConfig(attempts=2, max_steps=400, every=150, tests=2, accept=0.9)
-    search, tested = led(config, [2.0, *[0.0] * 310], [0.3, 0.6])
-    assert tested == [161, 311]
-    # The last test asks for less.
-    assert search.attempts == [Attempt(0, left=11, ended=311, accuracy=0.6, passed=True)]
-
-
 def test_when_the_last_attempt_fails_the_schedules_begin_with_its_weights():
     search, tested = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 9, [0.0, 0.0])
     assert search.attempts == [Attempt(0, None, 3, 0.0), Attempt(3, None, 6, 0.0)]
@@ -97,11 +89,6 @@ def test_when_the_last_attempt_fails_the_schedules_begin_with_its_weights():
 def test_an_attempt_that_solves_the_task_at_once_passes_without_a_plateau():
     search, _ = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 3, [0.6])
     assert search.attempts == [Attempt(0, None, 3, 0.6, passed=True)]
-
-
-def test_a_perfect_attempt_passes_the_strictest_test():
-    search, _ = led(SearchConfig(attempts=2, max_steps=3, accept_last=1.0), [1.0] * 3, [1.0])
-    assert search.attempts[-1].passed
 
 
 def test_an_attempt_that_has_lost_track_after_the_schedules_has_failed():
@@ -214,11 +201,6 @@ def test_attempts_are_in_the_outcome_the_metrics_and_the_events(searching, tmp_p
     assert said[-1].startswith(f"step {second.ended}: attempt 2 of 2")
 
 
-def test_a_run_without_a_search_has_no_attempts(fresh, tmp_path):
-    assert train(fresh(), tmp_path).attempts == ()
-    assert not [row for row in read_metrics(tmp_path) if "attempt" in row]
-
-
 def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batches(
     searching, tmp_path, begun, monkeypatch
 ):
@@ -291,14 +273,7 @@ def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp
     ("changes", "message"),
     [
         ({"search.length": 7}, r"^length must be absent without attempts, got 7"),
-        ({"search.size": 7, "search.attempts": None}, "size must be absent without attempts"),
-        (
-            {"search.confirm": 0.5, "search.attempts": None},
-            "confirm must be absent without attempts",
-        ),
-        ({"search.attempts": 0}, "attempts must be greater than or equal to 1, got 0"),
         ({"search.accept": 1.5}, "accept must be less than or equal to 1"),
-        ({"search.plateau": -0.5}, "plateau must be greater than or equal to 0"),
     ],
 )
 def test_bad_settings_are_named(fresh, changes, message):
@@ -429,25 +404,6 @@ def test_a_proof_needs_a_task_that_has_one(searching, tmp_path, changes):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_last_attempt_ends_the_run_though_it_has_lost_track(searching, tmp_path):
-    events = []
-    changes = {"search.attempts": 1, "search.accept": 0.0, "search.confirm": 1.0}
-    outcome = train(searching(changes), tmp_path, on_event=events.append)
-    (only,) = outcome.attempts
-    assert (only.passed, only.ended) == (False, outcome.last.step - 6)
-    said = [event.text for event in events if event.kind == "message"]
-    assert said[-1].endswith("after the schedules (1 needed): failed; no attempts are left")
-    assert train(searching(changes), tmp_path) == outcome
-
-
-def test_an_attempt_that_diverges_in_the_schedules_is_followed_by_another_one(searching, begun):
-    run = begun(searching({"search.accept": 0.0, "search.confirm": 0.0}))
-    diverging(run, [5])
-    run.loop.run()
-    first, second = run.attempts.search.attempts
-    assert (first.passed, first.ended, second.began, second.passed) == (False, 5, 5, True)
-
-
 def test_no_accuracy_stops_a_search_early(searching, tmp_path):
     # Evaluations fall on the steps of tests and on others.
     changes = {"evaluation.stop_at": 0.0, "evaluation.every": 1}
@@ -512,10 +468,3 @@ def test_losses_of_a_failed_attempt_are_not_in_the_next_row(searching, begun):
     (row,) = read_metrics(run.folder)
     kept = losses[run.attempts.search.attempts[0].ended :]
     assert row["train"]["loss"] == pytest.approx(sum(kept) / len(kept))
-
-
-def test_too_many_sequences_of_a_test_are_named(searching, begun):
-    with pytest.raises(RequestError, match=r"^search\.size"):
-        begun(searching({"search.size": 5000}))
-    with pytest.raises(RequestError, match=r"^search\.length"):
-        begun(searching({"search.length": 1, "search.size": 50}))

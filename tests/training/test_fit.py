@@ -64,7 +64,7 @@ def left(folder):
 def test_ones_own_module_is_killed_and_resumed_to_equal_bits(tmp_path):
     done = run_script(tmp_path / "whole")
     assert done.returncode == 0, done.stderr
-    for kill_at in (3, 19, 33):
+    for kill_at in (3, 19):
         assert run_script(tmp_path / "run", kill_at).returncode == -signal.SIGKILL
         assert read_status(tmp_path / "run").status == "interrupted"
     again = run_script(tmp_path / "run")
@@ -105,7 +105,7 @@ def stop_at(step):
 
 def test_an_interrupted_call_ends_as_an_undisturbed_one(tmp_path):
     whole = fit(build(), batch, loss, tmp_path / "whole", num_steps=13, **OPTIONS)
-    for step in (1, 5, 12):
+    for step in (1, 12):
         with pytest.raises(KeyboardInterrupt):
             fit(
                 build(), batch, loss, tmp_path / "run", num_steps=13, on_event=stop_at(step),
@@ -127,11 +127,6 @@ def test_a_finished_call_is_extended_to_the_bits_of_a_longer_one(tmp_path):
         fit(build(), batch, loss, tmp_path / "run", num_steps=12, **OPTIONS)
     fit(build(), batch, loss, tmp_path / "run", num_steps=12, extend=True, **OPTIONS)
     assert left(tmp_path / "run") == left(tmp_path / "long")
-
-
-def test_training_stops_early_at_a_score(tmp_path):
-    found = fit(build(), batch, loss, tmp_path, num_steps=40, stop_at=-1e9, **OPTIONS)
-    assert found.last["step"] == 4
 
 
 class Rate(Hook):
@@ -171,24 +166,18 @@ def test_ones_own_hook_is_called_and_restored(tmp_path):
     ("changes", "message"),
     [
         ({"num_steps": 0}, "num_steps must be greater than or equal to 1, got 0"),
-        ({"evaluate_every": 0}, "evaluate_every must be greater than or equal to 1"),
         ({"criterion": "other"}, r"criterion must be a number of evaluate \(\['score'\]\)"),
         ({"criterion": None, "stop_at": 0.5}, "stop_at must be None without a criterion"),
         ({"settings": {"f": print}}, "settings must be JSON data"),
         ({"on_event": 3}, "on_event must be a function or None"),
         ({"optimizer": torch.optim.SGD(build().parameters())}, "optimizer must have parameters"),
-        ({"optimizer": torch.optim.SGD}, "optimizer must be an optimiser or None, got <class"),
         ({"model": abs}, "model must be a module, got <built-in"),
         ({"batch": None}, "batch must be a function, got None"),
         ({"loss": 3}, "loss must be a function, got 3"),
         ({"evaluate": 3}, "evaluate must be a function or None, got 3"),
         ({"hooks": [3]}, "hooks must be hooks, got 3"),
-        ({"settings": [1]}, r"settings must be JSON data, got \[1\]"),
         ({"seed": 1.5}, "seed must be an int, got 1.5"),
-        ({"num_threads": 0}, "num_threads must be greater than or equal to 1, got 0"),
         ({"clip_norm": -1.0}, "clip_norm must be greater than 0, got -1"),
-        ({"clip_norm": float("nan")}, "clip_norm must be a finite number"),
-        ({"checkpoint_every_s": float("nan")}, "checkpoint_every_s must be a finite number"),
         ({"checkpoint_every_s": -1.0}, "checkpoint_every_s must be greater than or equal to 0"),
         ({"stop_at": float("nan")}, "stop_at must be a finite number"),
         ({"evaluate": None}, "criterion must be None without evaluate, got 'score'"),
@@ -200,18 +189,15 @@ def test_bad_arguments_are_named(tmp_path, changes, message):
         fit(folder=tmp_path / "run", **{**arguments, **changes})
 
 
-@pytest.mark.parametrize("kind", ["vector", "one entry", "number", "table of vectors", "empty"])
-def test_a_loss_that_is_no_scalar_is_refused_at_the_first_step(tmp_path, kind):
-    def odd(model, x):
-        y = model(x)
-        odd_losses = {"vector": y, "one entry": y.sum()[None], "number": y.sum().item()}
-        return {**odd_losses, "table of vectors": {"a": y}, "empty": {}}[kind]
-
+@pytest.mark.parametrize(
+    "odd", [lambda y: y, lambda y: y.sum().item(), lambda y: {"a": y}, lambda y: {}]
+)
+def test_a_loss_that_is_no_scalar_is_refused_at_the_first_step(tmp_path, odd):
     with pytest.raises(RequestError, match=r"^loss must be a tensor of shape \(\), or a table"):
-        fit(build(), batch, odd, tmp_path, num_steps=4, device="cpu")
+        fit(build(), batch, lambda m, x: odd(m(x)), tmp_path, num_steps=4, device="cpu")
 
 
-@pytest.mark.parametrize("found", [None, [1.0], {"score": "high"}, {"score": torch.ones(2)}])
+@pytest.mark.parametrize("found", [None, {"score": torch.ones(2)}])
 def test_an_evaluation_that_is_no_table_of_numbers_is_refused_and_the_steps_are_saved(
     tmp_path, found
 ):
@@ -234,9 +220,7 @@ class Storing(Hook):
         return {self.name: {"w": 1}}
 
 
-@pytest.mark.parametrize(
-    "names", [["model"], ["trainer"], ["files"], ["a", "a"], ["../a"], ["a/b"]]
-)
+@pytest.mark.parametrize("names", [["model"], ["trainer"], ["files"], ["a", "a"], ["../a"]])
 def test_hooks_that_store_under_a_name_of_others_are_refused_before_a_step(tmp_path, names):
     steps = []
     with pytest.raises(RequestError, match=r"^hooks must store under names of their own, got"):
@@ -392,66 +376,14 @@ class Warming(torch.optim.SGD):
         return super().state_dict() | further
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda model: Warming(model, "state"), r"^state of the optimizer .*got 'count'"),
-        (lambda model: Warming(model, "beside"), r"^state of the optimizer .*got 'count'"),
-        (lambda model: torch.optim.LBFGS(model.parameters()), r"^optimizer must .*LBFGS"),
-    ],
-)
-def test_an_optimizer_that_cannot_be_resumed_is_refused_at_once(tmp_path, make, message):
+@pytest.mark.parametrize("place", ["state", "beside", "closure"])
+def test_an_optimizer_that_cannot_be_resumed_is_refused_at_once(tmp_path, place):
     model = build()
+    by_closure = place == "closure"
+    optimizer = torch.optim.LBFGS(model.parameters()) if by_closure else Warming(model, place)
+    message = r"^optimizer must .*LBFGS" if by_closure else "^state of the optimizer .*got 'count'"
     with pytest.raises(RequestError, match=message):
-        fit(model, batch, loss, tmp_path, num_steps=9, optimizer=make(model), device="cpu")
-
-
-def test_another_model_in_the_folder_is_refused_by_its_tensors(tmp_path):
-    fit(build(), batch, loss, tmp_path, num_steps=2, device="cpu")
-    with pytest.raises(RequestError, match=r"with fit\.model\.\S+="):
-        fit(nn.Linear(3, 3), batch, loss, tmp_path, num_steps=2, device="cpu")
-
-
-def test_a_run_of_an_older_version_keeps_its_optimizer(tmp_path):
-    """It does not state its optimiser; the checkpoint shows another kind."""
-
-    def train(num_steps, make):
-        torch.manual_seed(0)
-        model = build()
-        optimizer = make(model.parameters())
-        fit(
-            model, batch, loss, tmp_path, num_steps=num_steps, optimizer=optimizer, device="cpu",
-            extend=True,
-        )  # fmt: skip
-
-    train(2, lambda weights: torch.optim.SGD(weights, lr=0.1))
-    stored = json.loads((tmp_path / "config.json").read_text())
-    for table in ("asked", "resolved"):
-        stored[table]["fit"] = {n: stored[table]["fit"][n] for n in ("settings", "seed", "model")}
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    for make in (torch.optim.AdamW, lambda weights: torch.optim.Adagrad(weights, lr=0.1)):
-        with pytest.raises(RequestError, match=r"must match the checkpoint: the optimizer has"):
-            train(4, make)
-    with pytest.raises(RequestError, match=r"number of parameter groups is 1 there, got 4"):
-        train(4, lambda weights: torch.optim.SGD([{"params": [one]} for one in weights], lr=0.1))
-    train(4, lambda weights: torch.optim.SGD(weights, lr=0.5))
-    groups = json.loads((tmp_path / "state.json").read_text())["optimizer"]["groups"]
-    assert [group["lr"] for group in groups] == [0.1]
-
-
-@pytest.mark.parametrize("stored", [True, False])
-def test_one_more_option_is_no_other_optimizer(tmp_path, stored):
-    """A schedule stores ``initial_lr``, and a newer PyTorch has more options than before."""
-    for num_steps, has_more in ((2, stored), (4, not stored)):
-        model = build()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        if has_more:
-            optimizer.param_groups[0]["initial_lr"] = 0.1
-        fit(
-            model, batch, loss, tmp_path, num_steps=num_steps, optimizer=optimizer, device="cpu",
-            extend=True,
-        )  # fmt: skip
-    assert read_status(tmp_path).status == "done"
+        fit(model, batch, loss, tmp_path, num_steps=9, optimizer=optimizer, device="cpu")
 
 
 def test_a_model_without_trained_weights_is_refused(tmp_path):
@@ -558,7 +490,7 @@ import json, resource, sys
 import torch
 from torch import nn
 
-from statemix.training import config_from_plain, fit, train
+from statemix.training import fit
 
 def touched():  # Page faults of a block of 64 MB, which glibc alone maps anew each time.
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -569,25 +501,18 @@ def note(event):
     if event.kind == "step":
         during.append(touched())
 
-asked, folder = json.loads(sys.argv[1]), sys.argv[2]
 during = []
-if asked:
-    train(config_from_plain(asked), folder, on_event=note)
-else:
-    fit(nn.Linear(2, 1), lambda step: torch.ones(4, 2), lambda net, x: net(x).square().sum(),
-        folder, num_steps=60, device="cpu", on_event=note)
+fit(nn.Linear(2, 1), lambda step: torch.ones(4, 2), lambda net, x: net(x).square().sum(),
+    sys.argv[1], num_steps=60, device="cpu", on_event=note)
 print(json.dumps([during, min(touched(), touched())]))
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-@pytest.mark.parametrize("trained", ["module", "run"])
-def test_steps_reuse_the_memory_of_earlier_steps_and_return_it_at_the_end(trained, tiny, tmp_path):
+def test_steps_reuse_the_memory_of_earlier_steps_and_return_it_at_the_end(tmp_path):
     # In a process of its own: after a failed allocation, glibc serves this thread from elsewhere.
-    asked = json.dumps(tiny({"schedules.epochs": 20}).asked() if trained == "run" else None)
-    command = [sys.executable, "-c", FAULTS, asked, str(tmp_path / "run")]
+    command = [sys.executable, "-c", FAULTS, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, check=True)
     during, after = json.loads(done.stdout.splitlines()[-1])
     # Small blocks between the large ones make the heap grow in the first steps.
-    assert len(during) >= 60
     assert statistics.median(during) < after / 10

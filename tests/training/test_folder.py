@@ -1,13 +1,9 @@
 """A run's folder: identity, locking, status and damage."""
 
 import errno
-import fcntl
 import json
 import math
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -35,43 +31,20 @@ def begin(config, folder):
         train(config, folder, on_event=stop)
 
 
-def occupied(config, path):
-    (path / "thesis.tex").write_text("")
-
-
-def damaged(config, path):
-    (path / "config.json").write_text('{"task"')
-
-
-def no_table(config, path):
-    (path / "config.json").write_text("[]")
-
-
-def of_transformers(config, path):
-    (path / "config.json").write_text('{"model_type": "statemix"}')
-
-
-def incomplete(config, path):
-    (path / "config.json").write_text('{"schema": 1, "asked": {}}')
-
-
-def newer(config, path):
-    (path / "config.json").write_text('{"schema": 99, "asked": {}, "resolved": {}}')
-
-
 @pytest.mark.parametrize(
-    ("prepare", "message"),
+    ("file", "text", "message"),
     [
-        (occupied, "folder must be empty or hold a run, got .* with 'thesis.tex'"),
-        (damaged, "config.json must hold a run's configuration, got"),
-        (no_table, "config.json must hold a run's configuration, got a list"),
-        (of_transformers, "config.json must hold a run's configuration, got that of a model alone"),
-        (incomplete, "config.json must hold the tables 'asked' and 'resolved'"),
-        (newer, "config.json must have schema 1, got schema 99"),
+        ("thesis.tex", "", "folder must be empty or hold a run, got .* with 'thesis.tex'"),
+        ("config.json", '{"task"', "config.json must hold a run's configuration, got"),
+        ("config.json", '{"model_type": "statemix"}', "a run's .*, got that of a model alone"),
+        ("config.json", '{"schema": 1, "asked": {}}', "must hold the tables 'asked' and"),
+        ("config.json", '{"schema": 99}', "config.json must have schema 1, got schema 99"),
     ],
 )
-def test_a_folder_that_holds_something_else_is_refused_untouched(tiny, tmp_path, prepare, message):
-    prepare(tiny(), tmp_path)
+def test_a_folder_that_holds_something_else_is_refused_untouched(
+    tiny, tmp_path, file, text, message
+):
+    (tmp_path / file).write_text(text)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(RequestError, match=message):
         train(tiny(), tmp_path)
@@ -87,24 +60,11 @@ PERMUTATION = {"group": "S_3", "length": 5, "train_size": 20}
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (
-            {"optimizer.learning_rate": 0.5},
-            r"optimizer\.learning_rate=0\.5, not its default;",
-        ),
-        ({"runtime.num_threads": 2}, r"runtime\.num_threads=2, not 1;"),
+        ({"optimizer.learning_rate": 0.5}, r"optimizer\.learning_rate=0\.5, not its default;"),
         ({"model.bos": False}, r"model\.bos=its default, not True;"),
-        ({"seed": 3}, "seed=3, not its default;"),
-        (
-            {"task": TaskSpec("permutation", **PERMUTATION | {"length": 6})},
-            r"task\.length=6, not 5;",
-        ),
         (
             {"task": TaskSpec("permutation", **PERMUTATION, seed=4)},
             r"task\.seed=4, not its default;",
-        ),
-        (
-            {"model.layers": (LayerSpec("bd_lru", num_blocks=2, block_size=4),)},
-            r"model\.layers\.0\.block_size=4, not 3;",
         ),
         (
             {"model.layers": (LayerSpec("bd_lru", num_blocks=2, block_size=3, gate="sigmoid"),)},
@@ -139,24 +99,17 @@ def test_a_default_written_out_is_the_same_run(tiny, tmp_path):
 
 def test_a_folder_in_use_is_refused(tiny, tmp_path):
     begin(tiny(), tmp_path)
-    with (tmp_path / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RequestError, match=r"^another process is using "):
-            train(tiny(), tmp_path)
+    with runs.lock_folder(tmp_path), pytest.raises(RequestError, match=r"another process is using"):
+        train(tiny(), tmp_path)
     train(tiny(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no locks on this system")],
-)
-def test_a_lock_that_fails_says_why(tiny, tmp_path, monkeypatch, error):
+def test_a_lock_that_fails_says_why(tiny, tmp_path, monkeypatch):
     def fail(self, **_):
-        raise error
+        raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(filelock.FileLock, "acquire", fail)
-    reason = str(error).split("]")[-1].strip()
-    message = rf"^folder must be on a file system that can lock files, got .*{reason}"
+    message = r"^folder must be on a file system that can lock files, got .*: No locks available"
     with pytest.raises(RequestError, match=message):
         train(tiny(), tmp_path / "run")
 
@@ -166,28 +119,6 @@ def test_a_folder_that_cannot_be_made_is_named(tiny, tmp_path):
     message = r"folder must be writable, got .*file/run: Not a directory"
     with pytest.raises(RequestError, match=message):
         train(tiny(), tmp_path / "file" / "run")
-
-
-WITHOUT_FCNTL = """
-import sys, warnings
-sys.modules["fcntl"] = None
-warnings.simplefilter("ignore")
-from pathlib import Path
-from statemix.training import config_from_plain, train
-from statemix.training.folder import read_status
-import json
-config = config_from_plain(json.loads(sys.argv[1]))
-for _ in range(2):
-    train(config, sys.argv[2])
-print(read_status(Path(sys.argv[2])).status)
-"""
-
-
-def test_training_works_where_there_are_no_locks_of_the_system(tiny, tmp_path):
-    asked = json.dumps(tiny({"schedules.epochs": 1}).asked())
-    code = [sys.executable, "-c", WITHOUT_FCNTL, asked, str(tmp_path / "run")]
-    done = subprocess.run(code, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 def test_how_a_run_stands_is_noted(tiny, tmp_path, monkeypatch):
@@ -216,9 +147,7 @@ def test_how_a_run_stands_is_noted(tiny, tmp_path, monkeypatch):
     assert set(seen) == {"running"}
 
 
-@pytest.mark.parametrize(
-    "content", [None, "{", "[]", '{"status": "well", "message": ""}', '{"status": "done"}']
-)
+@pytest.mark.parametrize("content", [None, "{", '{"status": "well", "message": ""}'])
 def test_a_status_that_says_nothing_counts_as_interrupted(tiny, tmp_path, content):
     begin(tiny(), tmp_path)
     path = tmp_path / "status.json"
@@ -226,17 +155,22 @@ def test_a_status_that_says_nothing_counts_as_interrupted(tiny, tmp_path, conten
     assert read_status(tmp_path).status == "interrupted"
 
 
-def test_a_run_whose_process_is_gone_was_interrupted(tiny, tmp_path):
+def test_a_run_whose_process_is_gone_was_interrupted(tiny, tmp_path, monkeypatch):
     begin(tiny(), tmp_path)
     write_status(tmp_path, "running")
     assert read_status(tmp_path) == runs.Status("interrupted", "its process died")
-    with (tmp_path / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with runs.lock_folder(tmp_path):
         assert read_status(tmp_path).status == "running"
+        # Where the system has no shared locks.
+        monkeypatch.setattr(runs, "fcntl", None)
+        assert read_status(tmp_path).status == "running"
+    assert read_status(tmp_path).status == "interrupted"
 
 
-@pytest.mark.parametrize("weights", ["model", "best_test", "best_validation"])
-@pytest.mark.parametrize("damage", ["flipped bit", "cut short", "missing", "of another run"])
+@pytest.mark.parametrize(
+    ("weights", "damage"),
+    [("model", "flipped bit"), ("best_test", "missing"), ("best_validation", "of another run")],
+)
 def test_damaged_weights_are_not_loaded(tiny, tmp_path, weights, damage):
     train(tiny({"schedules.epochs": 1}), tmp_path / "run")
     path = tmp_path / "run" / f"{weights}.safetensors"
@@ -244,8 +178,6 @@ def test_damaged_weights_are_not_loaded(tiny, tmp_path, weights, damage):
     if damage == "flipped bit":
         content[-3] ^= 1
         path.write_bytes(content)
-    elif damage == "cut short":
-        path.write_bytes(content[:-8])
     elif damage == "missing":
         path.unlink()
     else:
@@ -261,7 +193,6 @@ def test_damaged_weights_are_not_loaded(tiny, tmp_path, weights, damage):
     ("text", "message"),
     [
         ("{", "summary.json must hold a run's summary, got: "),
-        ("[]", "summary.json must hold a run's summary, got a list"),
         ("{}", "summary.json must hold a run's summary, got none of its weights"),
         (None, r"folder must hold a finished run, got .* without summary.json; train it again"),
     ],
@@ -297,48 +228,24 @@ def test_weights_that_do_not_fit_the_network_are_named(tiny, tmp_path):
         load_model(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"task": {"name": "permutation", "group": "S_3", "length": 2**63}},
-            "task: length must",
-        ),
-        ({"model": {"hidden_size": 12, "layers": ["unknown"]}}, "must be one of"),
-    ],
-)
-def test_a_network_that_hand_edits_made_impossible_is_refused(tiny, tmp_path, change, message):
-    train(tiny({"schedules.epochs": 1}), tmp_path)
-    path = tmp_path / "config.json"
-    stored = json.loads(path.read_text())
-    for part, options in change.items():
-        stored["resolved"][part].update(options)
-    path.write_text(json.dumps(stored))
-    with pytest.raises(RequestError, match=message):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("attribute", "value", "message"),
-    [
-        (
-            "backbone.blocks.0.mixer.gate_temperature",
-            1e300,
-            "gate_temperature must be positive and finite",
-        ),
-        ("backbone.blocks.9.mixer.gate_temperature", 1.0, "has no part 'backbone.blocks.9.mixer'"),
-    ],
-)
-def test_attributes_that_hand_edits_made_impossible_are_refused(
-    tiny, tmp_path, attribute, value, message
-):
+def test_what_hand_edits_made_impossible_is_refused(tiny, tmp_path):
     train(tiny({"schedules.epochs": 1}), tmp_path)
     path = tmp_path / "summary.json"
     stored = json.loads(path.read_text())
-    stored["last"]["attributes"] = {attribute: value}
+    for attribute, value, message in (
+        ("backbone.blocks.0.mixer.gate_temperature", 1e300, "must be positive and finite"),
+        ("backbone.blocks.9.mixer.gate_temperature", 1.0, "has no part 'backbone.blocks.9.mixer'"),
+    ):
+        stored["last"]["attributes"] = {attribute: value}
+        path.write_text(json.dumps(stored))
+        refusal = rf"^{path} must hold attributes of the network: .*{message}"
+        with pytest.raises(RequestError, match=refusal):
+            load_model(tmp_path)
+    path = tmp_path / "config.json"
+    stored = json.loads(path.read_text())
+    stored["resolved"]["model"]["layers"] = ["unknown"]
     path.write_text(json.dumps(stored))
-    refusal = rf"^{path} must hold attributes of the network: .*{message}"
-    with pytest.raises(RequestError, match=refusal):
+    with pytest.raises(RequestError, match=r"config.json: model.layers.0.name: .* must be one of"):
         load_model(tmp_path)
 
 
@@ -438,28 +345,11 @@ def test_a_run_killed_while_it_noted_its_end_is_tidied(tiny, tmp_path):
     assert json.loads((tmp_path / "status.json").read_text())["status"] == "done"
 
 
-def test_a_killed_run_reads_as_interrupted(tiny, tmp_path):
-    code = (
-        "import os, signal, sys, json\n"
-        "from statemix.training import config_from_plain, train\n"
-        "def die(event):\n"
-        "    if event.kind == 'step': os.kill(os.getpid(), signal.SIGKILL)\n"
-        "train(config_from_plain(json.loads(sys.argv[1])), sys.argv[2], on_event=die)\n"
-    )
-    asked = json.dumps(tiny().asked())
-    done = subprocess.run([sys.executable, "-c", code, asked, str(tmp_path)], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert json.loads((tmp_path / "status.json").read_text())["status"] == "running"
-    assert read_status(tmp_path).status == "interrupted"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda s: s.update(num_parameters="many"), "num_parameters: .* valid integer"),
-        (lambda s: s["last"].update(step=1.5), "last.step: .* valid integer"),
         (lambda s: s["last"]["test"]["5"]["product"].update(token_accuracy="x"), "token_accuracy"),
-        (lambda s: s["best_test"].update(validation={}), "best_test.validation: .* at least 1"),
         (lambda s: s["best_test"].update(test={}), "best_test.test: .* at least 1"),
         (lambda s: s.update(weights={"model.safetensors": 1}), "valid string"),
     ],

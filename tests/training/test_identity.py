@@ -149,22 +149,21 @@ def test_every_argument_is_part_of_the_identity_or_named_by_a_warning():
 
 
 @pytest.mark.parametrize("finished", [True, False])
-@pytest.mark.parametrize("change", REFUSED)
-def test_what_identifies_a_run_is_refused_by_name(tmp_path, change, finished):
+def test_what_identifies_a_run_is_refused_by_name(tmp_path, finished):
     fit(folder=tmp_path, **arguments()) if finished else begin(tmp_path)
-    changes, name = REFUSED[change]
-    with pytest.raises(RequestError, match=rf"with fit\.\S*({name})\S*=.*, not "):
-        fit(folder=tmp_path, **arguments(**changes))
+    for changes, name in REFUSED.values():
+        with pytest.raises(RequestError, match=rf"with fit\.\S*({name})\S*=.*, not "):
+            fit(folder=tmp_path, **arguments(**changes))
 
 
-@pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("change", WARNED)
-def test_what_else_decides_results_is_named_by_a_warning(tmp_path, change, finished):
+def test_what_else_decides_results_is_named_by_a_warning(tmp_path, change):
     base = {"information": {"data": 1}}
-    fit(folder=tmp_path, **arguments(**base)) if finished else begin(tmp_path, **base)
     changes, name = WARNED[change]
-    state = "holds a finished run, whose stored results are returned" if finished else "resumes"
-    with pytest.warns(UserWarning, match=rf"{state}.* have changed: {name}$"):
+    begin(tmp_path, **base)
+    with pytest.warns(UserWarning, match=rf"resumes.* have changed: {name}$"):
+        fit(folder=tmp_path, **arguments(**{**base, **changes}))
+    with pytest.warns(UserWarning, match=rf"holds a finished run, .* have changed: {name}$"):
         fit(folder=tmp_path, **arguments(**{**base, **changes}))
 
 
@@ -193,9 +192,8 @@ def test_task_runs_name_another_pytorch(tmp_path, tiny):
 @pytest.mark.parametrize(
     "damage",
     [
-        *({"last": 5}, {"last": {}}, {"last": {"step": 4, "scores": "x"}}, {"best": []}),
-        *({"last": {"step": 4, "scores": {"mse": 10**400}}}, {"time_s": None}),
-        *({"weights": {}}, {"weights": 5}),
+        *({"last": {}}, {"last": {"step": 4, "scores": {"mse": 10**400}}}, {"best": []}),
+        *({"time_s": None}, {"weights": {}}, {"weights": 5}),
     ],
     ids=lambda damage: str(damage)[:40],
 )
@@ -209,29 +207,13 @@ def test_a_damaged_summary_of_a_finished_run_is_named(tmp_path, damage):
 
 @pytest.mark.parametrize(
     "stored",
-    [[], 5, dict.fromkeys(("python", "code", "information", "packages", "backends"), 5)],
+    [[], dict.fromkeys(("python", "code", "information", "packages", "backends"), 5)],
     ids=str,
 )
 def test_a_damaged_environment_is_compared_with_nothing(tmp_path, stored):
     begin(tmp_path)
     (tmp_path / "environment.json").write_text(json.dumps(stored))
     assert fit(folder=tmp_path, **arguments()).last["step"] == 4
-
-
-def test_a_run_of_an_older_version_is_accepted_with_any_new_argument(tmp_path):
-    begin(tmp_path)
-    stored = json.loads((tmp_path / "config.json").read_text())
-    for table in ("asked", "resolved"):
-        stored[table]["fit"] = {n: stored[table]["fit"][n] for n in ("settings", "seed", "model")}
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    environment = json.loads((tmp_path / "environment.json").read_text())
-    for name in ("code", "information", "num_processes"):
-        del environment[name]
-    (tmp_path / "environment.json").write_text(json.dumps(environment))
-    changes = {"precision": "bf16-mixed", "clip_norm": 1.0, "evaluate_every": 1}
-    assert fit(folder=tmp_path, **arguments(**changes)).last["step"] == 4
-    with pytest.raises(RequestError, match=r"fit\.seed=0, not 1"):
-        fit(folder=tmp_path, **arguments(seed=1))
 
 
 def test_an_option_that_a_newer_pytorch_adds_is_not_compared(tmp_path):
@@ -345,7 +327,6 @@ SCHEDULERS = {
 
 
 OTHER_SCHEDULERS = {
-    "steps": lambda one: lr_scheduler.MultiStepLR(one, [3, 5], 0.5),
     "lambda": lambda one: lr_scheduler.LambdaLR(one, lambda step: 0.8**step),
     "warm-up": lambda one: lr_scheduler.SequentialLR(
         one, [lr_scheduler.LinearLR(one, 0.1, total_iters=3), lr_scheduler.ExponentialLR(one, 0.8)],
@@ -398,7 +379,7 @@ def test_a_schedule_of_pytorch_resumes_to_equal_bits(tmp_path, kind):
 
     whole, parts = [], []
     left = interrupted(tmp_path / "whole", (), whole, make)
-    assert interrupted(tmp_path / "parts", (1, 6, 11), parts, make) == left
+    assert interrupted(tmp_path / "parts", (1, 6), parts, make) == left
     assert parts == whole
     assert len(set(whole)) > 1
     if kind != "plateau":
@@ -483,7 +464,6 @@ class Noisy(Dataset):
 LOADERS = {
     "shuffled": lambda: DataLoader(TensorDataset(torch.arange(20.0).view(10, 2)), 4, shuffle=True),
     "in order": lambda: DataLoader(torch.arange(20.0).view(10, 2), 5),
-    "noisy": lambda: DataLoader(Noisy(), 4, shuffle=True),
     "workers": lambda: DataLoader(Noisy(), 4, shuffle=True, num_workers=2),
     "persistent": lambda: DataLoader(
         Noisy(), 4, shuffle=True, num_workers=1, persistent_workers=True
@@ -513,7 +493,7 @@ def test_a_data_loader_resumes_to_equal_bits(tmp_path, kind):
 
         return arguments(batch=LOADERS[kind](), loss=noting, **more)
 
-    for name, steps in (("whole", ()), ("parts", (1, 2, 4, 7))):
+    for name, steps in (("whole", ()), ("parts", (2, 4))):
         seen[name] = []
         left = interrupted(tmp_path / name, steps, [], functools.partial(make, seen[name]))
         seen[f"{name} left"] = left

@@ -1,6 +1,5 @@
 """Weights of positions, the penalty on what does not permute, and noise."""
 
-import signal
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from numpy.testing import assert_allclose
 from statemix.errors import SettingError
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.training import AttributeSchedule, train
+from statemix.training import train
 from statemix.training.batches import CrossEntropy
 from statemix.training.transition_hooks import (
     PermutationPenalty,
@@ -46,8 +45,7 @@ def weighted(run, batch, power, length):
     return found
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("power", [-1.0, 0.5, 2.0])
+@pytest.mark.parametrize(("packed", "power"), [(False, -1.0), (True, 0.5)])
 def test_positions_weigh_as_powers_of_their_place(toys, tiny, begun, packed, power):
     run = begun(tiny(ragged(**{"batches.packed": packed, "objective.position_power": power})))
     (batch,) = run.loop.batches.parts(0)
@@ -192,33 +190,12 @@ def test_noise_depends_on_seed_and_step_alone(tiny, begun):
     assert len({first_loss(seed, step) for seed in range(3) for step in range(3)}) == 9
 
 
-def test_an_interrupted_run_with_noise_ends_as_if_it_were_not(tiny, tmp_path):
-    def interrupt(event):
-        if event.kind == "step" and event.step == 5:
-            signal.raise_signal(signal.SIGINT)
-
-    whole = train(tiny(NOISY), tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny(NOISY), tmp_path / "run", on_event=interrupt)
-    assert train(tiny(NOISY), tmp_path / "run").weights == whole.weights
-
-
 def test_a_run_with_noise_leaves_the_global_generator_as_it_was(tiny, tmp_path):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
     train(tiny(NOISY), tmp_path / "run")
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_noise_can_end_with_a_schedule(tiny, begun):
-    changes = {"schedules.attributes": (AttributeSchedule("gate_noise", end=0.0, finish=0.5),)}
-    run = begun(tiny(NOISY | changes))
-    found = []
-    for _ in range(12):
-        run.step()
-        found.append(run.model.backbone.blocks[0].mixer.gate_noise)
-    assert found == pytest.approx([0.5 * (1 - step / 6) for step in range(6)] + [0.0] * 6)
 
 
 def test_weights_do_not_move_the_plateau(fresh, begun):

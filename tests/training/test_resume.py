@@ -133,9 +133,8 @@ def test_killed_during_a_search(config, tmp_path, tests):
     assert result(tmp_path / "run") == result(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_killed_again_and_again_at_random_events(config, whole, tmp_path, seed):
-    moments = random.Random(seed)
+def test_killed_again_and_again_at_random_events(config, whole, tmp_path):
+    moments = random.Random(0)
     kills = 0
     while run_killed(config, tmp_path / "run", events=moments.randint(3, 14)):
         kills += 1
@@ -147,8 +146,8 @@ def test_killed_again_and_again_at_random_events(config, whole, tmp_path, seed):
 @pytest.mark.parametrize(
     "moment",
     [
-        *({"files": n} for n in (1, 2, 3, 6, 15, 34, 41, 58)),
-        *({"renames": n} for n in (1, 2, 8)),
+        *({"files": n} for n in (1, 3, 34)),
+        *({"renames": n} for n in (1, 8)),
     ],
     ids=str,
 )
@@ -168,8 +167,9 @@ def test_killed_on_fresh_examples(fresh, tmp_path):
     assert result(tmp_path / "run") == result(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("kind", ["step", "evaluated", "saved"])
+@pytest.mark.parametrize(
+    ("kind", "number"), zip(["step", "evaluated", "saved"], [*SIGNALS, SIGNALS[0]], strict=True)
+)
 def test_interrupted_twice(config, whole, tmp_path, kind, number):
     """A signal saves a checkpoint at its step, even where an evaluation is due."""
 
@@ -224,17 +224,16 @@ def test_reported_numbers_survive_an_interrupt_between_two_rows(toys, tiny, tmp_
     assert [row["train"]["backbone.blocks.0.mixer.iterations"] for row in rows] == [2, 2]
 
 
-@pytest.mark.parametrize("stop", [6, 9])
-def test_interrupted_where_an_evaluation_is_due(config, whole, tmp_path, stop):
+def test_interrupted_where_an_evaluation_is_due(config, whole, tmp_path):
     """A process that has made no step writes the row, with the right learning rate."""
 
     def interrupt(event):
-        if event.kind == "step" and event.step == stop:
+        if event.kind == "step" and event.step == 6:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "run", on_event=interrupt, checkpoint_every_s=1000.0)
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == stop // 3 - 1
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
     train(config, tmp_path / "run")
     assert result(tmp_path / "run") == whole
 
@@ -355,14 +354,6 @@ def test_damaged_checkpoints_are_set_aside(config, whole, tmp_path, damaged, res
     assert result(tmp_path / "run") == whole
 
 
-def test_a_half_written_row_is_made_again(config, whole, tmp_path):
-    assert run_killed(config, tmp_path / "run", events=11)
-    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 6, "epo')
-    train(config, tmp_path / "run")
-    assert result(tmp_path / "run") == whole
-
-
 @pytest.mark.parametrize("cut", ["all", "half a row"])
 def test_a_run_that_has_lost_rows_continues(config, whole, tmp_path, cut):
     assert run_killed(config, tmp_path / "run", events=18)  # after the save at step 7
@@ -374,23 +365,6 @@ def test_a_run_that_has_lost_rows_continues(config, whole, tmp_path, cut):
     rows, *rest = result(tmp_path / "run")
     assert rest == list(whole[1:])
     assert rows == whole[0][2:] if cut == "all" else rows == [whole[0][0], *whole[0][2:]]
-
-
-@pytest.mark.parametrize("place", ["checkpoint", "model.safetensors", "state.json"])
-def test_a_folder_in_place_of_the_newest_checkpoint_costs_only_that(config, whole, tmp_path, place):
-    assert run_killed(config, tmp_path / "run", events=11)  # after the save at step 4
-    newest = tmp_path / "run" / "checkpoints" / "step-000000004"
-    if place == "checkpoint":
-        shutil.rmtree(newest)
-        newest.mkdir()
-    else:
-        (newest / place).unlink()
-        (newest / place).mkdir()
-    events = []
-    train(config, tmp_path / "run", on_event=events.append)
-    (started,) = (event for event in events if event.kind == "started")
-    assert started.step == 3
-    assert result(tmp_path / "run") == whole
 
 
 def test_open_number_of_threads_is_the_runs(tiny, config, tmp_path, monkeypatch):

@@ -207,19 +207,6 @@ def test_attributes_are_restored_if_evaluation_raises(toys, tiny, begun, monkeyp
     assert run.model.backbone.blocks[0].mixer.iterations == 2
 
 
-def test_numbers_that_layers_report_reach_the_metrics_as_means(toys, tiny, tmp_path):
-    changes = {
-        "imports": ("statemix_toys",),
-        "model.layers": (LayerSpec("solver"),),
-        "schedules.attributes": (AttributeSchedule("iterations", start=1, end=5.0),),
-        "batches.accumulate": 2,
-    }
-    train(tiny(changes), tmp_path)
-    found = [row["train"]["backbone.blocks.0.mixer.iterations"] for row in read_metrics(tmp_path)]
-    values = [round(1 + step / 3) for step in range(12)]
-    assert found == pytest.approx([sum(values[i : i + 3]) / 3 for i in range(0, 12, 3)])
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_unequal_lengths_and_two_heads_train_and_are_scored_at_any_length(
     toys, tiny, tmp_path, packed
@@ -318,7 +305,7 @@ def test_weights_that_the_last_step_ruined_are_no_result(fresh, tmp_path):
     assert read_status(tmp_path).status == "diverged"
 
 
-@pytest.mark.parametrize("layer", ["bd_lru", "fp_rnn", "fp_mamba1", "fp_mamba2"])
+@pytest.mark.parametrize("layer", ["bd_lru", "fp_mamba1"])
 def test_loss_that_is_not_finite_ends_with_step_and_rate_and_loses_nothing(tiny, tmp_path, layer):
     options = {"num_blocks": 2, "block_size": 3} if layer == "bd_lru" else {}
     config = tiny(
@@ -359,8 +346,7 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_before_that_step(
     assert read_status(tmp_path).message == str(found.value)
 
 
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("value", "clip_norm"), [(float("nan"), None), (float("inf"), 1.0)])
 def test_gradient_that_is_not_finite_never_reaches_the_weights(
     tiny, tmp_path, monkeypatch, value, clip_norm
 ):
@@ -406,20 +392,6 @@ def test_every_precision_trains_and_loads(tiny, tmp_path, precision):
     assert load_model(tmp_path).backbone.embedding.weight.dtype == expected
 
 
-STACKS = {
-    "h_lru": (LayerSpec("h_lru", num_channels=4, order=2),),
-    "lstm": (LayerSpec("lstm"),),
-    "hybrid": (LayerSpec("lstm"), LayerSpec("bd_lru", num_blocks=2, block_size=3)),
-}
-
-
-@pytest.mark.parametrize("stack", STACKS)
-def test_every_stack_trains_under_one_protocol(tiny, tmp_path, stack):
-    train(tiny({"model.layers": STACKS[stack], "model.num_layers": 2}), tmp_path)
-    assert load_outcome(tmp_path).last.step == 12
-    assert len(load_model(tmp_path).backbone.blocks) == 2
-
-
 def layer(**options):
     return {"model.layers": (LayerSpec("bd_lru", num_blocks=2, **options),)}
 
@@ -429,15 +401,9 @@ def layer(**options):
     [
         (layer(block_size=0), "model: block_size must be at least 1, got 0"),
         (layer(block_size=3, backend="abacus"), "model: backend must be one of .* got 'abacus'"),
-        (layer(block_size=3, gate_temperature=-1.0), "model: gate_temperature must be positive"),
         ({"evaluation.test_size": 10**6}, "evaluation.test_size: .* must be at most"),
-        ({"evaluation.validation_size": 10**6}, "evaluation.validation_size: .* must be at most"),
         ({"evaluation.lengths": (1,)}, "evaluation.lengths: .* must be at most"),
         ({"evaluation.validation_lengths": (1,)}, "evaluation.validation_lengths: .* at most"),
-        (
-            {"schedules.attributes": (AttributeSchedule("heat", end=1.0),)},
-            "schedules.attributes.0.attribute must be schedulable .*'gate_temperature'.*'heat'",
-        ),
         (
             {"schedules.attributes": (AttributeSchedule("gate_temperature", end=0.0),)},
             "schedules.attributes.0.end must suit gate_temperature .*, got 0.0",
@@ -446,8 +412,6 @@ def layer(**options):
             {"evaluation.attributes": Assignments(gate_temperature=-1.0)},
             "evaluation.attributes.gate_temperature must suit gate_temperature .*, got -1.0",
         ),
-        ({"evaluation.attributes": Assignments(heat=1)}, "evaluation.attributes.heat must be sch"),
-        ({"schedules.num_steps": 3}, "schedules.num_steps must not be given"),
         ({"imports": ("no_such_module",)}, "imports must name importable modules"),
     ],
 )
@@ -461,20 +425,6 @@ def test_a_defect_of_a_layer_is_no_wrong_request(toys, tiny, tmp_path, monkeypat
     monkeypatch.setattr(toys.Toy, "__init__", lambda *_, **__: None + 1)
     with pytest.raises(TypeError, match="unsupported operand"):
         train(tiny({"model.layers": (LayerSpec("solver"),)}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"checkpoint_every_s": -1.0}, "checkpoint_every_s must be .*, got -1.0"),
-        ({"checkpoint_every_s": "often"}, "checkpoint_every_s must be .*, got 'often'"),
-        ({"on_event": 3}, "on_event must be a function or None, got 3"),
-    ],
-)
-def test_bad_arguments_are_named(tiny, tmp_path, arguments, message):
-    with pytest.raises(RequestError, match=f"^{message}"):
-        train(tiny(), tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
 
 
@@ -584,35 +534,9 @@ def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypat
     assert read_metrics(tmp_path)[-1]["time_s"] == outcome.time_s
 
 
-def test_checkpoints_of_older_versions_have_no_processor_time(tiny, tmp_path, monkeypatch):
-    now = 0.0
-    clocks = SimpleNamespace(monotonic=lambda: now, process_time=lambda: now)
-    monkeypatch.setattr("statemix.training.loop.time", clocks)
-
-    def stop(event):
-        nonlocal now
-        if event.kind == "step":
-            now += 2.0
-            if event.step == 3:
-                raise KeyboardInterrupt
-
-    def older(loop):
-        state = usual(loop)
-        del state["trainer"]["cpu_s"]
-        return state
-
-    usual = Loop.state_dict
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "state_dict", older)
-        with pytest.raises(KeyboardInterrupt):
-            train(tiny(), tmp_path, on_event=stop)
-    now = 50.0
-    outcome = train(tiny(), tmp_path)
-    assert outcome.cpu_s == outcome.time_s == 6.0
-
-
-@pytest.mark.parametrize("edited", ["own_module.py", "own_package/layers.py"])
-@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("edited", "finished"), [("own_module.py", True), ("own_package/layers.py", False)]
+)
 def test_edited_source_of_imported_modules_is_named(tiny, tmp_path, monkeypatch, edited, finished):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / edited
@@ -634,9 +558,3 @@ def test_edited_source_of_imported_modules_is_named(tiny, tmp_path, monkeypatch,
     file.write_text("HALF = 0.4\n")
     with pytest.warns(UserWarning, match=f"have changed: source of {name}="):
         train(config, tmp_path / "run")
-
-
-def test_a_damaged_description_of_the_machine_states_nothing(tiny, tmp_path):
-    outcome = train(tiny(), tmp_path)
-    (tmp_path / "environment.json").write_text('{"information": 3, "code": [], "backends": 1}')
-    assert train(tiny(), tmp_path) == outcome

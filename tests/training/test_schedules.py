@@ -9,7 +9,6 @@ from statemix.training import AttributeSchedule, ScheduleConfig
 from statemix.training.schedules import (
     Schedules,
     attributes_set,
-    schedulable,
     scheduled_value,
 )
 
@@ -90,16 +89,6 @@ def model(toys):
     return layers(LayerSpec("solver"), gated, LayerSpec("solver", iterations=3, gain=2.0))
 
 
-def test_layers_declare_what_may_be_scheduled(model):
-    assert schedulable(model) == {
-        "iterations": {"0": model[0], "2": model[2]},
-        "gain": {"0": model[0], "2": model[2]},
-        "gate_temperature": {"1": model[1]},
-        "gate_noise": {"1": model[1]},
-        "block_dropout": {"1": model[1]},
-    }
-
-
 def test_every_layer_that_declares_an_attribute_follows_from_its_own_value(model):
     schedules = following(
         model,
@@ -149,8 +138,7 @@ def test_what_a_layer_refuses_is_named_and_changes_nothing(model, schedule, mess
     assert (model[0].iterations, model[1].gate_temperature, model[2].iterations) == (1, 0.5, 3)
 
 
-@pytest.mark.parametrize("curve", ["reciprocal", "geometric"])
-@pytest.mark.parametrize("gain", [0.0, -1.0])
+@pytest.mark.parametrize(("curve", "gain"), [("reciprocal", 0.0), ("geometric", -1.0)])
 def test_a_curve_cannot_begin_at_a_value_of_the_layer_that_it_does_not_reach(toys, curve, gain):
     model = layers(LayerSpec("solver", gain=gain))
     schedule = AttributeSchedule("gain", end=1.0, curve=curve)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from statemix import files
 from statemix.automaton import IGNORED, HasAutomaton
@@ -125,13 +125,12 @@ def check_property(
     config, task = outcome.config, outcome.config.build_task()
     try:
         if property_file.exists() and not property_file.is_file():
-            raise RequestError(f"{property_file} is not a regular file")
+            raise ValueError(f"{property_file} is not a regular file")
         text = property_file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise RequestError(
-            f"property must be a text file, got {property_file}: {reason}"
-        ) from error
+        message = f"property must be a text file, got {property_file}: {reason}"
+        raise RequestError(message) from error
     model = load_model(folder, weights)
     if not isinstance(model, TokenClassifier):
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
@@ -146,7 +145,13 @@ def check_property(
     if isinstance(task, HasAutomaton):
         watched = watched.within(task.automaton())
     with attributes_set(model, config.evaluation.attributes):
-        network, searched = _chosen(model, folder, weights, soft=soft)
+        network, searched = "as trained", cast(ReadoutModel, model)
+        if not soft:
+            try:
+                network, searched = "proven", load_proven(folder, weights)
+            except RequestError:
+                if can_harden(model):
+                    network, searched = "hardened", harden(model)
         assert isinstance(searched, TokenClassifier)
         result = prove_safety(
             searched, watched, model.main_head, max_states, on_progress=on_progress
@@ -183,19 +188,16 @@ def _is_decided(path: Path, row: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class ExploredRun:
-    """A network with gates of 0 and 1, all of whose states were visited.
-
-    Attributes:
-        machine: the smallest machine that answers like the network.
-        letters: name of each letter.
-        answers: name of each answer.
-        accuracy: share of the labels of test words that the machine answers.
-    """
+    """A network with gates of 0 and 1, all of whose states were visited."""
 
     machine: StateMachine
+    """The smallest machine that answers like the network."""
     letters: list[str]
+    """Name of each letter."""
     answers: list[str]
+    """Name of each answer."""
     accuracy: float
+    """Share of the labels of test words that the machine answers."""
 
 
 def explore_run(
@@ -207,9 +209,8 @@ def explore_run(
 ) -> ExploredRun:
     """Visit all states, up to ``max_states``, of a run's network with gates of 0 and 1.
 
-    Raises:
-        RequestError: if the folder holds no finished run, the network cannot be hardened, not all
-            its states were visited, or rounding may change a gate or an answer.
+    A network that cannot be hardened, has more states, or in which rounding may change a gate or an
+    answer is a RequestError.
     """
     config = load_outcome(folder).config
     task, model = config.build_task(), load_model(folder, weights)
@@ -227,17 +228,6 @@ def explore_run(
     right = (answers == targets)[targets != IGNORED]
     names = names_of(task, model.main_head)
     return ExploredRun(machine.minimized(), *names, float(right.mean()))
-
-
-def _chosen(
-    model: ReadoutModel, folder: Path, weights: Weights, *, soft: bool
-) -> tuple[str, ReadoutModel]:
-    """Return what is done to a trained model before a property of it is proven, and the result."""
-    if soft:
-        return "as trained", model
-    with contextlib.suppress(RequestError):
-        return "proven", load_proven(folder, weights)
-    return ("hardened", harden(model)) if can_harden(model) else ("as trained", model)
 
 
 def certificate_paths(folder: Path, weights: Weights, *, soft: bool) -> tuple[Path, Path]:
@@ -310,11 +300,8 @@ def load_proven(
 ) -> ReadoutModel:
     """Load the proven network of a run, on the CPU, in evaluation mode.
 
-    The arguments are as in :func:`certify_run`.
-
-    Raises:
-        RequestError: if the run is not finished, there is no proof of these weights, or a file is
-            damaged.
+    The arguments are as in :func:`certify_run`. A RequestError says if there is no proof of these
+    weights.
     """
     folder = Path(folder)
     target = folder if output is None else Path(output)

@@ -7,20 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from statemix import files
+from statemix import files, proofs
 from statemix.automaton import IGNORED, HasAutomaton
 from statemix.errors import OptionError, RequestError
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.place_rules import HasPlaces
-from statemix.proofs import (
-    Certificate,
-    StateMachine,
-    can_harden,
-    harden,
-    parse_property,
-    prove_safety,
-    prove_task,
-)
 from statemix.proofs.safety import explore
 from statemix.proofs.structure import structure_tables
 from statemix.tasks import Task
@@ -45,7 +36,7 @@ def certify_run(
     max_pairs: int = 100_000,
     output: Path | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> tuple[Certificate, list[Path]]:
+) -> tuple[proofs.Certificate, list[Path]]:
     """Prove or refute the network of a finished run, and write its certificate.
 
     If the task has an automaton, all pairs of states are searched
@@ -78,7 +69,7 @@ def certify_run(
     model = load_model(folder, weights)
     tables: dict[str, Any] | str
     with attributes_set(model, config.evaluation.attributes):
-        certificate = prove_task(
+        certificate = proofs.prove_task(
             model, task, soft=soft, max_pairs=max_pairs, on_progress=on_progress
         )
         if isinstance(task, HasAutomaton):
@@ -139,7 +130,7 @@ def check_property(
     path = (output or folder) / f"property-{property_file.stem}{about}.json"
     files.open_for_append("folder" if output is None else "output", path)
     try:
-        watched = parse_property(text, letters, classes)
+        watched = proofs.parse_property(text, letters, classes)
     except OptionError as error:
         raise RequestError(f"{property_file}: {error}") from error
     if isinstance(task, HasAutomaton):
@@ -150,10 +141,10 @@ def check_property(
             try:
                 network, searched = "proven", load_proven(folder, weights)
             except RequestError:
-                if can_harden(model):
-                    network, searched = "hardened", harden(model)
+                if proofs.can_harden(model):
+                    network, searched = "hardened", proofs.harden(model)
         assert isinstance(searched, TokenClassifier)
-        result = prove_safety(
+        result = proofs.prove_safety(
             searched, watched, model.main_head, max_states, on_progress=on_progress
         )
     row = {
@@ -190,7 +181,7 @@ def _is_decided(path: Path, row: dict[str, Any]) -> bool:
 class ExploredRun:
     """A network with gates of 0 and 1, all of whose states were visited."""
 
-    machine: StateMachine
+    machine: proofs.StateMachine
     """The smallest machine that answers like the network."""
     letters: list[str]
     """Name of each letter."""
@@ -214,10 +205,10 @@ def explore_run(
     """
     config = load_outcome(folder).config
     task, model = config.build_task(), load_model(folder, weights)
-    if not isinstance(model, TokenClassifier) or not can_harden(model):
+    if not isinstance(model, TokenClassifier) or not proofs.can_harden(model):
         raise RequestError(f"{folder} must hold a network with softmax gates, got another")
     with attributes_set(model, config.evaluation.attributes):
-        network = harden(model)
+        network = proofs.harden(model)
         assert isinstance(network, TokenClassifier)
         machine = explore(network, model.main_head, max_states, on_progress)
     if isinstance(machine, str):
@@ -247,7 +238,7 @@ def _about(weights: Weights, *, soft: bool) -> str:
 
 def _save_certificate(
     folder: Path,
-    certificate: Certificate,
+    certificate: proofs.Certificate,
     tables: dict[str, Any] | str,
     task: Task,
     *,

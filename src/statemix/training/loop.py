@@ -12,16 +12,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from statemix.errors import RequestError
 from statemix.interrupts import Interrupts
+from statemix.training import devices
 from statemix.training.batches import Averages, Batches
 from statemix.training.checkpoint import TensorFiles, load_optimizer, optimizer_state
-from statemix.training.devices import (
-    ALONE,
-    Agreement,
-    Ranks,
-    is_sharded,
-    set_up_model,
-    whole_tensor,
-)
+from statemix.training.devices import ALONE, Agreement, Ranks
 from statemix.training.hooks import Event, Hook, add_stored
 
 if TYPE_CHECKING:
@@ -71,7 +65,7 @@ class Loop:
         self._resumed, self._before_s, self._before_cpu_s = False, 0.0, 0.0
         self._began, self._cpu_began = time.monotonic(), time.process_time()
         # The wrapped pair trains; the bare pair is evaluated, saved and restored.
-        set_up = fabric.setup if ranks.size == 1 else partial(set_up_model, fabric)
+        set_up = fabric.setup if ranks.size == 1 else partial(devices.set_up_model, fabric)
         self._wrapped: Any = set_up(model, optimizer)
         self._agreement = Agreement(ranks, self.interrupts, fabric.device)
         self._forms = _forms(model)
@@ -151,7 +145,7 @@ class Loop:
         numbers = [loss.double(), norm.double()]
         if self.ranks.size > 1:
             loss, parts, reports, agreed = self._agreement.sums(parts, reports)
-            numbers = [loss, whole_tensor(norm).double(), *agreed]
+            numbers = [loss, devices.whole_tensor(norm).double(), *agreed]
         # The only wait for the device.
         value, length, *agreed_on = torch.stack(numbers).tolist()
         if agreed_on:
@@ -273,7 +267,7 @@ class Loop:
     def call(self, function: Callable[[Any], Any]) -> Any:
         """Return a function of the model, between two steps; shards are gathered for the call."""
         whole = self._wrapped[0]
-        if not any(map(is_sharded, self._parameters)):
+        if not any(map(devices.is_sharded, self._parameters)):
             return function(self.model)
         found = whole(function)
         # Without a backward pass, the weights would stay whole.

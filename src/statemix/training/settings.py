@@ -19,20 +19,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    TypeAdapter,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-)
-from pydantic_core import CoreSchema
-from pydantic_core.core_schema import (
-    SerializationInfo,
-    no_info_plain_validator_function,
-    plain_serializer_function_ser_schema,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
 from statemix.errors import ABSENT, OptionError, RequestError, SettingError, suggestion
 from statemix.registry import Spec
@@ -81,9 +70,9 @@ class Settings(BaseModel):
             raise _setting_error(error, type(self).model_fields) from None
         self.check()
 
-    @field_validator("*", mode="wrap")
+    @pydantic.field_validator("*", mode="wrap")
     @classmethod
-    def _read_field(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    def _read_field(cls, value: Any, validate: pydantic.ValidatorFunctionWrapHandler) -> Any:
         return _read(value, validate)
 
     def check(self) -> None:
@@ -220,11 +209,11 @@ def read_spec(kind: type[S], value: object) -> S:
 
 class _SpecField:
     def __get_pydantic_core_schema__(self, kind: type[Spec], handler: Any) -> CoreSchema:
-        def plain(spec: Spec, info: SerializationInfo) -> dict[str, Any]:
+        def plain(spec: Spec, info: core_schema.SerializationInfo) -> dict[str, Any]:
             return spec.asked() if info.exclude_defaults else spec.to_plain()
 
-        serialization = plain_serializer_function_ser_schema(plain, info_arg=True)
-        return no_info_plain_validator_function(
+        serialization = core_schema.plain_serializer_function_ser_schema(plain, info_arg=True)
+        return core_schema.no_info_plain_validator_function(
             partial(read_spec, kind), serialization=serialization
         )
 
@@ -268,8 +257,10 @@ class Assignments(Mapping[str, Any]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
-        serialization = plain_serializer_function_ser_schema(dict)
-        return no_info_plain_validator_function(cls._checked, serialization=serialization)
+        serialization = core_schema.plain_serializer_function_ser_schema(dict)
+        return core_schema.no_info_plain_validator_function(
+            cls._checked, serialization=serialization
+        )
 
     @classmethod
     def _checked(cls, value: object) -> Self:

@@ -80,12 +80,6 @@ def test_attempts_fail_their_last_test_or_on_the_plateau():
     assert (search.needed(77), search.needed(82)) == (0.9, 0.5)
 
 
-def test_when_the_last_attempt_fails_the_schedules_begin_with_its_weights():
-    search, tested = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 9, [0.0, 0.0])
-    assert search.attempts == [Attempt(0, None, 3, 0.0), Attempt(3, None, 6, 0.0)]
-    assert (tested, search.origin) == ([3, 6], 6)
-
-
 def test_an_attempt_that_solves_the_task_at_once_passes_without_a_plateau():
     search, _ = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 3, [0.6])
     assert search.attempts == [Attempt(0, None, 3, 0.6, passed=True)]
@@ -130,21 +124,18 @@ def test_the_schedules_of_every_attempt_may_count_if_it_is_tested_after_them():
     assert search.most_steps(7) == 9 + 2 * 50 + 7
 
 
-def test_an_attempt_that_diverges_in_the_schedules_has_failed_if_the_search_may_go_on():
+def test_an_attempt_that_diverges_has_failed_if_the_search_may_go_on():
+    search = Search(SearchConfig(attempts=2))
+    assert search.gives_up(5)
+    search.restart(5)
+    assert not search.gives_up(9)
+    assert search.attempts == [Attempt(0, ended=5), Attempt(5)]
+    # In the schedules, too, if the attempt would be tested after them.
     for confirm, gives_up in ((None, False), (0.9, True)):
         search, _ = led(SearchConfig(attempts=2, max_steps=3, confirm=confirm), [1.0] * 3, [0.6])
         assert search.gives_up(5) is gives_up
         assert search.attempts[-1].passed is not gives_up
         assert search.attempts[-1].ended == (5 if gives_up else 3)
-
-
-def test_an_attempt_that_diverges_has_failed_unless_it_is_the_last():
-    search = Search(SearchConfig(attempts=2))
-    assert search.gives_up(5)
-    assert search.attempts == [Attempt(0, ended=5)]
-    search.restart(5)
-    assert not search.gives_up(9)
-    assert search.attempts == [Attempt(0, ended=5), Attempt(5)]
 
 
 def test_a_search_continues_from_plain_data():

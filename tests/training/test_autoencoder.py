@@ -1,6 +1,5 @@
 """Runs of an autoencoder: batches of any form, all lengths, and the tasks that it does not fit."""
 
-
 import pytest
 import torch
 

@@ -13,7 +13,7 @@ import pytest
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.training import RunConfig, evaluate, load_config, load_model, load_outcome, train
+from statemix.training import evaluate, load_config, load_model, load_outcome, train
 from statemix.training import folder as runs
 from statemix.training.folder import read_metrics, read_status, write_status
 from statemix.training.outcome import load_asked
@@ -79,22 +79,6 @@ def test_another_run_is_refused_with_the_field_and_both_values(tiny, tmp_path, a
     with pytest.raises(RequestError, match=text):
         train(tiny(), tmp_path)
     assert (tmp_path / "config.json").read_bytes() == before
-
-
-def test_a_run_of_another_task_is_refused_by_its_name(tmp_path):
-    """Although its options differ, too, and the stored task is the default."""
-    stored = RunConfig()
-    begin(stored, tmp_path)
-    other = stored.replace(task=TaskSpec("parity", length=16))
-    message = r"with task\.name=its default, not 'parity'"
-    with pytest.raises(RequestError, match=message):
-        train(other, tmp_path)
-
-
-def test_a_default_written_out_is_the_same_run(tiny, tmp_path):
-    begin(tiny(), tmp_path)
-    layer = LayerSpec("bd_lru", num_blocks=2, block_size=3, gate="softmax", backend=None)
-    train(tiny({"model.layers": (layer,)}), tmp_path)
 
 
 def test_a_folder_in_use_is_refused(tiny, tmp_path):
@@ -321,17 +305,6 @@ def test_a_stored_unfinished_run_is_resumed_to_the_end(stored):
     whole = load_outcome(STORED / "schema-1-finished")
     found, expected = (o.last.test[4]["product"].loss for o in (outcome, whole))
     assert found == pytest.approx(expected, rel=1e-4)
-
-
-@ON_ANOTHER_MACHINE
-def test_a_network_other_than_the_checkpoint_is_refused(stored):
-    folder = stored("schema-1-unfinished")
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    del config["resolved"]["model"]["layers"]
-    path.write_text(json.dumps(config))
-    with pytest.raises(RequestError, match=r"checkpoints: model, optimizer and hooks must match"):
-        train(load_asked(folder), folder)
 
 
 def test_a_run_killed_while_it_noted_its_end_is_tidied(tiny, tmp_path):

@@ -270,15 +270,12 @@ def test_a_fingerprint_sees_code_and_what_it_refers_to(kind):
     assert fingerprint(one) == fingerprint(one) != fingerprint(other)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("pin_memory", True), ("prefetch_factor", 5), ("timeout", 60)]
-)
-def test_a_fingerprint_leaves_out_how_a_loader_moves_its_batches(option, value):
+def test_a_fingerprint_leaves_out_how_a_loader_moves_its_batches():
     given = {"dataset": TensorDataset(DATA), "num_workers": 1}
-    changed = fingerprint(DataLoader(**given, **{option: value}))
-    assert fingerprint(DataLoader(**given)) == changed
+    changed = DataLoader(**given, pin_memory=True, prefetch_factor=5, timeout=60)
+    assert fingerprint(DataLoader(**given)) == fingerprint(changed)
     # Workers draw other noise, and shuffle otherwise than no worker.
-    assert fingerprint(DataLoader(**{**given, "num_workers": 2})) != changed
+    assert fingerprint(DataLoader(**{**given, "num_workers": 2})) != fingerprint(changed)
 
 
 def test_a_fingerprint_sees_the_constants_of_its_module(monkeypatch):
@@ -416,11 +413,6 @@ def test_a_rate_of_pytorch_or_numpy_is_the_number_that_it_is(tmp_path, rate):
     assert fit(folder=tmp_path / "parts", **arguments(**given(rate.item()))) == found
     with pytest.raises(RequestError, match=r"lr=0\.10000000149\d*, not 0\.2"):
         fit(folder=tmp_path / "parts", **arguments(**given(2 * rate)))
-    scheduled = given(rate, scheduler=SCHEDULERS["lambda"])
-    begin(tmp_path / "scheduled", **scheduled)
-    found = fit(folder=tmp_path / "scheduled", **arguments(**scheduled))
-    whole = fit(folder=tmp_path / "whole", **arguments(**scheduled))
-    assert whole.last["scores"] == found.last["scores"]
 
 
 @pytest.mark.parametrize(

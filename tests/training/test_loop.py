@@ -207,19 +207,6 @@ def test_a_step_on_a_gpu_waits_once(tiny, begun, recwarn):
     assert sum("synchroniz" in str(warning.message) for warning in recwarn) == 1
 
 
-def test_attributes_follow_the_steps(toys, tiny, begun):
-    schedule = AttributeSchedule("gain", start=0.0, end=1.0, begin=0.25, finish=0.75)
-    layers = (LayerSpec("solver", iterations=2),)
-    run = begun(tiny({"model.layers": layers, "schedules.attributes": (schedule,)}))
-    seen = run.model.backbone.blocks[0].mixer.seen
-    seen.clear()
-    for _ in range(12):
-        run.step()
-    gains = [gain for training, _, gain in seen if training]
-    assert gains == pytest.approx([0, 0, 0, 0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1, 1])
-    assert run.schedules.attributes(6) == {"backbone.blocks.0.mixer.gain": pytest.approx(0.5)}
-
-
 def test_the_number_of_parameters_is_that_of_the_model(tiny, begun):
     run = begun(tiny())
     shapes = [parameter.shape for parameter in run.model.parameters()]

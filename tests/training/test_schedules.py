@@ -181,21 +181,3 @@ def test_values_that_a_layer_refuses_in_evaluation_are_named(model, wanted, mess
     with pytest.raises(SettingError, match=f"^{message}"), attributes_set(model, wanted):
         pass
     assert values(model) == [1, 3, 0.5]
-
-
-def test_a_defect_of_a_layer_is_no_wrong_value(toys, model, monkeypatch):
-    def defective(self, value):
-        if value != 1:
-            len(value)
-        self._iterations = value
-
-    change = AttributeSchedule("iterations", end=5.0)
-    before = following(model, change)
-    monkeypatch.setattr(toys.Solver, "iterations", toys.Solver.iterations.setter(defective))
-    message = "has no len"
-    with pytest.raises(TypeError, match=message):
-        following(model, change)
-    with pytest.raises(TypeError, match=message):
-        before.attributes(3)
-    with pytest.raises(TypeError, match=message), attributes_set(model, {"iterations": 7}):
-        pass

@@ -155,22 +155,6 @@ def test_a_search_continues_from_plain_data():
         assert second.to_plain() == led(config, losses, accuracies)[0].to_plain()
 
 
-def test_every_attempt_has_weights_of_its_own(fresh):
-    config = fresh(seed=7)
-    task = config.build_task()
-
-    def weights(attempt, seed=7):
-        model = config.replace(seed=seed).build_model(task, seed_of(seed, attempt))
-        return model.backbone.embedding.weight
-
-    assert torch.equal(weights(0), config.build_model(task).backbone.embedding.weight)
-    assert seed_of(7, 0) == 7
-    assert len({seed_of(seed, n) for seed in range(30) for n in range(30)}) == 900
-    assert all(0 <= seed_of(2**63 - 1, n) < 2**63 for n in range(9))
-    assert not torch.equal(weights(0), weights(1))
-    assert not torch.equal(weights(1), weights(1, seed=8))
-
-
 def test_attempts_are_in_the_outcome_the_metrics_and_the_events(searching, tmp_path):
     events = []
     outcome = train(searching({"evaluation.every": 3}), tmp_path, on_event=events.append)

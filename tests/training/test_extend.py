@@ -138,14 +138,6 @@ def test_more_attempts_change_nothing_in_a_search_that_has_passed(fresh, tmp_pat
         train(few, tmp_path, extend=True)
 
 
-def test_a_search_is_extended_by_attempts_alone(fresh, tmp_path):
-    changes = FAILING | {"search.accept_last": 0.0}
-    train(fresh(changes), tmp_path)
-    message = r"^schedules\.num_steps must stay 6 to extend a run with attempts, got 9$"
-    with pytest.raises(SettingError, match=message):
-        train(fresh(changes | {"schedules.num_steps": 9}), tmp_path, extend=True)
-
-
 def test_a_finished_run_of_an_older_version_says_what_is_missing(tiny, tmp_path):
     train(tiny(), tmp_path)
     changed = (tmp_path / "state.json").read_text().replace('"time_s"', '"time"')

@@ -194,7 +194,8 @@ def test_killed_on_fresh_examples(fresh, run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"), zip(["step", "evaluated", "saved"], [*SIGNALS, SIGNALS[0]], strict=True)
+    ("kind", "number"),
+    [("step", SIGNALS[0]), ("evaluated", SIGNALS[1]), ("saved", SIGNALS[1])],
 )
 def test_interrupted_twice(config, whole, run, kind, number):
     """A signal saves a checkpoint at its step, even where an evaluation is due."""

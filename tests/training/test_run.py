@@ -185,7 +185,9 @@ def test_unequal_lengths_and_two_heads_train_and_are_scored_at_any_length(toys, 
 def test_two_runs_of_one_configuration_are_equal(tiny, tmp_path):
     train(tiny(), tmp_path / "one")
     torch.manual_seed(99)
+    state = torch.get_rng_state()
     train(tiny(), tmp_path / "other", checkpoint_every_s=0.0)
+    assert torch.equal(torch.get_rng_state(), state)
     one, other = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("one", "other"))
     assert one == other
 
@@ -296,25 +298,22 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
     tiny, tmp_path, monkeypatch, value, clip_norm
 ):
     config = tiny({"optimizer.clip_norm": clip_norm})
-    weights = []
+    weights, cross_entropy = [], CrossEntropy.__call__
 
-    def planted(cross_entropy):
-        def call(self, model, batch):
-            weights.append({name: t.clone() for name, t in model.module.state_dict().items()})
-            losses = cross_entropy(self, model, batch)
-            if len(weights) == 5:
-                # The loss is unchanged; its gradient is not.
-                losses["product"].register_hook(lambda gradient: gradient.clone().fill_(value))
-            return losses
-
-        return call
+    def planted(self, model, batch):
+        weights.append({name: t.clone() for name, t in model.module.state_dict().items()})
+        losses = cross_entropy(self, model, batch)
+        if len(weights) == 5:
+            # The loss is unchanged; its gradient is not.
+            losses["product"].register_hook(lambda gradient: gradient.clone().fill_(value))
+        return losses
 
     message = (
         r"^norm of the gradient must be finite, got .* at step 5 of 12 with learning rate 0\.0"
         ".*; no good checkpoint was saved yet$"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(CrossEntropy, "__call__", planted(CrossEntropy.__call__))
+        patch.setattr(CrossEntropy, "__call__", planted)
         with pytest.raises(FloatingPointError, match=message):
             train(config, tmp_path / "run", checkpoint_every_s=1000.0)
     tensors, state = load_checkpoint(tmp_path / "run" / "checkpoints", pytest.fail)
@@ -326,8 +325,6 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
     train(config, tmp_path / "whole")
     one, other = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("run", "whole"))
     assert one == other
-    losses = [[row["train"] for row in read_metrics(tmp_path / run)] for run in ("run", "whole")]
-    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])

@@ -33,13 +33,10 @@ def test_cosine_falls_per_epoch_to_the_minimum(epoch, expected):
     assert found == pytest.approx([expected] * 3, rel=5e-5)
 
 
-def test_cosine_falls_per_step_on_fresh_examples():
+def test_rates_fall_per_step_on_fresh_examples_or_stay_after_a_linear_warmup():
     found = rates(ScheduleConfig(), 50)
     assert found == sorted(found, reverse=True)
     assert len(set(found)) == 50
-
-
-def test_constant_stays_after_a_linear_warmup():
     config = ScheduleConfig(learning_rate="constant", warmup_steps=4)
     assert rates(config, 6) == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
 
@@ -146,11 +143,6 @@ def test_a_curve_cannot_begin_at_a_value_of_the_layer_that_it_does_not_reach(toy
         following(model, schedule)
     following(model, AttributeSchedule("gain", end=1.0))
     following(model, AttributeSchedule("gain", end=1.0, start=0.5, curve=curve))
-
-
-def test_a_model_without_such_layers_says_so():
-    with pytest.raises(SettingError, match=r"declare none\), got 'gate_temperature'"):
-        following(layers(LayerSpec("lstm")), sharpening())
 
 
 def values(model):

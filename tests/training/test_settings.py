@@ -227,7 +227,7 @@ def test_configurations_survive_plain_data_and_pickling(config):
     assert copy.to_plain() == plain
 
 
-@pytest.mark.parametrize(("config", "other"), itertools.pairwise(CONFIGURATIONS))
+@pytest.mark.parametrize(("config", "other"), list(itertools.pairwise(CONFIGURATIONS)))
 def test_what_was_asked_identifies_a_configuration(config, other):
     assert not list(differences(config.asked(), config_from_plain(config.asked()).asked()))
     path, ours, theirs = next(differences(config.asked(), other.asked()))

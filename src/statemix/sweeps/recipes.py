@@ -84,23 +84,14 @@ def exact(task: TaskSpec) -> RunConfig:
       while the gates are sharpened.
     - The layer of an automaton of the user has one block with column gates and two entries for each
       state. Noise in the gates makes the letters choose clearly. The test after the schedules is
-      the proof itself. If states share answers, half of the words are distinguishing words. On
-      distinguishing words, attempts are tested more often, on more words, of the training length.
-      If only the last letter of each word has a label, a batch has few labels, and long words of
-      most languages have the same one. Attempts are then tested more often, on more words, of all
-      lengths up to that of training; nearly all answers must be right, and there is more noise.
+      the proof itself. Where states share answers or only the last letters have labels, attempts
+      are tested more often, on more words, up to the training length.
     - The layer of n places has one block of 1.5 n entries of eight values each, and noise in the
       gates from the beginning. Words have 4 n tokens, but at most 64, if the task does not give
       their length. The width is 8 n, but at least 128.
 
-    Why this works is in ``docs/state_tracking.md``.
-
-    Args:
-        task: a task with a finite automaton or with places, or of labelled traces.
-
-    Raises:
-        RequestError: if the task has neither, or an automaton of more than 16 states, or a single
-            answer, or an option does not fit it.
+    Why this works is in ``docs/state_tracking.md``. The task has a finite automaton of at most 16
+    states, places, or labelled traces, and two answers or more.
     """
     built = task.build()
     if max(built.heads.values()) < 2:
@@ -108,11 +99,8 @@ def exact(task: TaskSpec) -> RunConfig:
     if isinstance(built, HasPlaces):
         return _for_places(task, built.places().num_places)
     num_entries = _num_entries(task.name, built)
-    if (
-        isinstance(built, AutomatonTask)
-        and "words" not in task.options
-        and _has_shared_answers(built)
-    ):
+    shared = isinstance(built, AutomatonTask) and _has_shared_answers(built)
+    if shared and "words" not in task.options:
         task = TaskSpec(task.name, **task.options, words="distinguishing")
         built = cast(AutomatonTask, task.build())
     search, attributes, last_only = _search(built), [_SHARPENING], False
@@ -192,15 +180,11 @@ def by_labels(
 ) -> SearchConfig:
     """Return tests that a right network passes, and that know nothing but labels.
 
-    Args:
-        search: tests where all labels are right.
-        wrong: share of wrong labels, each another answer, drawn uniformly.
-        num_answers: number of answers.
-        num_labels: labels of a test.
+    They follow tests where all labels are right. A share ``wrong`` of the labels is another answer,
+    drawn uniformly.
     """
 
     def seen(right: float) -> float:
-        """Return the share of labels that answers have, of which a share is right."""
         return right * (1 - wrong) + (1 - right) * wrong / max(num_answers - 1, 1)
 
     deviation = math.sqrt(wrong * (1 - wrong) / num_labels)

@@ -357,14 +357,7 @@ def load_optimizer(
     Stored options, such as the learning rate, replace the options of the optimiser's groups.
     """
     groups = numbers.get("groups", [{}] * len(optimizer.param_groups))
-    if len(groups) != len(optimizer.param_groups):
-        found = len(optimizer.param_groups)
-        raise RuntimeError(f"the number of parameter groups is {len(groups)} there, got {found}")
     for group, options in zip(optimizer.param_groups, groups, strict=True):
-        missing, further = options.keys() - group.keys(), group.keys() - {"params"} - options.keys()
-        # A newer PyTorch adds options, and a schedule stores more: only another kind does both.
-        if missing and further:
-            raise RuntimeError(f"the optimizer has {sorted(missing)} there, got {sorted(further)}")
         group.update({name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
     own = dict(model.named_parameters())

@@ -224,26 +224,6 @@ def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batche
     assert run.schedules.attributes(origin + 6)["backbone.blocks.0.mixer.gate_temperature"] == 0.25
 
 
-def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp_path, begun):
-    changes = {"search.length": 9, "search.size": 5}
-    changes["search.attributes"] = type(SearchConfig().attributes)(gate_temperature=0.5)
-    run = begun(searching(changes))
-    seen = []
-    score = run.attempts._evaluator
-
-    def spy(model, **options):
-        scores = score(model, **options)
-        temperature = model.backbone.blocks[0].mixer.gate_temperature
-        seen.append((temperature, scores["product"].num_sequences))
-        return scores
-
-    run.attempts._evaluator = spy
-    run.loop.run()
-    assert set(seen) == {(0.5, 5)}
-    tokens = score._examples().tokens
-    assert (tokens == run.task.examples("validation", 0, 5, 9).tokens).all()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -267,16 +247,6 @@ def test_bad_settings_are_named_before_anything_is_written(searching, tmp_path):
         with pytest.raises(RequestError, match=message):
             train(config_from_plain(plain), tmp_path / "run")
         assert not (tmp_path / "run").exists()
-
-
-def test_an_attempt_that_passes_is_the_model_that_is_trained_on(searching, tmp_path):
-    events = []
-    outcome = train(searching({"search.accept": 0.0}), tmp_path, on_event=events.append)
-    assert any(event.text.endswith(": passed, the schedules begin") for event in events)
-    (only,) = outcome.attempts
-    assert (only.began, only.ended, only.passed) == (0, only.left + 2, True)
-    assert outcome.last.step == only.ended + 6
-    assert load_model(tmp_path).backbone.blocks[0].mixer.gate_temperature == 0.25
 
 
 @pytest.mark.parametrize("stop_at", [None, 0.0])

@@ -357,18 +357,6 @@ def test_a_poller_of_the_status_keeps_no_run_from_starting(tiny, tmp_path):
             poller.join()
 
 
-def test_the_status_of_a_folder_that_is_only_readable_is_read(tiny, tmp_path):
-    begin(tiny(), tmp_path)
-    write_status(tmp_path, "running")
-    # A killed process leaves the file.
-    (tmp_path / ".lock").touch(0o444)
-    tmp_path.chmod(0o555)
-    try:
-        assert read_status(tmp_path).status == "interrupted"
-    finally:
-        tmp_path.chmod(0o755)
-
-
 def test_what_is_no_number_is_null_in_every_file(tiny, tmp_path):
     """Without normalisation a state grows beyond all numbers at a long length."""
     layer = LayerSpec("h_lru", num_channels=4, order=2, gate="none")
@@ -394,10 +382,3 @@ def test_runs_that_are_removed_are_locked(tiny, tmp_path):
     assert (tmp_path / "one" / "config.json").exists()
     runs.remove_runs([tmp_path / "one", tmp_path / "two", tmp_path / "absent"])
     assert not list(tmp_path.iterdir())
-
-
-def test_a_run_that_begins_is_running_before_its_status_is_written(tmp_path):
-    with runs.lock_folder(tmp_path):
-        runs.begin_run(tmp_path, runs.StoredConfig(1, {}, {}), {})
-        assert runs.read_status(tmp_path).status == "running"
-    assert runs.read_status(tmp_path).status == "interrupted"

@@ -201,13 +201,3 @@ def test_weights_do_not_move_the_plateau(fresh, begun):
         plain = CrossEntropy()(run.model, batch)["product"].item()
         step()
         assert seen[-1] == (2, pytest.approx(plain, rel=1e-12))
-
-
-def test_the_table_of_tokens_has_a_sequence_for_each(tiny, begun):
-    layer = LayerSpec("delta_product", num_heads=2, num_householder=2)
-    run = begun(tiny(EXACT | {"model.layers": (layer,)}))
-    table = token_transitions(run.model, 6)
-    for token in range(6):
-        x = run.model.backbone.blocks[0].norm(run.model.backbone.embedding.weight[token])
-        alone = run.model.backbone.blocks[0].mixer.recurrence(x.view(1, 1, -1)).transitions[0, 0]
-        torch.testing.assert_close(table[token], alone)

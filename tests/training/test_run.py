@@ -16,7 +16,6 @@ from statemix.training import (
     AttributeSchedule,
     ScheduleConfig,
     Scores,
-    accuracy,
     evaluate,
     load_model,
     load_outcome,
@@ -222,19 +221,6 @@ def test_best_last_and_best_by_validation_are_kept(tiny, tmp_path, monkeypatch):
     for name, epoch in (("best_test", 2), ("best_validation", 3), ("last", 4)):
         kept = load_model(tmp_path, name).backbone.embedding.weight
         assert [torch.equal(kept, w) for w in weights] == [n == epoch for n in (1, 2, 3, 4)]
-
-
-def test_moments_are_chosen_by_the_mean_over_heads(toys, tiny, tmp_path, monkeypatch):
-    accuracies = {
-        "test": {"sum": [0.9, 0.5, 0.2, 0.1], "parity": [0.0, 0.5, 0.9, 0.1]},
-        "validation": {"sum": [0.9, 0.8, 0.2, 0.1], "parity": [0.0, 0.3, 0.7, 0.9]},
-    }
-    script(monkeypatch, accuracies)
-    changes = {"task": TaskSpec("ragged", train_size=20), "imports": ("statemix_toys",)}
-    outcome = train(tiny(changes), tmp_path)
-    assert outcome.best_test.epoch == 3
-    assert outcome.test_at_best_validation.epoch == 2
-    assert accuracy(outcome.best_test.test[6]) == pytest.approx(0.55)
 
 
 def test_stopping_early_is_decided_on_validation(tiny, tmp_path, monkeypatch):

@@ -106,18 +106,6 @@ def test_scores_do_not_depend_on_the_pieces(model, monkeypatch, tokens_per_call,
     assert pieces.loss == pytest.approx(whole.loss, rel=1e-5)
 
 
-def test_no_call_sees_more_tokens_than_the_budget(model, monkeypatch):
-    monkeypatch.setattr(evaluation, "_TOKENS_PER_CALL", 64)
-    seen = []
-    extend = model.extend
-    monkeypatch.setattr(model, "extend", lambda x, s: seen.append(x.numel()) or extend(x, s))
-    for shape in [(40, 3), (3, 500), (20, 500)]:
-        tokens = torch.zeros(shape, dtype=torch.int64)
-        score(model, tokens, tokens)
-    assert max(seen) <= 64
-    assert sum(seen) == 120 + 1500 + 10_000
-
-
 def test_tick_ends_an_evaluation(model):
     tokens = torch.zeros(2, 3, dtype=torch.int64)
 

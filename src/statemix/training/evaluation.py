@@ -246,15 +246,9 @@ class RunEvaluation(Evaluation):
         return stop_at is not None and _stored_accuracy(row["validation"]) > stop_at
 
     def summary(self, loop: "Loop") -> dict[str, Any]:
-        rows = {
-            "last": self.rows["last"],
-            "best_test": self.rows["best_test"],
-            "test_at_best_validation": self.rows["best_validation"],
-        }
         kept = ("step", "epoch", "attributes", "validation", "test")
-        summary: dict[str, Any] = {
-            name: {key: row[key] for key in kept} for name, row in rows.items()
-        }
+        summary: dict[str, Any] = {n: {k: row[k] for k in kept} for n, row in self.rows.items()}
+        summary["test_at_best_validation"] = summary.pop("best_validation")
         test = dict(summary["last"]["test"])
         with attributes_set(loop.model, self._settings.attributes):
             for length, evaluator in self._test_at.items():

@@ -222,12 +222,11 @@ class Loop:
         before, after = self._forms, _forms(self.model)
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
-                place = "before" if name not in after else "after"
-                is_in_both = name in before and name in after
-                how = "with another shape or dtype" if is_in_both else "only"
-                condition = "must be the same before and after a call"
-                text = f"weights of the model {condition}, got {name!r} {how} {place} it"
-                raise RequestError(text)
+                kind = "changed the shape or the dtype of" if name in before else "created"
+                raise RequestError(
+                    f"weights of the model must stay as they are: a call has {kind} {name!r}; "
+                    "create weights in `__init__`"
+                )
 
     def restart(self, weights: Mapping[str, Tensor]) -> None:
         """Continue with new weights and a new state of the optimiser, but with the next batches."""

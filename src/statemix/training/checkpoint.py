@@ -37,8 +37,8 @@ _TIES = "ties"
 _KEPT = 2
 
 # Errors of reading a checkpoint that is not whole.
-_DAMAGE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-_DAMAGE += (ValueError, RecursionError, SafetensorError)
+_NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_DAMAGE = (*_NO_FILE, ValueError, RecursionError, SafetensorError)
 
 # Stands behind the name of a complex tensor, which is stored as pairs of real numbers.
 _COMPLEX = "#complex"

@@ -74,8 +74,8 @@ class ModelConfig(Settings):
 
 
 # Fields that are options of the model, too.
-_PASSED_ON = ("bos", "residual", "norm", "channel_mixer", "zero_biases", "linear_init")
-_PASSED_ON += ("readout_sizes",)
+_PASSED_ON = ["bos", "residual", "norm", "channel_mixer", "zero_biases", "linear_init"]
+_PASSED_ON += ["readout_sizes"]
 
 
 class BatchConfig(Settings):
@@ -312,7 +312,7 @@ class RunConfig(Settings):
             options["token_features"] = torch.from_numpy(task.token_features())
         options["seed"] = self.seed if seed is None else seed
         sizes = (task.vocab_size, task.heads, model.hidden_size, model.stack())
-        return cast(ReadoutModel, built("model", MODELS[model.backbone], *sizes, **options))
+        return built("model", MODELS[model.backbone], *sizes, **options)
 
     def completed(self) -> "RunConfig":
         """Return the same configuration with every option of its specifications written out."""

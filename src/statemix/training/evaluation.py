@@ -375,8 +375,8 @@ def _scores(predictions: Tensor, wanted: Tensor, loss: float, batch_size: int) -
     scored = wanted != IGNORED
     num_scored, num_sequences = int(scored.sum()), len(wanted)
     right = (predictions == wanted) & scored
-    batches = zip(predictions.split(batch_size), wanted.split(batch_size), strict=True)
-    mad = [mad_accuracy(batch, classes) * len(batch) for batch, classes in batches]
+    batches = [torch.split(classes, batch_size) for classes in (predictions, wanted)]
+    mad = [mad_accuracy(*pair) * len(pair[0]) for pair in zip(*batches, strict=True)]
     return Scores(
         num_sequences=num_sequences,
         token_accuracy=int(right.sum()) / num_scored,

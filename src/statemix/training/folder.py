@@ -316,10 +316,10 @@ def record_status(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        ending = next((e for kind, e in endings.items() if isinstance(error, kind)), "failed")
+        found = (ending for kind, ending in endings.items() if isinstance(error, kind))
         # If the disk is full, writing the status must not hide the first error.
         with contextlib.suppress(OSError):
-            write_status(folder, ending, str(error) or type(error).__name__)
+            write_status(folder, next(found, "failed"), str(error) or type(error).__name__)
         raise
     write_status(folder, "done")
 

@@ -180,7 +180,6 @@ if __name__ == "__main__":
 
 
 def test_a_signal_to_the_parent_saves_every_run_under_way(tmp_path):
-    # A module without its own main file could not be started again by the workers.
     (tmp_path / "script.py").write_text(SCRIPT)
     configs = {"a": run(epochs=100_000).asked(), "b": run(epochs=100_000, seed=1).asked()}
     command = [sys.executable, tmp_path / "script.py", json.dumps(configs), tmp_path]

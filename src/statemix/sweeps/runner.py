@@ -78,12 +78,10 @@ def run_all(
         checkpoint_every_s: as in :func:`statemix.training.train`.
 
     Returns:
-        One row per job, in the order of the jobs.
+        One row per job, in the order of the jobs. If a job cannot run here, none starts.
 
     Raises:
-        RequestError: if two jobs share a folder or a job cannot run here; then none has started.
-        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
-            the same call resumes.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint.
     """
     num_workers = checked(Count | None, num_workers, "num_workers")
     if num_workers is not None:
@@ -108,11 +106,10 @@ def run_all(
     tell = on_event or (lambda *_: None)
     due = []
     for job in jobs:
-        row = _ended_before(job, retry, tell)
-        if row is None:
-            due.append(job)
-        else:
+        if row := _ended_before(job, retry, tell):
             note(row)
+        else:
+            due.append(job)
     num_here = min(num_workers or 1, len(due))
     if due and (until is not None or num_here > 1):
         # Only other processes can be stopped at a given time.
@@ -130,9 +127,8 @@ def run_all(
 def _ending(job: Job, retry: Collection[JobEnding]) -> Status | None:
     """Return the stored ending of a run that is not to be trained again."""
     before = read_status(job.folder)
-    if before is None or before.status in ("running", "interrupted", *retry):
-        return None
-    return before
+    again = ("running", "interrupted", *retry)
+    return None if before is None or before.status in again else before
 
 
 def _ended_before(

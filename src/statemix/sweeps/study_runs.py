@@ -22,10 +22,7 @@ class StudyRun(ABC):
     def train(
         self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float | None
     ) -> None:
-        """Train or resume the run in its folder; it raises what :func:`statemix.training.fit` does.
-
-        A finished run is left as it is.
-        """
+        """Train or resume the run in its folder; raise what :func:`statemix.training.fit` raises."""
 
     @abstractmethod
     def seconds(self) -> float | None:

@@ -63,9 +63,9 @@ def train_job(
 
 @contextmanager
 def worker_processes(count: int, checkpoint_every_s: float | None) -> Iterator[list[Connection]]:
-    """Start processes that train; on exit they end, runs under way with a checkpoint.
+    """Start processes that receive work and send events and endings.
 
-    A process receives one work after another, and sends events, and an ending for each work.
+    On exit they end, runs under way with a checkpoint.
     """
     context = multiprocessing.get_context("spawn")
     connections: list[Connection] = []

@@ -36,7 +36,7 @@ class Axis:
 
 
 def grid(config: RunConfig, folder: Path, axes: Sequence[Axis]) -> list[Job]:
-    """Return a run, in a folder of its own, for every combination of values; first axis outermost."""
+    """Return a run for each combination of values, first axis outermost, each in its own folder."""
     if (folder / CONFIG).exists():
         raise RequestError(f"folder of a grid must not itself hold a run, got {folder}")
     names = [axis.name for axis in axes]

@@ -22,7 +22,7 @@ class StudyRun(ABC):
     def train(
         self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float | None
     ) -> None:
-        """Train or resume the run in its folder; raise what :func:`statemix.training.fit` raises."""
+        """Train or resume the run in its folder; raise what :func:`statemix.training.fit` does."""
 
     @abstractmethod
     def seconds(self) -> float | None:

@@ -212,12 +212,10 @@ class RunEvaluation(Evaluation):
         with attributes_set(loop.model, self._settings.attributes):
             test, validation = self.score(loop, self._test), self.score(loop, self._validation)
             further = {length: self.score(loop, at) for length, at in self._validation_at.items()}
-        checked = [("test", test), ("validation", validation)]
-        checked += [("validation", heads) for heads in further.values()]
-        for split, heads in checked:
-            for loss in (
-                scores.loss for scores in heads.values() if not math.isfinite(scores.loss)
-            ):
+        by_split = [("test", test), ("validation", validation)]
+        by_split += [("validation", heads) for heads in further.values()]
+        for split, loss in ((s, scores.loss) for s, heads in by_split for scores in heads.values()):
+            if not math.isfinite(loss):
                 raise FloatingPointError(
                     f"loss of the {split} sequences must be finite, got {loss} after step "
                     f"{loop.step} of {loop.num_steps}; a smaller learning rate or clip_norm may "

@@ -74,10 +74,7 @@ def mixed(folder):
 ENDINGS = {"first": "done", "hot": "diverged", "odd": "failed", "last": "done"}
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_runs_that_diverge_or_raise_end_in_rows_and_the_others_are_done(
-    toys, tmp_path, num_workers
-):
+def test_runs_that_diverge_or_raise_end_in_rows_and_the_others_are_done(toys, tmp_path):
     jobs = mixed(tmp_path)
     told, events = [], []
 
@@ -86,7 +83,6 @@ def test_runs_that_diverge_or_raise_end_in_rows_and_the_others_are_done(
         events.clear()
         rows = run_all(
             jobs,
-            num_workers=num_workers,
             on_event=lambda job, event: events.append((job.name, event.kind)),
             on_end=told.append,
             **more,
@@ -107,8 +103,6 @@ def test_runs_that_diverge_or_raise_end_in_rows_and_the_others_are_done(
     assert "in _map" in rows["odd"].details
     assert all(row.started for row in rows.values())
 
-    if num_workers == 2:
-        return
     # A repeated call trains nothing and reports the failures again.
     again = call()
     assert not {kind for _, kind in events} & {"started", "step"}
@@ -121,8 +115,9 @@ def test_runs_that_diverge_or_raise_end_in_rows_and_the_others_are_done(
     assert {name for name, kind in events if kind == "started"} == {"hot"}
 
 
-def test_a_worker_killed_is_a_failed_row_and_the_rest_goes_on(tmp_path):
-    jobs = jobs_in(tmp_path, doomed=run(epochs=10_000), one=run(), two=run(seed=1))
+def test_a_worker_killed_is_a_failed_row_and_the_rest_goes_on(toys, tmp_path):
+    raising = run(LayerSpec("raising", at=3), imports=("statemix_toys",))
+    jobs = jobs_in(tmp_path, doomed=run(epochs=10_000), one=run(), odd=raising)
     pids = set()
 
     def kill(job, event):
@@ -132,8 +127,9 @@ def test_a_worker_killed_is_a_failed_row_and_the_rest_goes_on(tmp_path):
             os.kill(worker.pid, signal.SIGKILL)
 
     rows = run_all(jobs, num_workers=2, on_event=kill)
-    assert [row.status for row in rows] == ["failed", "done", "done"]
-    assert rows[0].message == "its process died"
+    assert [row.status for row in rows] == ["failed", "done", "failed"]
+    assert [row.message for row in rows] == ["its process died", "", "no such neuron"]
+    assert rows[2].details.startswith("Traceback")
     assert read_status(jobs[0].folder).status == "interrupted"
     # Results do not depend on the process.
     assert load_outcome(jobs[1].folder).weights == train(run(), tmp_path / "here").weights

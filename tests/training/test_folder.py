@@ -196,22 +196,6 @@ def test_a_folder_without_a_run_is_named(tmp_path, load):
         load(tmp_path)
 
 
-def test_weights_that_do_not_fit_the_network_are_named(tiny, tmp_path):
-    """Their checksum is right, so the configuration must be wrong."""
-    train(tiny({"schedules.epochs": 1}), tmp_path / "run")
-    train(tiny({"schedules.epochs": 1, "model.hidden_size": 12}), tmp_path / "wider")
-    shutil.copy2(tmp_path / "wider" / "model.safetensors", tmp_path / "run")
-    summary, wider = (
-        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "wider")
-    )
-    (tmp_path / "run" / "summary.json").write_text(
-        json.dumps(summary | {"weights": wider["weights"]})
-    )
-    path = tmp_path / "run" / "model.safetensors"
-    with pytest.raises(RequestError, match=rf"^{path} must fit the run's network: .*size mismatch"):
-        load_model(tmp_path / "run")
-
-
 def test_what_hand_edits_made_impossible_is_refused(tiny, tmp_path):
     train(tiny({"schedules.epochs": 1}), tmp_path)
     path = tmp_path / "summary.json"

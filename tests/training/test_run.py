@@ -119,31 +119,6 @@ def test_learning_rate_really_falls_between_epochs(tiny, tmp_path, monkeypatch):
     assert [row["learning_rate"] for row in read_metrics(tmp_path)] == used[::3]
 
 
-def test_gate_temperature_follows_its_schedule_and_is_kept(tiny, tmp_path, monkeypatch):
-    seen = []
-    forward = torch.nn.Module.__call__
-
-    def watched(self, *arguments, **options):
-        if type(self).__name__ == "TokenClassifier" and self.training:
-            seen.append(self.backbone.blocks[0].mixer.gate_temperature)
-        return forward(self, *arguments, **options)
-
-    monkeypatch.setattr(torch.nn.Module, "__call__", watched)
-    layer = LayerSpec("bd_lru", num_blocks=2, block_size=3, gate_temperature=0.5)
-    sharpen = AttributeSchedule(
-        "gate_temperature", end=0.125, begin=0.25, finish=0.75, curve="reciprocal"
-    )
-    train(tiny({"model.layers": (layer,), "schedules.attributes": (sharpen,)}), tmp_path)
-    # 12 steps: flat to 3, then the reciprocal rises by 1 per step to 9, from 2 to 8.
-    expected = [2, 2, 2, 2, 3, 4, 5, 6, 7, 8, 8, 8]
-    assert [1 / temperature for temperature in seen] == pytest.approx(expected)
-    assert load_model(tmp_path).backbone.blocks[0].mixer.gate_temperature == 0.125
-    rows = read_metrics(tmp_path)
-    temperatures = [row["attributes"]["backbone.blocks.0.mixer.gate_temperature"] for row in rows]
-    # Evaluations use the current value; the last one uses the end value, whatever ``finish`` is.
-    assert temperatures == pytest.approx([1 / 2, 1 / 5, 1 / 8, 1 / 8])
-
-
 def test_attributes_of_evaluation_are_set_then_and_only_then(toys, tiny, begun, tmp_path):
     changes = {
         "imports": ("statemix_toys",),

@@ -67,18 +67,14 @@ class Outer(Settings):
         (int, 1.0, r"x must be a valid integer, got 1\.0"),
         (int, "1", "x must be a valid integer, got '1'"),
         (str, 1, "x must be a valid string, got 1"),
-        (bool, 1, "x must be a valid boolean, got 1"),
         (float, "0.5", "x must be a valid number, got '0.5'"),
-        (float, True, "x must be a valid number, got True"),
         (float, float("nan"), "x must be a finite number, got nan"),
-        (float, float("inf"), "x must be a finite number, got inf"),
         (Annotated[int, Ge(1)], 0, "x must be greater than or equal to 1, got 0"),
         (Annotated[float, Gt(0)] | None, 0.0, r"x must be greater than 0, got 0\.0"),
         (Literal["a", "b"], "c", "x must be 'a' or 'b', got 'c'"),
         (Literal[True, False, "p"], 2, "x must be .*'p', got 2"),
         (tuple[int, ...], (1, "2"), r"x\.1 must be a valid integer, got '2'"),
         (tuple[int, int], (1,), r"x\.1 must be given"),
-        (tuple[int, ...], 1, "x must be a valid tuple, got 1"),
         (Annotated[tuple[int, ...], MinLen(1)], (), r"x must .*at least 1 item.*, got \(\)"),
         (LayerSpec, "lsmt", "x.name: layer must be one of .*got 'lsmt'; did you mean 'lstm'."),
         (Inner, {"nam": "a"}, "x.name must be given"),
@@ -101,11 +97,6 @@ def test_an_integer_serves_as_a_number_and_becomes_one():
         ({"inner": 3}, "inner", "inner must be a table, got 3"),
         ({"inner": {}}, "inner.name", "inner.name must be given$"),
         (
-            {"inner": {"name": "a", "pair": [0.1, "b"]}},
-            "inner.pair.1",
-            "inner.pair.1 must be a valid number, got 'b'",
-        ),
-        (
             {"inner": {"name": "odd", "count": 2}},
             "inner.count",
             "inner.count must be odd with name='odd', got 2",
@@ -117,11 +108,6 @@ def test_an_integer_serves_as_a_number_and_becomes_one():
         ),
         ({"several": {"name": "a"}}, "several", "several must be a valid tuple, got {"),
         ({"layers": []}, "layers", "layers must .*at least 1 item"),
-        (
-            {"layers": [{"name": "gru"}]},
-            "layers.0.name",
-            r"layers.0.name: layer must be one of \['bd_lru', .*, got 'gru'",
-        ),
         (
             {"layers": [{"name": "lstm", "gate": "x"}]},
             "layers.0",
@@ -239,21 +225,6 @@ def test_nothing_asked_is_nothing_stored():
     assert RunConfig().asked() == {}
     assert Outer().asked() == {}
     assert Outer(inner=Inner("usual", count=4)).asked() == {"inner": {"name": "usual", "count": 4}}
-
-
-def test_asked_goes_into_every_part():
-    config = RunConfig(
-        model=ModelConfig(
-            layers=(LayerSpec("bd_lru", num_blocks=2, block_size=3, gate="softmax"),)
-        ),
-        optimizer=OptimizerConfig(groups=(ParameterGroup("*.bias", weight_decay=0.0),)),
-        evaluation=EvaluationConfig(attributes=Assignments(gate_temperature=0.5)),
-    )
-    assert config.asked() == {
-        "model": {"layers": [{"name": "bd_lru", "num_blocks": 2, "block_size": 3}]},
-        "optimizer": {"groups": [{"parameters": "*.bias", "weight_decay": 0.0}]},
-        "evaluation": {"attributes": {"gate_temperature": 0.5}},
-    }
 
 
 def test_a_new_field_with_a_default_changes_no_request():

@@ -12,7 +12,7 @@ from annotated_types import MinLen
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from statemix.errors import RequestError, SettingError
+from statemix.errors import ABSENT, RequestError, SettingError
 from statemix.memory import is_shortage
 from statemix.models import ReadoutModel
 from statemix.training import folder as runs
@@ -210,9 +210,13 @@ def resolved_config(folder: Path, stored: runs.StoredConfig) -> RunConfig:
     runs.check_imported(folder / runs.CONFIG, stored.resolved.get("imports"))
     try:
         config = config_from_plain(stored.resolved)
-        length = config.schedules.epochs or config.schedules.num_steps
-        if None in (length, config.evaluation.every, config.runtime.num_threads):
-            raise RequestError("schedules, evaluation and runtime must be written out")
+        for name, value in (
+            ("schedules.epochs", config.schedules.epochs or config.schedules.num_steps),
+            ("evaluation.every", config.evaluation.every),
+            ("runtime.num_threads", config.runtime.num_threads),
+        ):
+            if value is None:
+                raise SettingError(name, "must be given", ABSENT)
     except RequestError as error:
         raise RequestError(f"{folder / runs.CONFIG}: {error}") from error
     return config

@@ -21,25 +21,13 @@ def test_a_grid_of_too_many_runs_is_refused_before_it_is_made(tmp_path):
 
 
 def test_long_combinations_have_distinct_folders_that_every_file_system_can_name(tmp_path):
+    options = {"num_blocks": 8, "block_size": 3, "gate_temperature": 0.5, "gate_noise": 0.01}
+    options |= {"input_gate_bias": -2.0, "initial_state": "learned", "initial_std": 0.5}
+    others = {f"model.layers.0.{option}": value for option, value in options.items()}
+    others |= {"optimizer.weight_decay": 0.0123, "objective.position_power": -1.0}
+    others |= {"schedules.min_learning_rate": 1e-5, "schedules.warmup_steps": 1}
     axes = [Axis("optimizer.learning_rate", (0.0012345, 0.001))]
-    axes += [
-        Axis(f"model.layers.0.{option}", (value,))
-        for option, value in {
-            "num_blocks": 8,
-            "block_size": 3,
-            "gate_temperature": 0.5,
-            "input_gate_bias": -2.0,
-            "gate_noise": 0.01,
-            "initial_state": "learned",
-            "initial_std": 0.5,
-        }.items()
-    ]
-    axes += [
-        Axis("optimizer.weight_decay", (0.0123,)),
-        Axis("objective.position_power", (-1.0,)),
-        Axis("schedules.min_learning_rate", (1e-5,)),
-        Axis("schedules.warmup_steps", (1,)),
-    ]
+    axes += [Axis(name, (value,)) for name, value in others.items()]
     config = RunConfig(
         model=ModelConfig(layers=(LayerSpec("bd_lru", num_blocks=2, block_size=2),)),
         schedules=ScheduleConfig(num_steps=10),

@@ -2,12 +2,12 @@
 
 import contextlib
 import dataclasses
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from statemix.errors import RequestError
-from statemix.interrupts import IGNORED, SIGNALS, TERMINABLE, handled
+from statemix.interrupts import SIGNALS
 from statemix.layers import LayerSpec
 from statemix.sweeps import worker_processes as processes
 from statemix.sweeps.runner import Job, run_all
@@ -74,10 +74,7 @@ def mixed(folder):
 ENDINGS = {"first": "done", "hot": "diverged", "odd": "failed", "last": "done"}
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_runs_that_diverge_or_raise_end_in_rows_and_the_others_are_done(
-    toys, tmp_path, num_workers
-):
+def test_runs_that_diverge_or_raise_end_in_rows_and_the_others_are_done(toys, tmp_path):
     jobs = mixed(tmp_path)
     told, events = [], []
 
@@ -86,15 +83,12 @@ def test_runs_that_diverge_or_raise_end_in_rows_and_the_others_are_done(
         events.clear()
         rows = run_all(
             jobs,
-            num_workers=num_workers,
             on_event=lambda job, event: events.append((job.name, event.kind)),
             on_end=told.append,
             **more,
         )
         assert [row.job for row in rows] == jobs
-        assert sorted(told, key=lambda row: row.job.name) == sorted(
-            rows, key=lambda row: row.job.name
-        )
+        assert {row.job.name: row for row in told} == {row.job.name: row for row in rows}
         assert {row.job.name: row.status for row in rows} == ENDINGS
         for job in jobs:
             assert read_status(job.folder).status == ENDINGS[job.name]
@@ -119,21 +113,11 @@ def test_runs_that_diverge_or_raise_end_in_rows_and_the_others_are_done(
     # With ``retry``, only the failed runs are tried again.
     call(retry=("diverged",))
     assert {name for name, kind in events if kind == "started"} == {"hot"}
-    if num_workers == 1:
-        call(retry=("diverged", "failed"))
-        assert {name for name, kind in events if kind == "started"} == {"hot", "odd"}
 
 
-def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
-    for workers in (1, 2):
-        run_all(jobs_in(tmp_path / str(workers), a=run(), b=run(seed=1)), num_workers=workers)
-    for name in ("a", "b"):
-        files = [tmp_path / str(workers) / name / "model.safetensors" for workers in (1, 2)]
-        assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_a_worker_killed_is_a_failed_row_and_the_rest_goes_on(tmp_path):
-    jobs = jobs_in(tmp_path, doomed=run(epochs=10_000), one=run(), two=run(seed=1))
+def test_a_worker_killed_is_a_failed_row_and_the_rest_goes_on(toys, tmp_path):
+    raising = run(LayerSpec("raising", at=3), imports=("statemix_toys",))
+    jobs = jobs_in(tmp_path, doomed=run(epochs=10_000), one=run(), odd=raising)
     pids = set()
 
     def kill(job, event):
@@ -143,9 +127,12 @@ def test_a_worker_killed_is_a_failed_row_and_the_rest_goes_on(tmp_path):
             os.kill(worker.pid, signal.SIGKILL)
 
     rows = run_all(jobs, num_workers=2, on_event=kill)
-    assert [row.status for row in rows] == ["failed", "done", "done"]
-    assert rows[0].message == "its process died"
+    assert [row.status for row in rows] == ["failed", "done", "failed"]
+    assert [row.message for row in rows] == ["its process died", "", "no such neuron"]
+    assert rows[2].details.startswith("Traceback")
     assert read_status(jobs[0].folder).status == "interrupted"
+    # Results do not depend on the process.
+    assert load_outcome(jobs[1].folder).weights == train(run(), tmp_path / "here").weights
 
 
 def owns(pid, folder):
@@ -153,23 +140,6 @@ def owns(pid, folder):
     with contextlib.suppress(OSError):
         return any(str(folder) in os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir())
     return False
-
-
-INTERRUPTED = """
-import sys
-from pathlib import Path
-sys.path[:0] = [{folder!r}]
-from test_runner_jobs import jobs
-from statemix.sweeps.runner import run_all
-
-if __name__ == "__main__":
-    def tell(job, event):
-        print(job.name, event.kind, flush=True)
-    try:
-        run_all(jobs(Path({out!r})), num_workers={workers}, on_event=tell)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-"""
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -189,70 +159,36 @@ def test_a_signal_ends_the_runs_of_this_process_and_the_same_call_resumes(tmp_pa
     assert load_outcome(jobs[1].folder).weights == whole.weights
 
 
-# Each worker waits for the other: a run must not end before the other one begins.
-TOGETHER = """
-import multiprocessing, os, time
+SCRIPT = """
+import json, sys
 from pathlib import Path
-if multiprocessing.parent_process() is not None:
-    folder = Path(__file__).parent
-    (folder / f"{os.getpid()}.here").touch()
-    while len(list(folder.glob("*.here"))) < 2:
-        time.sleep(0.01)
-    # No run may end before the signal has come, however slow the parent is.
-    from statemix.training.loop import Loop
-    make_step = Loop.train_step
-    def slow(self, step):
-        time.sleep(0.2)
-        return make_step(self, step)
-    Loop.train_step = slow
+from statemix.sweeps.runner import Job, run_all
+from statemix.training import config_from_plain
+
+if __name__ == "__main__":
+    configs, out = json.loads(sys.argv[1]), Path(sys.argv[2])
+    jobs = [Job(name, config_from_plain(asked), out / name) for name, asked in configs.items()]
+    try:
+        run_all(jobs, num_workers=2, on_event=lambda job, _: print(job.name, flush=True))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
 """
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_to_the_parent_saves_every_run_under_way(tmp_path, number, monkeypatch):
-    num_workers = 2
-    (tmp_path / "runner_together.py").write_text(TOGETHER)
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def jobs(folder):
-        together = {"epochs": 30, "imports": ("runner_together",)}
-        return jobs_in(folder, a=run(**together), b=run(seed=1, **together))
-
-    # The same jobs, for a process of their own.
-    plain = {job.name: job.config.asked() for job in jobs(tmp_path)}
-    (tmp_path / "test_runner_jobs.py").write_text(
-        "from statemix.sweeps.runner import Job\n"
-        "from statemix.training import config_from_plain\n"
-        "def jobs(folder):\n"
-        f"    return [Job(n, config_from_plain(c), folder / n) for n, c in {plain!r}.items()]\n"
-    )
-    out = tmp_path / "out"
-    script = tmp_path / "script.py"
-    script.write_text(INTERRUPTED.format(folder=str(tmp_path), out=str(out), workers=num_workers))
-    stepped, lines = set(), []
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as process:
+def test_a_signal_to_the_parent_saves_every_run_under_way(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    configs = {"a": run(epochs=100_000).asked(), "b": run(epochs=100_000, seed=1).asked()}
+    command = [sys.executable, tmp_path / "script.py", json.dumps(configs), tmp_path]
+    names = set()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
-            lines.append(line.strip())
-            name, _, kind = line.strip().partition(" ")
-            if kind == "evaluated":
-                stepped.add(name)
-            if len(stepped) == num_workers:
-                process.send_signal(number)
-                stepped.add("sent")
-    assert process.returncode == 0
-    assert lines[-1] == "interrupted"
-    under_way = ["a", "b"][:num_workers]
-    for name in under_way:
-        assert read_status(out / name).status == "interrupted"
-        assert list((out / name / "checkpoints").glob("step-*"))
-    events = []
-    run_all(jobs(out), on_event=lambda job, event: events.append((job.name, event)))
-    started = {name: event.step for name, event in events if event.kind == "started"}
-    assert all(started[name] > 0 for name in under_way)
-    for job in jobs(tmp_path / "whole"):
-        train(job.config, job.folder)
-        weights = [load_outcome(folder / job.name).weights for folder in (out, tmp_path / "whole")]
-        assert weights[0] == weights[1]
+            if names != {"a", "b"} and names | {line.strip()} == {"a", "b"}:
+                process.send_signal(signal.SIGTERM)
+            names.add(line.strip())
+    assert (process.returncode, line.strip()) == (0, "interrupted")
+    for name in "ab":
+        assert read_status(tmp_path / name).status == "interrupted"
+        assert list((tmp_path / name / "checkpoints").glob("step-*"))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +196,6 @@ def test_a_signal_to_the_parent_saves_every_run_under_way(tmp_path, number, monk
     [
         ({"num_workers": 0}, "num_workers must be greater than or equal to 1, got 0"),
         ({"num_workers": 5}, r"num_workers must be in 1\.\.4 .*, got 5"),
-        ({"num_workers": "two"}, "num_workers must be a valid integer, got 'two'"),
         ({"checkpoint_every_s": float("nan")}, "checkpoint_every_s must be a finite number"),
     ],
 )
@@ -277,13 +212,9 @@ def test_bad_requests_are_named(jobs, monkeypatch, changes, message):
         ({"runtime": RuntimeConfig(num_threads=5)}, r"runtime.num_threads must be in 1\.\.4"),
         ({"runtime": RuntimeConfig(device="cuda")}, "runtime.device must be available"),
         ({"task": TaskSpec("permutation", length=0)}, "task: length must be at least 1"),
-        ({"schedules": ScheduleConfig(num_steps=1)}, "schedules.num_steps must not be given"),
     ],
 )
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_one_job_that_cannot_run_is_one_error_and_none_starts(
-    jobs, monkeypatch, changes, message, num_workers
-):
+def test_one_job_that_cannot_run_is_one_error_and_none_starts(jobs, monkeypatch, changes, message):
     monkeypatch.setattr("statemix.training.devices.available_processors", lambda: 1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     impossible = jobs[1].config.replace(**changes)
@@ -291,17 +222,11 @@ def test_one_job_that_cannot_run_is_one_error_and_none_starts(
     with pytest.raises(RequestError, match=f"^{message}"):
         run_all(
             [jobs[0], dataclasses.replace(jobs[1], config=impossible)],
-            num_workers=num_workers,
+            num_workers=2,
             on_event=lambda *row: told.append(row),
             on_end=told.append,
         )
     assert (told, jobs[0].folder.exists()) == ([], False)
-
-
-def test_a_run_that_has_ended_is_reported_on_any_machine(jobs, monkeypatch):
-    run_all(jobs)
-    monkeypatch.setattr("statemix.sweeps.runner.check_here", pytest.fail)
-    assert {row.status for row in run_all(jobs)} == {"done"}
 
 
 def test_jobs_need_a_folder_each(jobs):
@@ -332,59 +257,14 @@ def test_a_folder_of_another_run_is_a_failed_row(jobs):
     assert row.details == ""
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
-def test_a_run_of_another_process_is_left_to_it_and_resumed_later(jobs, options):
+def test_a_run_of_another_process_is_left_to_it_and_resumed_later(jobs):
     jobs = [*jobs, *jobs_in(jobs[0].folder.parent, three=run(seed=2))]
     jobs[1].folder.mkdir(parents=True)
     with FileLock(jobs[1].folder / ".lock"):
-        rows = run_all(jobs, **options)
+        rows = run_all(jobs)
     assert [row.status for row in rows] == ["done", "interrupted", "done"]
     assert rows[1].message.startswith("another process is using ")
     assert [row.status for row in run_all(jobs)] == ["done"] * 3
-
-
-@pytest.mark.parametrize(
-    "death", ["before its job", "with its job unread", "in its job", "after its job"]
-)
-def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
-    ours, theirs = multiprocessing.Pipe()
-
-    @contextlib.contextmanager
-    def one_worker(count, checkpoint_every_s):
-        if death == "before its job":
-            theirs.close()
-        yield processes.Processes([ours])
-        ours.close()
-
-    wait = processes.wait
-
-    def die_then_wait(connections, timeout=None):
-        if not theirs.closed:
-            if death in ("in its job", "after its job"):
-                assert theirs.recv() == (jobs[0].config.to_plain(), jobs[0].folder)
-            if death == "after its job":
-                theirs.send(("done", "", ""))
-                ours_first = wait(connections, timeout)
-                theirs.close()
-                return ours_first
-            theirs.close()
-        return wait(connections, timeout)
-
-    monkeypatch.setattr("statemix.sweeps.runner.processes", one_worker)
-    monkeypatch.setattr(processes, "wait", die_then_wait)
-    rows = run_all(jobs, num_workers=2)
-    if death == "after its job":
-        assert [row.status for row in rows] == ["done", "failed"]
-        assert rows[1].message == "its process died"
-    else:
-        assert [row.status for row in rows] == ["failed", "interrupted"]
-        assert rows[0].message == "its process died"
-        assert not rows[1].started
-
-
-def test_processes_that_end_at_once_are_no_raw_error(jobs, monkeypatch):
-    monkeypatch.setattr(processes, "_serve", id)
-    assert {row.status for row in run_all(jobs, num_workers=2)} == {"failed"}
 
 
 def test_without_a_worker_left_no_run_blames_the_time(jobs, monkeypatch):
@@ -395,57 +275,24 @@ def test_without_a_worker_left_no_run_blames_the_time(jobs, monkeypatch):
     assert (rows[2].message, rows[2].started) == ("every worker process died", False)
 
 
-def test_no_run_begins_after_the_time(jobs):
+def test_no_run_begins_after_the_time(jobs, monkeypatch):
+    monkeypatch.setattr(processes, "_serve", id)
     rows = run_all(jobs, until=time.monotonic())
     assert [(row.status, row.started) for row in rows] == [("interrupted", False)] * 2
     assert {row.message for row in rows} == {"the time was up"}
     assert not jobs[0].folder.exists()
 
 
-@pytest.mark.parametrize("error", [AssertionError("odd"), KeyError("odd"), MemoryError("odd")])
-@pytest.mark.parametrize("where", ["here", "in a worker"])
-def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch, error, where):
+def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch):
     def fail(config, folder, **options):
-        raise error
+        raise MemoryError("odd")
 
     monkeypatch.setattr(processes, "train", fail)
-    if where == "here":
-        (row,) = run_all(jobs[:1])
-        told = (row.status, row.message, row.details)
-    else:
-        ours, theirs = multiprocessing.Pipe()
-        thread = threading.Thread(target=processes._serve, args=(theirs, 10.0))
-        thread.start()
-        try:
-            ours.send((jobs[0].config.to_plain(), jobs[0].folder))
-            assert ours.poll(60)
-            told = ours.recv()
-        finally:
-            ours.close()
-            thread.join()
-            theirs.close()
-    status, message, details = told
-    assert (status, message) == ("failed", str(error))
-    assert details.startswith("Traceback")
-    assert "in fail\n" in details
-    assert f"{type(error).__name__}: " in details
-
-
-def test_workers_may_be_started_from_any_thread(jobs, monkeypatch):
-    rows = []
-    monkeypatch.setattr(processes, "_serve", id)
-    thread = threading.Thread(target=lambda: rows.extend(run_all(jobs, num_workers=2)))
-    thread.start()
-    thread.join()
-    assert {row.status for row in rows} == {"failed"}
-
-
-@pytest.mark.parametrize("handlers", [IGNORED, TERMINABLE])
-def test_a_handler_that_python_did_not_install_is_left_alone(monkeypatch, handlers):
-    monkeypatch.setattr(signal, "getsignal", lambda _: None)
-    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("the handler was touched"))
-    with handled(handlers):
-        pass
+    (row,) = run_all(jobs[:1])
+    assert (row.status, row.message) == ("failed", "odd")
+    assert row.details.startswith("Traceback")
+    assert "in fail\n" in row.details
+    assert "MemoryError: " in row.details
 
 
 def test_fresh_removes_what_a_run_left_that_was_killed_as_it_began(jobs):

@@ -39,13 +39,13 @@ def changed(config, changes):
     return config
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny():
     """A run of 4 epochs with 3 steps each: ``tiny({"batches.size": 4}, seed=1)`` changes fields."""
     return lambda changes=None, **more: changed(TINY, (changes or {}) | more)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fresh():
     """A run on fresh examples."""
     settings = {

@@ -13,7 +13,6 @@ from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
     SearchConfig,
-    config_from_plain,
     load_model,
     load_outcome,
     train,
@@ -21,6 +20,7 @@ from statemix.training import (
 from statemix.training.attempts import Attempt, Search, seed_of
 from statemix.training.certificates import certify_run
 from statemix.training.folder import read_metrics
+from statemix.training.settings import Assignments
 
 SHARPEN = AttributeSchedule("gate_temperature", end=0.25)
 # Every attempt leaves its plateau as soon as its loss falls at all, and has two tests.
@@ -80,28 +80,9 @@ def test_attempts_fail_their_last_test_or_on_the_plateau():
     assert (search.needed(77), search.needed(82)) == (0.9, 0.5)
 
 
-def test_the_last_test_may_come_hundreds_of_steps_after_the_plateau():
-    config = SearchConfig(attempts=2, max_steps=400, every=150, tests=2, accept=0.9)
-    search, tested = led(config, [2.0, *[0.0] * 310], [0.3, 0.6])
-    assert tested == [161, 311]
-    # The last test asks for less.
-    assert search.attempts == [Attempt(0, left=11, ended=311, accuracy=0.6, passed=True)]
-
-
-def test_when_the_last_attempt_fails_the_schedules_begin_with_its_weights():
-    search, tested = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 9, [0.0, 0.0])
-    assert search.attempts == [Attempt(0, None, 3, 0.0), Attempt(3, None, 6, 0.0)]
-    assert (tested, search.origin) == ([3, 6], 6)
-
-
 def test_an_attempt_that_solves_the_task_at_once_passes_without_a_plateau():
     search, _ = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 3, [0.6])
     assert search.attempts == [Attempt(0, None, 3, 0.6, passed=True)]
-
-
-def test_a_perfect_attempt_passes_the_strictest_test():
-    search, _ = led(SearchConfig(attempts=2, max_steps=3, accept_last=1.0), [1.0] * 3, [1.0])
-    assert search.attempts[-1].passed
 
 
 def test_an_attempt_that_has_lost_track_after_the_schedules_has_failed():
@@ -143,54 +124,18 @@ def test_the_schedules_of_every_attempt_may_count_if_it_is_tested_after_them():
     assert search.most_steps(7) == 9 + 2 * 50 + 7
 
 
-def test_an_attempt_that_diverges_in_the_schedules_has_failed_if_the_search_may_go_on():
+def test_an_attempt_that_diverges_has_failed_if_the_search_may_go_on():
+    search = Search(SearchConfig(attempts=2))
+    assert search.gives_up(5)
+    search.restart(5)
+    assert not search.gives_up(9)
+    assert search.attempts == [Attempt(0, ended=5), Attempt(5)]
+    # In the schedules, too, if the attempt would be tested after them.
     for confirm, gives_up in ((None, False), (0.9, True)):
         search, _ = led(SearchConfig(attempts=2, max_steps=3, confirm=confirm), [1.0] * 3, [0.6])
         assert search.gives_up(5) is gives_up
         assert search.attempts[-1].passed is not gives_up
         assert search.attempts[-1].ended == (5 if gives_up else 3)
-
-
-def test_an_attempt_that_diverges_has_failed_unless_it_is_the_last():
-    search = Search(SearchConfig(attempts=2))
-    assert search.gives_up(5)
-    assert search.attempts == [Attempt(0, ended=5)]
-    search.restart(5)
-    assert not search.gives_up(9)
-    assert search.attempts == [Attempt(0, ended=5), Attempt(5)]
-
-
-def test_a_search_continues_from_plain_data():
-    config = SearchConfig(attempts=3, max_steps=12, every=2)
-    losses, accuracies = [2.0, *[0.0] * 13, 1.0, *[0.0] * 30], [0.1] * 20
-    for cut in range(1, 30):
-        first, tested = led(config, losses[:cut], accuracies)
-        second = Search(config)
-        second.restore(json.loads(json.dumps(first.to_plain())))
-        scores = iter(accuracies[len(tested) :])
-        for step, loss in enumerate(losses[cut:], cut + 1):
-            second.saw(step, loss)
-            if second.due(step):
-                second.judge(step, next(scores))
-                if second.origin is None and second.attempts[-1].ended is not None:
-                    second.restart(step)
-        assert second.to_plain() == led(config, losses, accuracies)[0].to_plain()
-
-
-def test_every_attempt_has_weights_of_its_own(fresh):
-    config = fresh(seed=7)
-    task = config.build_task()
-
-    def weights(attempt, seed=7):
-        model = config.replace(seed=seed).build_model(task, seed_of(seed, attempt))
-        return model.backbone.embedding.weight
-
-    assert torch.equal(weights(0), config.build_model(task).backbone.embedding.weight)
-    assert seed_of(7, 0) == 7
-    assert len({seed_of(seed, n) for seed in range(30) for n in range(30)}) == 900
-    assert all(0 <= seed_of(2**63 - 1, n) < 2**63 for n in range(9))
-    assert not torch.equal(weights(0), weights(1))
-    assert not torch.equal(weights(1), weights(1, seed=8))
 
 
 def test_attempts_are_in_the_outcome_the_metrics_and_the_events(searching, tmp_path):
@@ -212,11 +157,6 @@ def test_attempts_are_in_the_outcome_the_metrics_and_the_events(searching, tmp_p
     left = "no attempts are left, so the schedules begin with these weights"
     assert said[-1].endswith(f": failed; {left}")
     assert said[-1].startswith(f"step {second.ended}: attempt 2 of 2")
-
-
-def test_a_run_without_a_search_has_no_attempts(fresh, tmp_path):
-    assert train(fresh(), tmp_path).attempts == ()
-    assert not [row for row in read_metrics(tmp_path) if "attempt" in row]
 
 
 def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batches(
@@ -267,66 +207,16 @@ def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batche
     assert run.schedules.attributes(origin + 6)["backbone.blocks.0.mixer.gate_temperature"] == 0.25
 
 
-def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp_path, begun):
-    changes = {"search.length": 9, "search.size": 5}
-    changes["search.attributes"] = type(SearchConfig().attributes)(gate_temperature=0.5)
-    run = begun(searching(changes))
-    seen = []
-    score = run.attempts._evaluator
-
-    def spy(model, **options):
-        scores = score(model, **options)
-        temperature = model.backbone.blocks[0].mixer.gate_temperature
-        seen.append((temperature, scores["product"].num_sequences))
-        return scores
-
-    run.attempts._evaluator = spy
-    run.loop.run()
-    assert set(seen) == {(0.5, 5)}
-    tokens = score._draw().tokens
-    assert (tokens == run.task.examples("validation", 0, 5, 9).tokens).all()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"search.length": 7}, r"^length must be absent without attempts, got 7"),
-        ({"search.size": 7, "search.attempts": None}, "size must be absent without attempts"),
-        (
-            {"search.confirm": 0.5, "search.attempts": None},
-            "confirm must be absent without attempts",
-        ),
-        ({"search.attempts": 0}, "attempts must be greater than or equal to 1, got 0"),
-        ({"search.accept": 1.5}, "accept must be less than or equal to 1"),
-        ({"search.plateau": -0.5}, "plateau must be greater than or equal to 0"),
-    ],
-)
-def test_bad_settings_are_named(fresh, changes, message):
-    with pytest.raises(SettingError, match=message):
-        fresh(changes)
-
-
-def test_bad_settings_are_named_before_anything_is_written(searching, tmp_path):
+def test_bad_settings_are_named_before_anything_is_written(fresh, searching, tmp_path):
+    with pytest.raises(SettingError, match=r"^length must be absent without attempts, got 7"):
+        fresh({"search.length": 7})
     for changes, message in (
-        ({"search.attributes": {"speed": 1.0}}, "search.attributes.speed must be schedulable"),
+        ({"search.attributes": Assignments(speed=1.0)}, r"search.attributes.speed must be schedul"),
         ({"search.length": 2**30}, "search.length: length must be at most"),
     ):
-        config = config_from_plain(searching().to_plain())
-        plain = config.to_plain()
-        plain["search"] |= {name.removeprefix("search."): one for name, one in changes.items()}
         with pytest.raises(RequestError, match=message):
-            train(config_from_plain(plain), tmp_path / "run")
-        assert not (tmp_path / "run").exists()
-
-
-def test_an_attempt_that_passes_is_the_model_that_is_trained_on(searching, tmp_path):
-    events = []
-    outcome = train(searching({"search.accept": 0.0}), tmp_path, on_event=events.append)
-    assert any(event.text.endswith(": passed, the schedules begin") for event in events)
-    (only,) = outcome.attempts
-    assert (only.began, only.ended, only.passed) == (0, only.left + 2, True)
-    assert outcome.last.step == only.ended + 6
-    assert load_model(tmp_path).backbone.blocks[0].mixer.gate_temperature == 0.25
+            train(searching(changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("stop_at", [None, 0.0])
@@ -429,25 +319,6 @@ def test_a_proof_needs_a_task_that_has_one(searching, tmp_path, changes):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_last_attempt_ends_the_run_though_it_has_lost_track(searching, tmp_path):
-    events = []
-    changes = {"search.attempts": 1, "search.accept": 0.0, "search.confirm": 1.0}
-    outcome = train(searching(changes), tmp_path, on_event=events.append)
-    (only,) = outcome.attempts
-    assert (only.passed, only.ended) == (False, outcome.last.step - 6)
-    said = [event.text for event in events if event.kind == "message"]
-    assert said[-1].endswith("after the schedules (1 needed): failed; no attempts are left")
-    assert train(searching(changes), tmp_path) == outcome
-
-
-def test_an_attempt_that_diverges_in_the_schedules_is_followed_by_another_one(searching, begun):
-    run = begun(searching({"search.accept": 0.0, "search.confirm": 0.0}))
-    diverging(run, [5])
-    run.loop.run()
-    first, second = run.attempts.search.attempts
-    assert (first.passed, first.ended, second.began, second.passed) == (False, 5, 5, True)
-
-
 def test_no_accuracy_stops_a_search_early(searching, tmp_path):
     # Evaluations fall on the steps of tests and on others.
     changes = {"evaluation.stop_at": 0.0, "evaluation.every": 1}
@@ -512,10 +383,3 @@ def test_losses_of_a_failed_attempt_are_not_in_the_next_row(searching, begun):
     (row,) = read_metrics(run.folder)
     kept = losses[run.attempts.search.attempts[0].ended :]
     assert row["train"]["loss"] == pytest.approx(sum(kept) / len(kept))
-
-
-def test_too_many_sequences_of_a_test_are_named(searching, begun):
-    with pytest.raises(RequestError, match=r"^search\.size"):
-        begun(searching({"search.size": 5000}))
-    with pytest.raises(RequestError, match=r"^search\.length"):
-        begun(searching({"search.length": 1, "search.size": 50}))

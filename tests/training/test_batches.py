@@ -144,14 +144,6 @@ def test_scored_positions_are_counted_over_the_whole_step(toys, tiny, form):
         assert {part.num_scored[head] for part in parts} == {scored}
 
 
-def test_a_batch_moves_as_a_whole(toys):
-    for form in (packed, padded):
-        one = form(ragged(toys), {}).to(torch.device("meta"))
-        moved = [one.tokens, one.cu_seqlens if form is packed else one.lengths]
-        moved += one.targets.values()
-        assert {tensor.device.type for tensor in moved} == {"meta"}
-
-
 @pytest.mark.parametrize("form", [False, True], ids=["padded", "packed"])
 def test_batches_are_on_the_device_of_the_run(tiny, form):
     device = torch.device("meta")

@@ -37,13 +37,13 @@ CONFIG = RunConfig(
 
 def test_a_run_is_certified_as_it_is_evaluated(tmp_path, monkeypatch):
     asked = []
-    prove = certificates.prove_task
+    prove = certificates.proofs.prove_task
 
     def spy(model, task, **options):
         asked.append((model.backbone.blocks[0].mixer.gate_temperature, options["max_pairs"]))
         return prove(model, task, **options)
 
-    monkeypatch.setattr(certificates, "prove_task", spy)
+    monkeypatch.setattr(certificates.proofs, "prove_task", spy)
     train(CONFIG, tmp_path)
     found, written = certify_run(tmp_path, max_pairs=5000)
     ((temperature, most),) = asked

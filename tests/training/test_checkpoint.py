@@ -1,6 +1,7 @@
 """Checkpoints: whole or removed, two kept, exact, and never unpickled."""
 
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -52,20 +53,17 @@ def flip(path):
     file.write_bytes(content)
 
 
-def pickled(path):
-    """A file that is not safetensors is damaged even if the manifest is consistent."""
-    import hashlib
-
-    content = pickle.dumps({"w": 1})
-    (path / "model.safetensors").write_bytes(content)
-    hashes = json.loads((path / "manifest.json").read_text())
-    hashes["model.safetensors"] = hashlib.sha256(content).hexdigest()
-    (path / "manifest.json").write_text(json.dumps(hashes))
-
-
-def replace_by_folder(path):
-    path.unlink()
-    (path / "inside").mkdir(parents=True)
+def replaced(file, content=None):
+    """Put a folder or other content in place of a file; the manifest knows the content."""
+    file.unlink()
+    if content is None:
+        file.mkdir()
+        return
+    file.write_bytes(content)
+    manifest = file.with_name("manifest.json")
+    hashes = json.loads(manifest.read_text())
+    hashes[file.name] = hashlib.sha256(content).hexdigest()
+    manifest.write_text(json.dumps(hashes))
 
 
 def unlist(path):
@@ -74,27 +72,16 @@ def unlist(path):
     (path / "manifest.json").write_text(json.dumps(hashes))
 
 
-def forget(path):
-    unlist(path)
-    (path / "model.safetensors").unlink()
-
-
 DAMAGES = {
-    "tensors missing, also from the manifest": forget,
     "tensors missing from the manifest": unlist,
     "truncated tensors": truncate,
     "flipped bit": flip,
-    "pickle": pickled,
     "missing tensors": lambda path: (path / "model.safetensors").unlink(),
-    "missing state": lambda path: (path / "state.json").unlink(),
     "changed state": lambda path: (path / "state.json").write_text('{"step": 9}'),
-    "missing manifest": lambda path: (path / "manifest.json").unlink(),
     "empty manifest": lambda path: (path / "manifest.json").write_text("{}"),
-    "manifest that is no JSON": lambda path: (path / "manifest.json").write_text("{"),
     "manifest too deep to read": lambda path: (path / "manifest.json").write_text("[" * 10**5),
-    "empty folder": lambda path: shutil.rmtree(path) or path.mkdir(),
-    "folder in place of tensors": lambda path: replace_by_folder(path / "model.safetensors"),
-    "folder in place of the manifest": lambda path: replace_by_folder(path / "manifest.json"),
+    "pickle": lambda path: replaced(path / "model.safetensors", pickle.dumps({"w": 1})),
+    "folder in place of tensors": lambda path: replaced(path / "model.safetensors"),
     "file in place of the checkpoint": lambda path: shutil.rmtree(path) or path.write_text("x"),
     "link to nowhere": lambda path: shutil.rmtree(path) or path.symlink_to("nowhere"),
 }
@@ -117,14 +104,6 @@ def test_damaged_checkpoint_is_reported_in_one_line_and_set_aside(tmp_path, dama
     assert load(tmp_path) == (2, [])
 
 
-def test_all_damaged_is_none(tmp_path):
-    save(tmp_path, 1)
-    flip(tmp_path / "step-000000001")
-    step, said = load(tmp_path)
-    assert step is None
-    assert len(said) == 1
-
-
 @pytest.mark.parametrize(("damaged", "found"), [((40, 45), None), ((45,), 40)])
 def test_no_damaged_checkpoint_counts_as_one_of_the_two(tmp_path, damaged, found):
     save(tmp_path, 40)
@@ -139,8 +118,7 @@ def test_no_damaged_checkpoint_counts_as_one_of_the_two(tmp_path, damaged, found
     assert kept == {"step-000000041", "step-000000042"}
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EACCES])
-def test_a_checkpoint_that_cannot_be_read_is_an_error_and_no_damage(tmp_path, monkeypatch, number):
+def test_a_checkpoint_that_cannot_be_read_is_an_error_and_no_damage(tmp_path, monkeypatch):
     save(tmp_path, 1)
     save(tmp_path, 2)
     (tmp_path / "step-000000002" / "state.json").unlink()
@@ -148,12 +126,12 @@ def test_a_checkpoint_that_cannot_be_read_is_an_error_and_no_damage(tmp_path, mo
 
     def fail(path):
         if path.parent.name == "step-000000001":
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", fail)
-        message = f"cannot read checkpoint .*step-000000001: {os.strerror(number)}"
+        message = f"cannot read checkpoint .*step-000000001: {os.strerror(errno.EIO)}"
         with pytest.raises(OSError, match=message):
             load_checkpoint(tmp_path, pytest.fail)
     assert len(list(tmp_path.iterdir())) == 2
@@ -186,7 +164,7 @@ def test_what_lies_beside_the_checkpoints_is_on_the_disk_before_the_first_is_who
     assert synced[-1] == (folder, True, True)
 
 
-@pytest.mark.parametrize("files_written", range(4))
+@pytest.mark.parametrize("files_written", [0, 3])
 def test_a_save_cut_short_leaves_the_one_before(tmp_path, monkeypatch, files_written):
     save(tmp_path, 1)
     written = []
@@ -207,14 +185,6 @@ def test_a_save_cut_short_leaves_the_one_before(tmp_path, monkeypatch, files_wri
     save(tmp_path, 2)
     assert load(tmp_path) == (2, [])
     assert {path.name for path in tmp_path.iterdir()} == {"step-000000001", "step-000000002"}
-
-
-def test_a_written_file_reaches_the_disk_with_its_name(tmp_path, monkeypatch):
-    """First the content, then the entry in the directory."""
-    synced = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
-    files.write_file(tmp_path / "summary.json", b"{}")
-    assert synced == [str(tmp_path / "summary.json.tmp"), str(tmp_path)]
 
 
 def test_steps_beyond_nine_digits_sort_as_numbers(tmp_path):

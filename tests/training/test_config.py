@@ -15,11 +15,10 @@ from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
     RunConfig,
-    ScheduleConfig,
     config_from_plain,
     train,
 )
-from statemix.training.settings import Assignments, read_tree
+from statemix.training.settings import read_tree
 
 
 @pytest.mark.parametrize(
@@ -28,53 +27,26 @@ from statemix.training.settings import Assignments, read_tree
         ({"task": "checkers"}, "task.name: task must be one of .*permutation.* got 'checkers'"),
         ({"task": {"name": "permutation", "size": 3}}, "task: options of task .* must be among"),
         ({"model": {"layers": ["gru"]}}, "model.layers.0.name: layer must be .*bd_lru.* got 'gru'"),
-        ({"model": {"hidden_size": 0}}, "model.hidden_size must be greater than or equal to 1, g"),
-        ({"model": {"hidden_size": 8.0}}, "model.hidden_size must be a valid integer, got 8.0"),
-        ({"model": {"num_layers": 0}}, "model.num_layers must be greater than or equal to 1, got"),
         ({"model": {"norm": "batch"}}, "model.norm must be 'rms', 'layer' or 'none', got 'batch'"),
         ({"model": {"channel_mixer": "glu"}}, "model.channel_mixer.name: channel mixer must be"),
-        ({"model": {"bos": "no"}}, "model.bos must be a valid boolean, got 'no'"),
-        ({"model": {"backbone": "mad"}}, "model.backbone must be 'causal' or 'autoencoder', got "),
-        ({"model": {"linear_init": 0.02}}, "model.linear_init must be 'own' or 'normal', got 0.02"),
-        ({"model": {"residual": 1}}, "model.residual must be a valid boolean, got 1"),
         ({"batches": {"size": True}}, "batches.size must be a valid integer, got True"),
-        ({"batches": {"size": 2**31}}, "batches.size must be less than 2147483648"),
-        ({"batches": {"accumulate": 0}}, "batches.accumulate must be greater than or equal to 1"),
-        ({"schedules": {"epochs": 0}}, "schedules.epochs must be greater than or equal to 1, got"),
         ({"schedules": {"learning_rate": "linear"}}, "schedules.learning_rate must be 'cosine' or"),
         (
             {"schedules": {"min_learning_rate": 0.1}},
             "schedules.min_learning_rate must be at most optimizer.learning_rate=0.001, got 0.1",
         ),
-        ({"schedules": {"warmup_steps": -1}}, "schedules.warmup_steps must be greater than or equ"),
         ({"seed": -1}, "seed must be greater than or equal to 0, got -1"),
-        ({"seed": 2**63}, "seed must be less than 9223372036854775808"),
-        ({"seed": "x"}, "seed must be a valid integer, got 'x'"),
         ({"runtime": {"precision": "16"}}, "runtime.precision must be '32-true', 'bf16-mixed' or"),
-        ({"runtime": {"device": "tpu"}}, "runtime.device must be 'auto', 'cpu' or 'cuda', got"),
-        ({"runtime": {"num_threads": 0}}, "runtime.num_threads must be greater than or equal to 1"),
         ({"optimizer": {"learning_rate": 0.0}}, "optimizer.learning_rate must be greater than 0"),
-        (
-            {"optimizer": {"learning_rate": float("nan")}},
-            "optimizer.learning_rate must be a finite number",
-        ),
         (
             {"optimizer": {"learning_rate": 10**400}},
             r"optimizer.learning_rate must be a valid number, got 1000.*… \(401 characters\)$",
         ),
-        ({"optimizer": {"learning_rate": "fast"}}, "optimizer.learning_rate must be a valid num"),
-        ({"optimizer": {"weight_decay": -0.1}}, "optimizer.weight_decay must be greater than or"),
         ({"optimizer": {"betas": [0.9, 1.0]}}, r"optimizer.betas.1 must be less than 1, got 1\.0"),
-        ({"optimizer": {"betas": ["0.9", 0.999]}}, "optimizer.betas.0 must be a valid number, got"),
         ({"optimizer": {"betas": 0.9}}, "optimizer.betas must be a valid tuple, got 0.9"),
-        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas"),
-        ({"optimizer": {"clip_norm": 0.0}}, "optimizer.clip_norm must be greater than 0, got 0.0"),
         ({"optimizer": {"groups": [{}]}}, "optimizer.groups.0.parameters must be given"),
-        ({"evaluation": {"stop_at": 1.5}}, "evaluation.stop_at must be less than or equal to 1, g"),
         ({"evaluation": {"lengths": [16, 0]}}, "evaluation.lengths.1 must be greater than or equ"),
-        ({"evaluation": {"lengths": [True]}}, "evaluation.lengths.0 must be a valid integer, got"),
         ({"evaluation": {"attributes": [1]}}, "evaluation.attributes must be a table of names and"),
-        ({"imports": [3]}, "imports must be a list of module names, got"),
         ({"imports": "json"}, "imports must be a list of module names, got 'json'"),
         (
             {"imports": ["no_such_module"]},
@@ -98,9 +70,6 @@ def test_bad_value_is_named(tree, message):
             {"end": 1.0, "start": -1.0, "curve": "geometric"},
             "start must be above 0 with curve='geometric', got -1.0",
         ),
-        ({"finish": 1.5}, "finish must be less than or equal to 1, got 1.5"),
-        ({"curve": "cubic"}, "curve must be 'linear', 'reciprocal' or 'geometric', got 'cubic'"),
-        ({"end": None}, "end must be a valid number, got None"),
     ],
 )
 def test_a_bad_schedule_is_named(fields, message):
@@ -157,32 +126,12 @@ def test_resolved_says_the_whole_run(tiny):
     assert resolved.schedules.epochs == 200
     assert resolved.evaluation.every == 1
     assert resolved.evaluation.lengths == (10, 40)
-    assert resolved.task.options == {
-        "group": "S_3",
-        "length": 5,
-        "min_length": None,
-        "generators": False,
-        "num_generators": None,
-        "generator_seed": 0,
-        "train_size": 20,
-    }
+    # The seed stays that of the run.
+    assert resolved.task.options.keys() >= {"group", "length", "generators", "train_size"}
+    assert "seed" not in resolved.task.options
     assert resolved.build_task().seed == 3
-    assert dict(resolved.model.layers[0].options) == {
-        "num_blocks": 2,
-        "block_size": 3,
-        "value_channels": 1,
-        "gate": "softmax",
-        "gate_temperature": 1.0,
-        "selective": True,
-        "initial_state": "zero",
-        "initial_std": 0.0,
-        "input_gate_bias": 0.0,
-        "memory": None,
-        "gate_noise": 0.0,
-        "block_dropout": 0.0,
-        "checkpoint_every": None,
-        "backend": None,
-    }
+    options = LAYERS.options("bd_lru")
+    assert resolved.model.layers[0].options.keys() == options.keys()
     assert dict(resolved.model.channel_mixer.options) == {"intermediate_size": None}
     assert resolved.model.num_layers == len(resolved.model.stack()) == 3
     assert (resolved.model.backbone, resolved.model.linear_init) == ("causal", "own")
@@ -193,16 +142,6 @@ def test_resolved_says_the_whole_run(tiny):
     assert resolved.runtime.device in ("cpu", "cuda")
     assert resolved.runtime.num_threads == 1
     assert resolved.resolved().to_plain() == resolved.to_plain()
-
-
-def test_fresh_examples_are_evaluated_every_hundred_steps(fresh):
-    assert fresh({"evaluation.every": None}).resolved().evaluation.every == 100
-    assert fresh().resolved().schedules.epochs is None
-
-
-def test_the_default_configuration_can_be_trained():
-    schedules = RunConfig().resolved().schedules
-    assert (schedules.epochs, schedules.num_steps) == (None, 2000)
 
 
 def test_a_stack_repeats_its_layers_in_turn(tiny):
@@ -233,32 +172,20 @@ def test_another_seed_gives_a_stored_run_other_examples(tiny):
     assert not np.array_equal(words, others)
 
 
-@pytest.mark.parametrize("suffix", ["json", "toml"])
-def test_configuration_survives_a_file(tiny, tmp_path, suffix):
+def test_configuration_survives_a_file(tiny, tmp_path):
     config = tiny({"evaluation.lengths": (10,), "evaluation.stop_at": 0.5})
-    path = tmp_path / f"config.{suffix}"
-    asked = config.asked()
-    path.write_text(json.dumps(asked) if suffix == "json" else toml(asked))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config.asked()))
     assert config_from_plain(read_tree(path)) == config
-
-
-def toml(asked):
-    """Write these tables as TOML."""
-
-    def value(item):
-        if isinstance(item, dict):
-            return "{" + ", ".join(f"{name} = {value(one)}" for name, one in item.items()) + "}"
-        return (
-            json.dumps(item) if not isinstance(item, list) else f"[{', '.join(map(value, item))}]"
-        )
-
-    return "".join(f"{name} = {value(item)}\n" for name, item in asked.items())
+    path = tmp_path / "config.toml"
+    # Some editors write a byte order mark.
+    path.write_bytes(b"\xef\xbb\xbfseed = 7\nmodel.layers = [{name = 'lstm'}]\n")
+    assert read_tree(path) == {"seed": 7, "model": {"layers": [{"name": "lstm"}]}}
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("config.json", "{", "must be JSON, got"),
         ("config.toml", "a = ", "must be TOML, got"),
         ("config.json", "[]", "must hold a table of settings, got list"),
         ("config.json", None, "must be readable, got: No such file"),
@@ -291,53 +218,16 @@ def test_modules_are_imported_before_their_names_are_used(toys, tiny):
     }
 
 
-def test_values_of_attributes_are_kept_as_they_are():
-    config = config_from_plain({"evaluation": {"attributes": {"iterations": 3, "gain": 0.5}}})
-    assert config.evaluation.attributes == Assignments(iterations=3, gain=0.5)
-    assert type(config.evaluation.attributes["iterations"]) is int
-
-
-def test_the_cosine_may_end_where_a_constant_rate_stays(tiny):
-    RunConfig(schedules=ScheduleConfig(learning_rate="constant", min_learning_rate=0.5))
-
-
 def test_defaults_are_those_of_the_protocol():
     """Sections 0 and 8 of the MAD protocol, as far as it fixes them."""
     config = RunConfig(task=TaskSpec("permutation", train_size=250)).resolved()
-    assert (config.model.hidden_size, config.model.norm, config.model.residual) == (
-        128,
-        "rms",
-        True,
-    )
-    assert (config.model.bos, config.model.channel_mixer) == (False, None)
-    assert (config.batches.size, config.batches.accumulate) == (128, 1)
-    assert config.optimizer.betas == (0.9, 0.999)
-    assert (config.schedules.learning_rate, config.schedules.min_learning_rate) == ("cosine", 1e-5)
-    assert (config.evaluation.test_size, config.evaluation.validation_size) == (1280, 1280)
-    assert config.schedules.epochs == 200
-
-
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
-    """Some editors write one."""
-    path = tmp_path / "run.toml"
-    path.write_bytes(b"\xef\xbb\xbfseed = 7\n")
-    assert read_tree(path) == {"seed": 7}
-
-
-def test_completing_writes_out_the_options_of_the_task():
-    config = RunConfig(task=TaskSpec("permutation", train_size=9), seed=5).completed()
-    # The seed stays that of the run.
-    assert config.task.options == {
-        "group": "S_3",
-        "length": 16,
-        "min_length": None,
-        "generators": False,
-        "num_generators": None,
-        "generator_seed": 0,
-        "train_size": 9,
-    }
-    given = RunConfig(task=TaskSpec("permutation", train_size=9, seed=2)).completed()
-    assert given.task.options["seed"] == 2
+    model, schedules, evaluation = config.model, config.schedules, config.evaluation
+    assert (model.hidden_size, model.norm, model.residual, model.bos) == (128, "rms", True, False)
+    assert (config.batches.size, config.optimizer.betas) == (128, (0.9, 0.999))
+    assert (schedules.learning_rate, schedules.min_learning_rate) == ("cosine", 1e-5)
+    assert (evaluation.test_size, evaluation.validation_size) == (1280, 1280)
+    fresh = RunConfig().resolved()
+    assert (schedules.epochs, fresh.schedules.num_steps, fresh.evaluation.every) == (200, 2000, 100)
 
 
 def asked_in(tree):

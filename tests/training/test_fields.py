@@ -22,7 +22,9 @@ from statemix.training import AttributeSchedule, ParameterGroup, RunConfig, trai
 from statemix.training.settings import Assignments, Settings
 
 SCHEDULE = AttributeSchedule("gate_temperature", end=0.5)
+SCHEDULED = {"schedules.attributes": (SCHEDULE,)}
 GROUP = ParameterGroup("*.bias", weight_decay=0.25)
+GROUPED = {"optimizer.groups": (GROUP,)}
 BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
 
 
@@ -65,7 +67,7 @@ class Tools:
         return [getattr(one, quantity) for one in train(self.config, folder).attempts]
 
     def tested(self):
-        return self.run().attempts._evaluator._draw().tokens.shape
+        return self.run().attempts._evaluator._examples().tokens.shape
 
     def rows(self):
         events = []
@@ -108,8 +110,8 @@ class Row:
     base: dict = dataclasses.field(default_factory=dict)
 
 
-def tokens_of(split):
-    return lambda t: getattr(t.last(), split) if split == "validation" else t.last().test[5]
+def temperature_at(step):
+    return lambda t: t.attributes(step)["backbone.blocks.0.mixer.gate_temperature"]
 
 
 FRESH = {
@@ -154,11 +156,7 @@ ROWS = {
     "model.zero_biases": Row(
         False, lambda t: bool(t.model().backbone.blocks[0].mixer.gate_proj.bias.any()), True
     ),
-    "model.backbone": Row(
-        "autoencoder",
-        lambda t: isinstance(t.model(), SequenceAutoencoder),
-        True,
-    ),
+    "model.backbone": Row("autoencoder", lambda t: type(t.model()), SequenceAutoencoder),
     "model.linear_init": Row(
         "normal", lambda t: t.model().readouts["product"].weight.abs().max().item() < 0.1, True
     ),
@@ -179,14 +177,10 @@ ROWS = {
     "optimizer.clip_norm": Row(0.01, lambda t: t.clipped_norm(), False),
     "optimizer.groups": Row((GROUP,), lambda t: t.group()["weight_decay"], 0.25),
     "optimizer.groups.*.parameters": Row(
-        "*.weight", lambda t: len(t.group()["params"]), 7, {"optimizer.groups": (GROUP,)}
+        "*.weight", lambda t: len(t.group()["params"]), 7, GROUPED
     ),
-    "optimizer.groups.*.learning_rate_factor": Row(
-        0.5, lambda t: t.group()["lr"], 5e-4, {"optimizer.groups": (GROUP,)}
-    ),
-    "optimizer.groups.*.weight_decay": Row(
-        0.5, lambda t: t.group()["weight_decay"], 0.5, {"optimizer.groups": (GROUP,)}
-    ),
+    "optimizer.groups.*.learning_rate_factor": Row(0.5, lambda t: t.group()["lr"], 5e-4, GROUPED),
+    "optimizer.groups.*.weight_decay": Row(0.5, lambda t: t.group()["weight_decay"], 0.5, GROUPED),
     "schedules.epochs": Row(2, lambda t: t.last().epoch, 2),
     "schedules.num_steps": Row(3, lambda t: t.last().step, 3, FRESH),
     "schedules.learning_rate": Row("constant", lambda t: t.run().schedules.learning_rate(11), 1e-3),
@@ -211,36 +205,11 @@ ROWS = {
             "schedules.attributes": (AttributeSchedule("gate_temperature", end=2.0),),
         },
     ),
-    "schedules.attributes.*.end": Row(
-        0.25,
-        lambda t: t.attributes(12)["backbone.blocks.0.mixer.gate_temperature"],
-        0.25,
-        {"schedules.attributes": (SCHEDULE,)},
-    ),
-    "schedules.attributes.*.start": Row(
-        2.0,
-        lambda t: t.attributes(0)["backbone.blocks.0.mixer.gate_temperature"],
-        2.0,
-        {"schedules.attributes": (SCHEDULE,)},
-    ),
-    "schedules.attributes.*.begin": Row(
-        0.5,
-        lambda t: t.attributes(6)["backbone.blocks.0.mixer.gate_temperature"],
-        1.0,
-        {"schedules.attributes": (SCHEDULE,)},
-    ),
-    "schedules.attributes.*.finish": Row(
-        0.5,
-        lambda t: t.attributes(6)["backbone.blocks.0.mixer.gate_temperature"],
-        0.5,
-        {"schedules.attributes": (SCHEDULE,)},
-    ),
-    "schedules.attributes.*.curve": Row(
-        "geometric",
-        lambda t: t.attributes(6)["backbone.blocks.0.mixer.gate_temperature"],
-        0.5**0.5,
-        {"schedules.attributes": (SCHEDULE,)},
-    ),
+    "schedules.attributes.*.end": Row(0.25, temperature_at(12), 0.25, SCHEDULED),
+    "schedules.attributes.*.start": Row(2.0, temperature_at(0), 2.0, SCHEDULED),
+    "schedules.attributes.*.begin": Row(0.5, temperature_at(6), 1.0, SCHEDULED),
+    "schedules.attributes.*.finish": Row(0.5, temperature_at(6), 0.5, SCHEDULED),
+    "schedules.attributes.*.curve": Row("geometric", temperature_at(6), 0.5**0.5, SCHEDULED),
     "search.attempts": Row(3, lambda t: len(t.attempts("began")), 3, SEARCH),
     "search.max_steps": Row(
         3, lambda t: t.attempts("ended"), [3, 6], SEARCH | {"search.plateau": 0.0}

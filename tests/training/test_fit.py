@@ -2,7 +2,6 @@
 
 import json
 import platform
-import signal
 import statistics
 import subprocess
 import sys
@@ -16,41 +15,6 @@ from statemix.training import Hook, fit
 from statemix.training.folder import read_metrics, read_status
 from statemix.training.loop import Loop
 
-SCRIPT = """
-import os, signal, sys
-import torch
-from torch import nn
-from statemix.training import fit
-
-folder, kill_at = sys.argv[1], int(sys.argv[2])
-torch.manual_seed(7)
-model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 1))
-
-def batch(step):
-    return torch.randn(16, 3, generator=torch.Generator().manual_seed(step))
-
-def loss(model, x):
-    return (model(x) - x.sum(1, keepdim=True)).square().mean()
-
-def evaluate(model):
-    return {"accuracy": -float(loss(model, batch(10**6)))}
-
-def on_event(event):
-    if event.kind == "step" and event.step == kill_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-found = fit(model, batch, loss, folder, num_steps=40, optimizer=optimizer, evaluate=evaluate,
-            evaluate_every=7, criterion="accuracy", settings={"width": 8}, device="cpu",
-            num_threads=1, on_event=on_event, checkpoint_every_s=0.0)
-print(found.last["step"], found.best["step"])
-"""
-
-
-def run_script(folder, kill_at=0):
-    command = [sys.executable, "-c", SCRIPT, str(folder), str(kill_at)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
 
 def left(folder):
     """Return everything that a run leaves, except its times."""
@@ -59,19 +23,6 @@ def left(folder):
         del row["time_s"]
     names = ("model", "optimizer", "best")
     return rows, [(folder / f"{name}.safetensors").read_bytes() for name in names]
-
-
-def test_ones_own_module_is_killed_and_resumed_to_equal_bits(tmp_path):
-    done = run_script(tmp_path / "whole")
-    assert done.returncode == 0, done.stderr
-    for kill_at in (3, 19, 33):
-        assert run_script(tmp_path / "run", kill_at).returncode == -signal.SIGKILL
-        assert read_status(tmp_path / "run").status == "interrupted"
-    again = run_script(tmp_path / "run")
-    assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
-    assert left(tmp_path / "run") == left(tmp_path / "whole")
-    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [7, 14, 21, 28, 35, 40]
-    assert read_status(tmp_path / "run").status == "done"
 
 
 def build(seed=0):
@@ -104,20 +55,25 @@ def stop_at(step):
 
 
 def test_an_interrupted_call_ends_as_an_undisturbed_one(tmp_path):
-    whole = fit(build(), batch, loss, tmp_path / "whole", num_steps=13, **OPTIONS)
-    for step in (1, 5, 12):
+    """Dropout, statistics of batches and momentum, from weights that the run does not use."""
+
+    def train(folder, seed=0, **options):
+        model = build(seed)
+        model.insert(1, nn.Dropout(0.5))
+        model.insert(2, nn.BatchNorm1d(8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+        options |= {"optimizer": optimizer, **OPTIONS}
+        return fit(model, batch, loss, folder, num_steps=13, **options), evaluate(model.eval())
+
+    whole = train(tmp_path / "whole")
+    for step in (1, 12):
         with pytest.raises(KeyboardInterrupt):
-            fit(
-                build(), batch, loss, tmp_path / "run", num_steps=13, on_event=stop_at(step),
-                **OPTIONS,
-            )  # fmt: skip
-    model = build(seed=1)
-    found = fit(model, batch, loss, tmp_path / "run", num_steps=13, **OPTIONS)
+            train(tmp_path / "run", on_event=stop_at(step))
+    assert read_status(tmp_path / "run").status == "interrupted"
+    found, scores = train(tmp_path / "run", seed=1)
     assert left(tmp_path / "run") == left(tmp_path / "whole")
-    assert found.last["scores"] == whole.last["scores"] == evaluate(model)
-    again = build(seed=2)
-    assert fit(again, batch, loss, tmp_path / "run", num_steps=13, **OPTIONS) == found
-    assert evaluate(again) == found.last["scores"]
+    assert found.last["scores"] == scores == whole[1]
+    assert train(tmp_path / "run", seed=2) == (found, scores)
 
 
 def test_a_finished_call_is_extended_to_the_bits_of_a_longer_one(tmp_path):
@@ -127,11 +83,6 @@ def test_a_finished_call_is_extended_to_the_bits_of_a_longer_one(tmp_path):
         fit(build(), batch, loss, tmp_path / "run", num_steps=12, **OPTIONS)
     fit(build(), batch, loss, tmp_path / "run", num_steps=12, extend=True, **OPTIONS)
     assert left(tmp_path / "run") == left(tmp_path / "long")
-
-
-def test_training_stops_early_at_a_score(tmp_path):
-    found = fit(build(), batch, loss, tmp_path, num_steps=40, stop_at=-1e9, **OPTIONS)
-    assert found.last["step"] == 4
 
 
 class Rate(Hook):
@@ -171,24 +122,18 @@ def test_ones_own_hook_is_called_and_restored(tmp_path):
     ("changes", "message"),
     [
         ({"num_steps": 0}, "num_steps must be greater than or equal to 1, got 0"),
-        ({"evaluate_every": 0}, "evaluate_every must be greater than or equal to 1"),
         ({"criterion": "other"}, r"criterion must be a number of evaluate \(\['score'\]\)"),
         ({"criterion": None, "stop_at": 0.5}, "stop_at must be None without a criterion"),
         ({"settings": {"f": print}}, "settings must be JSON data"),
         ({"on_event": 3}, "on_event must be a function or None"),
         ({"optimizer": torch.optim.SGD(build().parameters())}, "optimizer must have parameters"),
-        ({"optimizer": torch.optim.SGD}, "optimizer must be an optimiser or None, got <class"),
         ({"model": abs}, "model must be a module, got <built-in"),
         ({"batch": None}, "batch must be a function, got None"),
         ({"loss": 3}, "loss must be a function, got 3"),
         ({"evaluate": 3}, "evaluate must be a function or None, got 3"),
         ({"hooks": [3]}, "hooks must be hooks, got 3"),
-        ({"settings": [1]}, r"settings must be JSON data, got \[1\]"),
         ({"seed": 1.5}, "seed must be an int, got 1.5"),
-        ({"num_threads": 0}, "num_threads must be greater than or equal to 1, got 0"),
         ({"clip_norm": -1.0}, "clip_norm must be greater than 0, got -1"),
-        ({"clip_norm": float("nan")}, "clip_norm must be a finite number"),
-        ({"checkpoint_every_s": float("nan")}, "checkpoint_every_s must be a finite number"),
         ({"checkpoint_every_s": -1.0}, "checkpoint_every_s must be greater than or equal to 0"),
         ({"stop_at": float("nan")}, "stop_at must be a finite number"),
         ({"evaluate": None}, "criterion must be None without evaluate, got 'score'"),
@@ -200,18 +145,15 @@ def test_bad_arguments_are_named(tmp_path, changes, message):
         fit(folder=tmp_path / "run", **{**arguments, **changes})
 
 
-@pytest.mark.parametrize("kind", ["vector", "one entry", "number", "table of vectors", "empty"])
-def test_a_loss_that_is_no_scalar_is_refused_at_the_first_step(tmp_path, kind):
-    def odd(model, x):
-        y = model(x)
-        odd_losses = {"vector": y, "one entry": y.sum()[None], "number": y.sum().item()}
-        return {**odd_losses, "table of vectors": {"a": y}, "empty": {}}[kind]
-
+@pytest.mark.parametrize(
+    "odd", [lambda y: y, lambda y: y.sum().item(), lambda y: {"a": y}, lambda y: {}]
+)
+def test_a_loss_that_is_no_scalar_is_refused_at_the_first_step(tmp_path, odd):
     with pytest.raises(RequestError, match=r"^loss must be a tensor of shape \(\), or a table"):
-        fit(build(), batch, odd, tmp_path, num_steps=4, device="cpu")
+        fit(build(), batch, lambda m, x: odd(m(x)), tmp_path, num_steps=4, device="cpu")
 
 
-@pytest.mark.parametrize("found", [None, [1.0], {"score": "high"}, {"score": torch.ones(2)}])
+@pytest.mark.parametrize("found", [None, {"score": torch.ones(2)}])
 def test_an_evaluation_that_is_no_table_of_numbers_is_refused_and_the_steps_are_saved(
     tmp_path, found
 ):
@@ -234,9 +176,7 @@ class Storing(Hook):
         return {self.name: {"w": 1}}
 
 
-@pytest.mark.parametrize(
-    "names", [["model"], ["trainer"], ["files"], ["a", "a"], ["../a"], ["a/b"]]
-)
+@pytest.mark.parametrize("names", [["model"], ["trainer"], ["files"], ["a", "a"], ["../a"]])
 def test_hooks_that_store_under_a_name_of_others_are_refused_before_a_step(tmp_path, names):
     steps = []
     with pytest.raises(RequestError, match=r"^hooks must store under names of their own, got"):
@@ -267,14 +207,12 @@ class Odd(nn.Module):
     def forward(self, x):
         if self.kind == "late buffer" and self.table is None:
             self.table = torch.ones(3)
-        elif self.kind == "growing buffer":
-            self.calls = torch.cat([self.calls, self.calls[:1]])
         elif self.kind == "buffer of another dtype":
             self.calls = self.calls + 0.5
         return self.map(x)
 
 
-@pytest.mark.parametrize("kind", ["late buffer", "growing buffer", "buffer of another dtype"])
+@pytest.mark.parametrize("kind", ["late buffer", "buffer of another dtype"])
 def test_weights_that_a_new_model_would_not_have_are_refused_before_a_step(tmp_path, kind):
     steps = []
     with pytest.raises(RequestError, match="weights of the model"):
@@ -295,12 +233,14 @@ class Strange(nn.Module):
         self.turned = nn.Parameter(torch.randn(1, 3).t())
         self.phase = nn.Parameter(torch.randn(3, dtype=torch.complex64))
         self.register_buffer("wide", torch.randn(3, dtype=torch.complex128))
-        self.register_buffer("seen", torch.zeros(()), persistent=False)
         self.register_buffer("part", torch.randn(6)[::2])
         self.register_buffer("empty", torch.empty(0, 3))
 
     def forward(self, x):
         if self.training:
+            if not hasattr(self, "seen"):
+                # A call may make a buffer that is not stored with the weights.
+                self.register_buffer("seen", torch.zeros(()), persistent=False)
             self.seen += x.detach().sum()
         factor = self.phase.abs().sum() + self.wide.abs().sum().float() + self.seen.sin()
         return self.map(x) @ self.turned * factor
@@ -336,42 +276,25 @@ def test_metrics_hold_no_nan(tmp_path):
 
 
 class Counting(nn.Module):
-    """A module that makes a buffer at a call, and another one that is not stored at the first."""
+    """A module that makes a buffer at its fourth call."""
 
-    def __init__(self, made_at=0):
+    def __init__(self):
         super().__init__()
-        self.map, self.made_at = nn.Linear(3, 1), made_at
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.map, self.calls = nn.Linear(3, 1), 0
 
     def forward(self, x):
         self.calls += 1
-        if not hasattr(self, "first"):
-            self.register_buffer("first", x.detach().mean(0), persistent=False)
-        if self.calls == self.made_at:
+        if self.calls == 4:
             self.register_buffer("late", torch.ones(3))
-        return self.map(x * self.first)
+        return self.map(x)
 
 
 def test_weights_that_appear_later_are_refused_by_the_next_checkpoint(tmp_path):
-    with pytest.raises(RequestError, match=r"got 'late' only after it"):
+    with pytest.raises(RequestError, match=r"weights .* a call has created 'late'"):
         fit(
-            Counting(made_at=4), batch, loss, tmp_path, num_steps=9, device="cpu",
-            checkpoint_every_s=0.0,
+            Counting(), batch, loss, tmp_path, num_steps=9, device="cpu", checkpoint_every_s=0.0,
         )  # fmt: skip
     assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == "step-000000003"
-
-
-def test_a_buffer_that_is_not_stored_survives_two_kills(tmp_path):
-    def train(folder, **options):
-        torch.manual_seed(0)
-        fit(Counting(), batch, loss, folder, num_steps=8, device="cpu", num_threads=1, **options)
-        return (folder / "model.safetensors").read_bytes()
-
-    whole = train(tmp_path / "whole")
-    for step in (2, 5):
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "run", on_event=stop_at(step))
-    assert train(tmp_path / "run") == whole
 
 
 class Warming(torch.optim.SGD):
@@ -392,66 +315,14 @@ class Warming(torch.optim.SGD):
         return super().state_dict() | further
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda model: Warming(model, "state"), r"^state of the optimizer .*got 'count'"),
-        (lambda model: Warming(model, "beside"), r"^state of the optimizer .*got 'count'"),
-        (lambda model: torch.optim.LBFGS(model.parameters()), r"^optimizer must .*LBFGS"),
-    ],
-)
-def test_an_optimizer_that_cannot_be_resumed_is_refused_at_once(tmp_path, make, message):
+@pytest.mark.parametrize("place", ["state", "beside", "closure"])
+def test_an_optimizer_that_cannot_be_resumed_is_refused_at_once(tmp_path, place):
     model = build()
+    by_closure = place == "closure"
+    optimizer = torch.optim.LBFGS(model.parameters()) if by_closure else Warming(model, place)
+    message = r"^optimizer must .*LBFGS" if by_closure else "^state of the optimizer .*got 'count'"
     with pytest.raises(RequestError, match=message):
-        fit(model, batch, loss, tmp_path, num_steps=9, optimizer=make(model), device="cpu")
-
-
-def test_another_model_in_the_folder_is_refused_by_its_tensors(tmp_path):
-    fit(build(), batch, loss, tmp_path, num_steps=2, device="cpu")
-    with pytest.raises(RequestError, match=r"with fit\.model\.\S+="):
-        fit(nn.Linear(3, 3), batch, loss, tmp_path, num_steps=2, device="cpu")
-
-
-def test_a_run_of_an_older_version_keeps_its_optimizer(tmp_path):
-    """It does not state its optimiser; the checkpoint shows another kind."""
-
-    def train(num_steps, make):
-        torch.manual_seed(0)
-        model = build()
-        optimizer = make(model.parameters())
-        fit(
-            model, batch, loss, tmp_path, num_steps=num_steps, optimizer=optimizer, device="cpu",
-            extend=True,
-        )  # fmt: skip
-
-    train(2, lambda weights: torch.optim.SGD(weights, lr=0.1))
-    stored = json.loads((tmp_path / "config.json").read_text())
-    for table in ("asked", "resolved"):
-        stored[table]["fit"] = {n: stored[table]["fit"][n] for n in ("settings", "seed", "model")}
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    for make in (torch.optim.AdamW, lambda weights: torch.optim.Adagrad(weights, lr=0.1)):
-        with pytest.raises(RequestError, match=r"must match the checkpoint: the optimizer has"):
-            train(4, make)
-    with pytest.raises(RequestError, match=r"number of parameter groups is 1 there, got 4"):
-        train(4, lambda weights: torch.optim.SGD([{"params": [one]} for one in weights], lr=0.1))
-    train(4, lambda weights: torch.optim.SGD(weights, lr=0.5))
-    groups = json.loads((tmp_path / "state.json").read_text())["optimizer"]["groups"]
-    assert [group["lr"] for group in groups] == [0.1]
-
-
-@pytest.mark.parametrize("stored", [True, False])
-def test_one_more_option_is_no_other_optimizer(tmp_path, stored):
-    """A schedule stores ``initial_lr``, and a newer PyTorch has more options than before."""
-    for num_steps, has_more in ((2, stored), (4, not stored)):
-        model = build()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        if has_more:
-            optimizer.param_groups[0]["initial_lr"] = 0.1
-        fit(
-            model, batch, loss, tmp_path, num_steps=num_steps, optimizer=optimizer, device="cpu",
-            extend=True,
-        )  # fmt: skip
-    assert read_status(tmp_path).status == "done"
+        fit(model, batch, loss, tmp_path, num_steps=9, optimizer=optimizer, device="cpu")
 
 
 def test_a_model_without_trained_weights_is_refused(tmp_path):
@@ -491,22 +362,6 @@ def test_a_call_whose_best_value_is_no_number_is_extended(tmp_path):
     fit(build(), batch, loss, tmp_path, num_steps=8, **options)
     found = fit(build(), batch, loss, tmp_path, num_steps=12, extend=True, **options)
     assert found.best["step"] == 12
-
-
-def test_an_optimizer_without_a_rate_diverges_as_others_do(tmp_path):
-    class Unit(torch.optim.Optimizer):
-        def __init__(self, parameters):
-            super().__init__(parameters, {})
-
-        def step(self, closure=None):
-            del closure
-
-    model = build()
-    with pytest.raises(FloatingPointError, match=r"^loss must be finite, got inf at step 1 of 4"):
-        fit(
-            model, batch, lambda net, x: net(x).sum() / 0, tmp_path, num_steps=4, device="cpu",
-            optimizer=Unit(model.parameters()),
-        )  # fmt: skip
 
 
 SHORTAGE = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: 12 TB"
@@ -558,7 +413,7 @@ import json, resource, sys
 import torch
 from torch import nn
 
-from statemix.training import config_from_plain, fit, train
+from statemix.training import fit
 
 def touched():  # Page faults of a block of 64 MB, which glibc alone maps anew each time.
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -569,25 +424,18 @@ def note(event):
     if event.kind == "step":
         during.append(touched())
 
-asked, folder = json.loads(sys.argv[1]), sys.argv[2]
 during = []
-if asked:
-    train(config_from_plain(asked), folder, on_event=note)
-else:
-    fit(nn.Linear(2, 1), lambda step: torch.ones(4, 2), lambda net, x: net(x).square().sum(),
-        folder, num_steps=60, device="cpu", on_event=note)
+fit(nn.Linear(2, 1), lambda step: torch.ones(4, 2), lambda net, x: net(x).square().sum(),
+    sys.argv[1], num_steps=60, device="cpu", on_event=note)
 print(json.dumps([during, min(touched(), touched())]))
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-@pytest.mark.parametrize("trained", ["module", "run"])
-def test_steps_reuse_the_memory_of_earlier_steps_and_return_it_at_the_end(trained, tiny, tmp_path):
+def test_steps_reuse_the_memory_of_earlier_steps_and_return_it_at_the_end(tmp_path):
     # In a process of its own: after a failed allocation, glibc serves this thread from elsewhere.
-    asked = json.dumps(tiny({"schedules.epochs": 20}).asked() if trained == "run" else None)
-    command = [sys.executable, "-c", FAULTS, asked, str(tmp_path / "run")]
+    command = [sys.executable, "-c", FAULTS, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, check=True)
     during, after = json.loads(done.stdout.splitlines()[-1])
     # Small blocks between the large ones make the heap grow in the first steps.
-    assert len(during) >= 60
     assert statistics.median(during) < after / 10

@@ -1,13 +1,9 @@
 """A run's folder: identity, locking, status and damage."""
 
 import errno
-import fcntl
 import json
 import math
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,7 +13,7 @@ import pytest
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.training import RunConfig, evaluate, load_config, load_model, load_outcome, train
+from statemix.training import evaluate, load_config, load_model, load_outcome, train
 from statemix.training import folder as runs
 from statemix.training.folder import read_metrics, read_status, write_status
 from statemix.training.outcome import load_asked
@@ -35,43 +31,20 @@ def begin(config, folder):
         train(config, folder, on_event=stop)
 
 
-def occupied(config, path):
-    (path / "thesis.tex").write_text("")
-
-
-def damaged(config, path):
-    (path / "config.json").write_text('{"task"')
-
-
-def no_table(config, path):
-    (path / "config.json").write_text("[]")
-
-
-def of_transformers(config, path):
-    (path / "config.json").write_text('{"model_type": "statemix"}')
-
-
-def incomplete(config, path):
-    (path / "config.json").write_text('{"schema": 1, "asked": {}}')
-
-
-def newer(config, path):
-    (path / "config.json").write_text('{"schema": 99, "asked": {}, "resolved": {}}')
-
-
 @pytest.mark.parametrize(
-    ("prepare", "message"),
+    ("file", "text", "message"),
     [
-        (occupied, "folder must be empty or hold a run, got .* with 'thesis.tex'"),
-        (damaged, "config.json must hold a run's configuration, got"),
-        (no_table, "config.json must hold a run's configuration, got a list"),
-        (of_transformers, "config.json must hold a run's configuration, got that of a model alone"),
-        (incomplete, "config.json must hold the tables 'asked' and 'resolved'"),
-        (newer, "config.json must have schema 1, got schema 99"),
+        ("thesis.tex", "", "folder must be empty or hold a run, got .* with 'thesis.tex'"),
+        ("config.json", '{"task"', "config.json must hold a run's configuration, got"),
+        ("config.json", '{"model_type": "statemix"}', "a run's .*, got that of a model alone"),
+        ("config.json", '{"schema": 1, "asked": {}}', "must hold the tables 'asked' and"),
+        ("config.json", '{"schema": 99}', "config.json must have schema 1, got schema 99"),
     ],
 )
-def test_a_folder_that_holds_something_else_is_refused_untouched(tiny, tmp_path, prepare, message):
-    prepare(tiny(), tmp_path)
+def test_a_folder_that_holds_something_else_is_refused_untouched(
+    tiny, tmp_path, file, text, message
+):
+    (tmp_path / file).write_text(text)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(RequestError, match=message):
         train(tiny(), tmp_path)
@@ -87,24 +60,11 @@ PERMUTATION = {"group": "S_3", "length": 5, "train_size": 20}
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (
-            {"optimizer.learning_rate": 0.5},
-            r"optimizer\.learning_rate=0\.5, not its default;",
-        ),
-        ({"runtime.num_threads": 2}, r"runtime\.num_threads=2, not 1;"),
+        ({"optimizer.learning_rate": 0.5}, r"optimizer\.learning_rate=0\.5, not its default;"),
         ({"model.bos": False}, r"model\.bos=its default, not True;"),
-        ({"seed": 3}, "seed=3, not its default;"),
-        (
-            {"task": TaskSpec("permutation", **PERMUTATION | {"length": 6})},
-            r"task\.length=6, not 5;",
-        ),
         (
             {"task": TaskSpec("permutation", **PERMUTATION, seed=4)},
             r"task\.seed=4, not its default;",
-        ),
-        (
-            {"model.layers": (LayerSpec("bd_lru", num_blocks=2, block_size=4),)},
-            r"model\.layers\.0\.block_size=4, not 3;",
         ),
         (
             {"model.layers": (LayerSpec("bd_lru", num_blocks=2, block_size=3, gate="sigmoid"),)},
@@ -121,42 +81,19 @@ def test_another_run_is_refused_with_the_field_and_both_values(tiny, tmp_path, a
     assert (tmp_path / "config.json").read_bytes() == before
 
 
-def test_a_run_of_another_task_is_refused_by_its_name(tmp_path):
-    """Although its options differ, too, and the stored task is the default."""
-    stored = RunConfig()
-    begin(stored, tmp_path)
-    other = stored.replace(task=TaskSpec("parity", length=16))
-    message = r"with task\.name=its default, not 'parity'"
-    with pytest.raises(RequestError, match=message):
-        train(other, tmp_path)
-
-
-def test_a_default_written_out_is_the_same_run(tiny, tmp_path):
-    begin(tiny(), tmp_path)
-    layer = LayerSpec("bd_lru", num_blocks=2, block_size=3, gate="softmax", backend=None)
-    train(tiny({"model.layers": (layer,)}), tmp_path)
-
-
 def test_a_folder_in_use_is_refused(tiny, tmp_path):
     begin(tiny(), tmp_path)
-    with (tmp_path / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RequestError, match=r"^another process is using "):
-            train(tiny(), tmp_path)
+    with runs.lock_folder(tmp_path), pytest.raises(RequestError, match=r"another process is using"):
+        train(tiny(), tmp_path)
     train(tiny(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no locks on this system")],
-)
-def test_a_lock_that_fails_says_why(tiny, tmp_path, monkeypatch, error):
+def test_a_lock_that_fails_says_why(tiny, tmp_path, monkeypatch):
     def fail(self, **_):
-        raise error
+        raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(filelock.FileLock, "acquire", fail)
-    reason = str(error).split("]")[-1].strip()
-    message = rf"^folder must be on a file system that can lock files, got .*{reason}"
+    message = r"^folder must be on a file system that can lock files, got .*: No locks available"
     with pytest.raises(RequestError, match=message):
         train(tiny(), tmp_path / "run")
 
@@ -166,28 +103,6 @@ def test_a_folder_that_cannot_be_made_is_named(tiny, tmp_path):
     message = r"folder must be writable, got .*file/run: Not a directory"
     with pytest.raises(RequestError, match=message):
         train(tiny(), tmp_path / "file" / "run")
-
-
-WITHOUT_FCNTL = """
-import sys, warnings
-sys.modules["fcntl"] = None
-warnings.simplefilter("ignore")
-from pathlib import Path
-from statemix.training import config_from_plain, train
-from statemix.training.folder import read_status
-import json
-config = config_from_plain(json.loads(sys.argv[1]))
-for _ in range(2):
-    train(config, sys.argv[2])
-print(read_status(Path(sys.argv[2])).status)
-"""
-
-
-def test_training_works_where_there_are_no_locks_of_the_system(tiny, tmp_path):
-    asked = json.dumps(tiny({"schedules.epochs": 1}).asked())
-    code = [sys.executable, "-c", WITHOUT_FCNTL, asked, str(tmp_path / "run")]
-    done = subprocess.run(code, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 def test_how_a_run_stands_is_noted(tiny, tmp_path, monkeypatch):
@@ -216,9 +131,7 @@ def test_how_a_run_stands_is_noted(tiny, tmp_path, monkeypatch):
     assert set(seen) == {"running"}
 
 
-@pytest.mark.parametrize(
-    "content", [None, "{", "[]", '{"status": "well", "message": ""}', '{"status": "done"}']
-)
+@pytest.mark.parametrize("content", [None, "{", '{"status": "well", "message": ""}'])
 def test_a_status_that_says_nothing_counts_as_interrupted(tiny, tmp_path, content):
     begin(tiny(), tmp_path)
     path = tmp_path / "status.json"
@@ -226,17 +139,22 @@ def test_a_status_that_says_nothing_counts_as_interrupted(tiny, tmp_path, conten
     assert read_status(tmp_path).status == "interrupted"
 
 
-def test_a_run_whose_process_is_gone_was_interrupted(tiny, tmp_path):
+def test_a_run_whose_process_is_gone_was_interrupted(tiny, tmp_path, monkeypatch):
     begin(tiny(), tmp_path)
     write_status(tmp_path, "running")
     assert read_status(tmp_path) == runs.Status("interrupted", "its process died")
-    with (tmp_path / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with runs.lock_folder(tmp_path):
         assert read_status(tmp_path).status == "running"
+        # Where the system has no shared locks.
+        monkeypatch.setattr(runs, "fcntl", None)
+        assert read_status(tmp_path).status == "running"
+    assert read_status(tmp_path).status == "interrupted"
 
 
-@pytest.mark.parametrize("weights", ["model", "best_test", "best_validation"])
-@pytest.mark.parametrize("damage", ["flipped bit", "cut short", "missing", "of another run"])
+@pytest.mark.parametrize(
+    ("weights", "damage"),
+    [("model", "flipped bit"), ("best_test", "missing"), ("best_validation", "of another run")],
+)
 def test_damaged_weights_are_not_loaded(tiny, tmp_path, weights, damage):
     train(tiny({"schedules.epochs": 1}), tmp_path / "run")
     path = tmp_path / "run" / f"{weights}.safetensors"
@@ -244,8 +162,6 @@ def test_damaged_weights_are_not_loaded(tiny, tmp_path, weights, damage):
     if damage == "flipped bit":
         content[-3] ^= 1
         path.write_bytes(content)
-    elif damage == "cut short":
-        path.write_bytes(content[:-8])
     elif damage == "missing":
         path.unlink()
     else:
@@ -261,7 +177,6 @@ def test_damaged_weights_are_not_loaded(tiny, tmp_path, weights, damage):
     ("text", "message"),
     [
         ("{", "summary.json must hold a run's summary, got: "),
-        ("[]", "summary.json must hold a run's summary, got a list"),
         ("{}", "summary.json must hold a run's summary, got none of its weights"),
         (None, r"folder must hold a finished run, got .* without summary.json; train it again"),
     ],
@@ -281,64 +196,24 @@ def test_a_folder_without_a_run_is_named(tmp_path, load):
         load(tmp_path)
 
 
-def test_weights_that_do_not_fit_the_network_are_named(tiny, tmp_path):
-    """Their checksum is right, so the configuration must be wrong."""
-    train(tiny({"schedules.epochs": 1}), tmp_path / "run")
-    train(tiny({"schedules.epochs": 1, "model.hidden_size": 12}), tmp_path / "wider")
-    shutil.copy2(tmp_path / "wider" / "model.safetensors", tmp_path / "run")
-    summary, wider = (
-        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "wider")
-    )
-    (tmp_path / "run" / "summary.json").write_text(
-        json.dumps(summary | {"weights": wider["weights"]})
-    )
-    path = tmp_path / "run" / "model.safetensors"
-    with pytest.raises(RequestError, match=rf"^{path} must fit the run's network: .*size mismatch"):
-        load_model(tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"task": {"name": "permutation", "group": "S_3", "length": 2**63}},
-            "task: length must",
-        ),
-        ({"model": {"hidden_size": 12, "layers": ["unknown"]}}, "must be one of"),
-    ],
-)
-def test_a_network_that_hand_edits_made_impossible_is_refused(tiny, tmp_path, change, message):
-    train(tiny({"schedules.epochs": 1}), tmp_path)
-    path = tmp_path / "config.json"
-    stored = json.loads(path.read_text())
-    for part, options in change.items():
-        stored["resolved"][part].update(options)
-    path.write_text(json.dumps(stored))
-    with pytest.raises(RequestError, match=message):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("attribute", "value", "message"),
-    [
-        (
-            "backbone.blocks.0.mixer.gate_temperature",
-            1e300,
-            "gate_temperature must be positive and finite",
-        ),
-        ("backbone.blocks.9.mixer.gate_temperature", 1.0, "has no part 'backbone.blocks.9.mixer'"),
-    ],
-)
-def test_attributes_that_hand_edits_made_impossible_are_refused(
-    tiny, tmp_path, attribute, value, message
-):
+def test_what_hand_edits_made_impossible_is_refused(tiny, tmp_path):
     train(tiny({"schedules.epochs": 1}), tmp_path)
     path = tmp_path / "summary.json"
     stored = json.loads(path.read_text())
-    stored["last"]["attributes"] = {attribute: value}
+    for attribute, value, message in (
+        ("backbone.blocks.0.mixer.gate_temperature", 1e300, "must be positive and finite"),
+        ("backbone.blocks.9.mixer.gate_temperature", 1.0, "has no part 'backbone.blocks.9.mixer'"),
+    ):
+        stored["last"]["attributes"] = {attribute: value}
+        path.write_text(json.dumps(stored))
+        refusal = rf"^{path} must hold attributes of the network: .*{message}"
+        with pytest.raises(RequestError, match=refusal):
+            load_model(tmp_path)
+    path = tmp_path / "config.json"
+    stored = json.loads(path.read_text())
+    stored["resolved"]["model"]["layers"] = ["unknown"]
     path.write_text(json.dumps(stored))
-    refusal = rf"^{path} must hold attributes of the network: .*{message}"
-    with pytest.raises(RequestError, match=refusal):
+    with pytest.raises(RequestError, match=r"config.json: model.layers.0.name: .* must be one of"):
         load_model(tmp_path)
 
 
@@ -416,17 +291,6 @@ def test_a_stored_unfinished_run_is_resumed_to_the_end(stored):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-@ON_ANOTHER_MACHINE
-def test_a_network_other_than_the_checkpoint_is_refused(stored):
-    folder = stored("schema-1-unfinished")
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    del config["resolved"]["model"]["layers"]
-    path.write_text(json.dumps(config))
-    with pytest.raises(RequestError, match=r"checkpoints: model, optimizer and hooks must match"):
-        train(load_asked(folder), folder)
-
-
 def test_a_run_killed_while_it_noted_its_end_is_tidied(tiny, tmp_path):
     outcome = train(tiny({"schedules.epochs": 1}), tmp_path)
     kept = sorted(path.name for path in tmp_path.iterdir())
@@ -438,28 +302,11 @@ def test_a_run_killed_while_it_noted_its_end_is_tidied(tiny, tmp_path):
     assert json.loads((tmp_path / "status.json").read_text())["status"] == "done"
 
 
-def test_a_killed_run_reads_as_interrupted(tiny, tmp_path):
-    code = (
-        "import os, signal, sys, json\n"
-        "from statemix.training import config_from_plain, train\n"
-        "def die(event):\n"
-        "    if event.kind == 'step': os.kill(os.getpid(), signal.SIGKILL)\n"
-        "train(config_from_plain(json.loads(sys.argv[1])), sys.argv[2], on_event=die)\n"
-    )
-    asked = json.dumps(tiny().asked())
-    done = subprocess.run([sys.executable, "-c", code, asked, str(tmp_path)], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert json.loads((tmp_path / "status.json").read_text())["status"] == "running"
-    assert read_status(tmp_path).status == "interrupted"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda s: s.update(num_parameters="many"), "num_parameters: .* valid integer"),
-        (lambda s: s["last"].update(step=1.5), "last.step: .* valid integer"),
         (lambda s: s["last"]["test"]["5"]["product"].update(token_accuracy="x"), "token_accuracy"),
-        (lambda s: s["best_test"].update(validation={}), "best_test.validation: .* at least 1"),
         (lambda s: s["best_test"].update(test={}), "best_test.test: .* at least 1"),
         (lambda s: s.update(weights={"model.safetensors": 1}), "valid string"),
     ],
@@ -494,18 +341,6 @@ def test_a_poller_of_the_status_keeps_no_run_from_starting(tiny, tmp_path):
             poller.join()
 
 
-def test_the_status_of_a_folder_that_is_only_readable_is_read(tiny, tmp_path):
-    begin(tiny(), tmp_path)
-    write_status(tmp_path, "running")
-    # A killed process leaves the file.
-    (tmp_path / ".lock").touch(0o444)
-    tmp_path.chmod(0o555)
-    try:
-        assert read_status(tmp_path).status == "interrupted"
-    finally:
-        tmp_path.chmod(0o755)
-
-
 def test_what_is_no_number_is_null_in_every_file(tiny, tmp_path):
     """Without normalisation a state grows beyond all numbers at a long length."""
     layer = LayerSpec("h_lru", num_channels=4, order=2, gate="none")
@@ -531,10 +366,3 @@ def test_runs_that_are_removed_are_locked(tiny, tmp_path):
     assert (tmp_path / "one" / "config.json").exists()
     runs.remove_runs([tmp_path / "one", tmp_path / "two", tmp_path / "absent"])
     assert not list(tmp_path.iterdir())
-
-
-def test_a_run_that_begins_is_running_before_its_status_is_written(tmp_path):
-    with runs.lock_folder(tmp_path):
-        runs.begin_run(tmp_path, runs.StoredConfig(1, {}, {}), {})
-        assert runs.read_status(tmp_path).status == "running"
-    assert runs.read_status(tmp_path).status == "interrupted"

@@ -92,32 +92,22 @@ def one_of(model):
 
 
 REFUSED = {
-    "optimizer": (
-        {"optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3)},
-        "name",
-    ),
-    "rate": ({"optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2)}, "lr"),
-    "decay": (
-        {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), weight_decay=0.5)},
-        "weight_decay",
-    ),
-    "betas": (
-        {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), betas=(0.8, 0.9))},
-        "betas",
-    ),
-    "groups": ({"optimizer": grouped}, "optimizer"),
-    "fewer parameters": ({"optimizer": one_of}, "parameters"),
-    "clip_norm": ({"clip_norm": 0.1}, "clip_norm"),
-    "precision": ({"precision": "bf16-mixed"}, "precision"),
-    "dtype": ({"model": functools.partial(build, torch.float64)}, "dtypes"),
-    "frozen": ({"model": partly_frozen}, "fixed|parameters"),
-    "criterion": ({"criterion": "mae"}, "criterion"),
-    "mode": ({"mode": "max"}, "mode"),
-    "stop_at": ({"stop_at": 0.5}, "stop_at"),
-    "seed": ({"seed": 1}, "seed"),
-    "settings": ({"settings": {"width": 3}}, "settings.width"),
+    "name": {"optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3)},
+    "lr": {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2)},
+    "weight_decay": {"optimizer": lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.5)},
+    "optimizer": {"optimizer": grouped},
+    "parameters": {"optimizer": one_of},
+    "clip_norm": {"clip_norm": 0.1},
+    "precision": {"precision": "bf16-mixed"},
+    "dtypes": {"model": functools.partial(build, torch.float64)},
+    "fixed|parameters": {"model": partly_frozen},
+    "criterion": {"criterion": "mae"},
+    "mode": {"mode": "max"},
+    "stop_at": {"stop_at": 0.5},
+    "seed": {"seed": 1},
+    "settings.width": {"settings": {"width": 3}},
 }
-"""What identifies a run: a change of the arguments, and the name in the message."""
+"""What identifies a run: the name in the message, and a change of the arguments."""
 
 WARNED = {
     "loss": ({"loss": lambda model, x: (model(x) - 2).square().mean()}, "loss"),
@@ -127,10 +117,6 @@ WARNED = {
     "hook": ({"hooks": [Clamp(1.0)]}, "hooks"),
     "scheduler": ({"scheduler": lambda one: lr_scheduler.ConstantLR(one, 0.1)}, "scheduler"),
     "module": ({"model": functools.partial(build, middle=nn.ReLU)}, "modules of the model"),
-    "dropout": (
-        {"model": functools.partial(build, middle=nn.Dropout)},
-        "modules of the model",
-    ),
     "evaluate_every": ({"evaluate_every": 1}, r"evaluate_every=1 \(2 before\)"),
     "information": ({"information": {"data": 2}}, r"data=2 \(1 before\)"),
 }
@@ -144,27 +130,27 @@ UNRELATED = {
 
 
 def test_every_argument_is_part_of_the_identity_or_named_by_a_warning():
-    covered = {name for changes, _ in (*REFUSED.values(), *WARNED.values()) for name in changes}
+    warned = [changes for changes, _ in WARNED.values()]
+    covered = {name for changes in (*REFUSED.values(), *warned) for name in changes}
     assert set(inspect.signature(fit).parameters) == covered | UNRELATED
 
 
 @pytest.mark.parametrize("finished", [True, False])
-@pytest.mark.parametrize("change", REFUSED)
-def test_what_identifies_a_run_is_refused_by_name(tmp_path, change, finished):
+def test_what_identifies_a_run_is_refused_by_name(tmp_path, finished):
     fit(folder=tmp_path, **arguments()) if finished else begin(tmp_path)
-    changes, name = REFUSED[change]
-    with pytest.raises(RequestError, match=rf"with fit\.\S*({name})\S*=.*, not "):
-        fit(folder=tmp_path, **arguments(**changes))
+    for name, changes in REFUSED.items():
+        with pytest.raises(RequestError, match=rf"with fit\.\S*({name})\S*=.*, not "):
+            fit(folder=tmp_path, **arguments(**changes))
 
 
-@pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("change", WARNED)
-def test_what_else_decides_results_is_named_by_a_warning(tmp_path, change, finished):
+def test_what_else_decides_results_is_named_by_a_warning(tmp_path, change):
     base = {"information": {"data": 1}}
-    fit(folder=tmp_path, **arguments(**base)) if finished else begin(tmp_path, **base)
     changes, name = WARNED[change]
-    state = "holds a finished run, whose stored results are returned" if finished else "resumes"
-    with pytest.warns(UserWarning, match=rf"{state}.* have changed: {name}$"):
+    begin(tmp_path, **base)
+    with pytest.warns(UserWarning, match=rf"resumes.* have changed: {name}$"):
+        fit(folder=tmp_path, **arguments(**{**base, **changes}))
+    with pytest.warns(UserWarning, match=rf"holds a finished run, .* have changed: {name}$"):
         fit(folder=tmp_path, **arguments(**{**base, **changes}))
 
 
@@ -193,9 +179,8 @@ def test_task_runs_name_another_pytorch(tmp_path, tiny):
 @pytest.mark.parametrize(
     "damage",
     [
-        *({"last": 5}, {"last": {}}, {"last": {"step": 4, "scores": "x"}}, {"best": []}),
-        *({"last": {"step": 4, "scores": {"mse": 10**400}}}, {"time_s": None}),
-        *({"weights": {}}, {"weights": 5}),
+        *({"last": {}}, {"last": {"step": 4, "scores": {"mse": 10**400}}}, {"best": []}),
+        *({"time_s": None}, {"weights": {}}, {"weights": 5}),
     ],
     ids=lambda damage: str(damage)[:40],
 )
@@ -209,29 +194,13 @@ def test_a_damaged_summary_of_a_finished_run_is_named(tmp_path, damage):
 
 @pytest.mark.parametrize(
     "stored",
-    [[], 5, dict.fromkeys(("python", "code", "information", "packages", "backends"), 5)],
+    [[], dict.fromkeys(("python", "code", "information", "packages", "backends"), 5)],
     ids=str,
 )
 def test_a_damaged_environment_is_compared_with_nothing(tmp_path, stored):
     begin(tmp_path)
     (tmp_path / "environment.json").write_text(json.dumps(stored))
     assert fit(folder=tmp_path, **arguments()).last["step"] == 4
-
-
-def test_a_run_of_an_older_version_is_accepted_with_any_new_argument(tmp_path):
-    begin(tmp_path)
-    stored = json.loads((tmp_path / "config.json").read_text())
-    for table in ("asked", "resolved"):
-        stored[table]["fit"] = {n: stored[table]["fit"][n] for n in ("settings", "seed", "model")}
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    environment = json.loads((tmp_path / "environment.json").read_text())
-    for name in ("code", "information", "num_processes"):
-        del environment[name]
-    (tmp_path / "environment.json").write_text(json.dumps(environment))
-    changes = {"precision": "bf16-mixed", "clip_norm": 1.0, "evaluate_every": 1}
-    assert fit(folder=tmp_path, **arguments(**changes)).last["step"] == 4
-    with pytest.raises(RequestError, match=r"fit\.seed=0, not 1"):
-        fit(folder=tmp_path, **arguments(seed=1))
 
 
 def test_an_option_that_a_newer_pytorch_adds_is_not_compared(tmp_path):
@@ -288,15 +257,12 @@ def test_a_fingerprint_sees_code_and_what_it_refers_to(kind):
     assert fingerprint(one) == fingerprint(one) != fingerprint(other)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("pin_memory", True), ("prefetch_factor", 5), ("timeout", 60)]
-)
-def test_a_fingerprint_leaves_out_how_a_loader_moves_its_batches(option, value):
+def test_a_fingerprint_leaves_out_how_a_loader_moves_its_batches():
     given = {"dataset": TensorDataset(DATA), "num_workers": 1}
-    changed = fingerprint(DataLoader(**given, **{option: value}))
-    assert fingerprint(DataLoader(**given)) == changed
+    changed = DataLoader(**given, pin_memory=True, prefetch_factor=5, timeout=60)
+    assert fingerprint(DataLoader(**given)) == fingerprint(changed)
     # Workers draw other noise, and shuffle otherwise than no worker.
-    assert fingerprint(DataLoader(**{**given, "num_workers": 2})) != changed
+    assert fingerprint(DataLoader(**{**given, "num_workers": 2})) != fingerprint(changed)
 
 
 def test_a_fingerprint_sees_the_constants_of_its_module(monkeypatch):
@@ -330,7 +296,6 @@ def test_fingerprints_are_equal_in_all_processes():
 
 SCHEDULERS = {
     "cosine": lambda one: lr_scheduler.CosineAnnealingLR(one, 10),
-    "steps": lambda one: lr_scheduler.MultiStepLR(one, [2, 5], 0.5),
     "lambda": lambda one: lr_scheduler.LambdaLR(one, lambda step: 0.9**step),
     "warm-up": lambda one: lr_scheduler.SequentialLR(
         one, [lr_scheduler.LinearLR(one, 0.1, total_iters=3), lr_scheduler.ExponentialLR(one, 0.9)],
@@ -345,7 +310,6 @@ SCHEDULERS = {
 
 
 OTHER_SCHEDULERS = {
-    "steps": lambda one: lr_scheduler.MultiStepLR(one, [3, 5], 0.5),
     "lambda": lambda one: lr_scheduler.LambdaLR(one, lambda step: 0.8**step),
     "warm-up": lambda one: lr_scheduler.SequentialLR(
         one, [lr_scheduler.LinearLR(one, 0.1, total_iters=3), lr_scheduler.ExponentialLR(one, 0.8)],
@@ -398,7 +362,7 @@ def test_a_schedule_of_pytorch_resumes_to_equal_bits(tmp_path, kind):
 
     whole, parts = [], []
     left = interrupted(tmp_path / "whole", (), whole, make)
-    assert interrupted(tmp_path / "parts", (1, 6, 11), parts, make) == left
+    assert interrupted(tmp_path / "parts", (1, 6), parts, make) == left
     assert parts == whole
     assert len(set(whole)) > 1
     if kind != "plateau":
@@ -435,11 +399,6 @@ def test_a_rate_of_pytorch_or_numpy_is_the_number_that_it_is(tmp_path, rate):
     assert fit(folder=tmp_path / "parts", **arguments(**given(rate.item()))) == found
     with pytest.raises(RequestError, match=r"lr=0\.10000000149\d*, not 0\.2"):
         fit(folder=tmp_path / "parts", **arguments(**given(2 * rate)))
-    scheduled = given(rate, scheduler=SCHEDULERS["lambda"])
-    begin(tmp_path / "scheduled", **scheduled)
-    found = fit(folder=tmp_path / "scheduled", **arguments(**scheduled))
-    whole = fit(folder=tmp_path / "whole", **arguments(**scheduled))
-    assert whole.last["scores"] == found.last["scores"]
 
 
 @pytest.mark.parametrize(
@@ -483,7 +442,6 @@ class Noisy(Dataset):
 LOADERS = {
     "shuffled": lambda: DataLoader(TensorDataset(torch.arange(20.0).view(10, 2)), 4, shuffle=True),
     "in order": lambda: DataLoader(torch.arange(20.0).view(10, 2), 5),
-    "noisy": lambda: DataLoader(Noisy(), 4, shuffle=True),
     "workers": lambda: DataLoader(Noisy(), 4, shuffle=True, num_workers=2),
     "persistent": lambda: DataLoader(
         Noisy(), 4, shuffle=True, num_workers=1, persistent_workers=True
@@ -513,7 +471,7 @@ def test_a_data_loader_resumes_to_equal_bits(tmp_path, kind):
 
         return arguments(batch=LOADERS[kind](), loss=noting, **more)
 
-    for name, steps in (("whole", ()), ("parts", (1, 2, 4, 7))):
+    for name, steps in (("whole", ()), ("parts", (2, 4))):
         seen[name] = []
         left = interrupted(tmp_path / name, steps, [], functools.partial(make, seen[name]))
         seen[f"{name} left"] = left

@@ -5,7 +5,6 @@ import torch
 
 from statemix.errors import SettingError
 from statemix.training import OptimizerConfig, ParameterGroup
-from statemix.training.checkpoint import load_optimizer, optimizer_state
 from statemix.training.schedules import build_optimizer
 
 
@@ -52,37 +51,3 @@ def test_a_pattern_that_matches_nothing_is_named(model, patterns, place):
     message = rf"^optimizer.groups.{place}.parameters must match at least one parameter"
     with pytest.raises(SettingError, match=message):
         build_optimizer(model, config)
-
-
-def test_optimizer_is_restored_exactly_with_its_step_counts():
-    config = OptimizerConfig(groups=(ParameterGroup("bias", learning_rate_factor=0.5),))
-
-    def make():
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 2)
-        return model, build_optimizer(model, config)
-
-    def steps(model, optimizer, count):
-        for _ in range(count):
-            model(torch.ones(3)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    model, optimizer = make()
-    steps(model, optimizer, 3)
-    tensors, numbers = optimizer_state(optimizer, model)
-    saved = {name: t.clone() for name, t in tensors.items()}
-    weights = {name: t.clone() for name, t in model.state_dict().items()}
-    assert saved.keys() == {
-        f"{name}/{quantity}"
-        for name in ("weight", "bias")
-        for quantity in ("exp_avg", "exp_avg_sq", "step")
-    }
-    steps(model, optimizer, 2)
-
-    again, other = make()
-    again.load_state_dict(weights)
-    load_optimizer(other, again, saved, numbers)
-    steps(again, other, 2)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name])

@@ -16,7 +16,6 @@ from statemix.training import (
     AttributeSchedule,
     ScheduleConfig,
     Scores,
-    accuracy,
     evaluate,
     load_model,
     load_outcome,
@@ -32,19 +31,12 @@ from statemix.training.settings import Assignments, to_plain
 def test_a_finished_run_leaves_everything(tiny, tmp_path):
     config = tiny({"evaluation.lengths": (40, 10), "evaluation.tokens": 200})
     outcome = train(config, tmp_path / "deep" / "run")
-    names = {path.name for path in outcome.folder.iterdir()} - {".lock"}
-    assert names == {
-        "config.json",
-        "environment.json",
-        "metrics.jsonl",
-        "status.json",
-        "summary.json",
-        "state.json",
-        "model.safetensors",
-        "optimizer.safetensors",
-        "best_test.safetensors",
-        "best_validation.safetensors",
-    }
+    names = sorted(path.name for path in outcome.folder.iterdir())
+    assert names == [
+        *("best_test.safetensors", "best_validation.safetensors", "config.json"),
+        *("environment.json", "metrics.jsonl", "model.safetensors", "optimizer.safetensors"),
+        *("state.json", "status.json", "summary.json"),
+    ]
     assert outcome.config == config.resolved()
     assert outcome.num_parameters == sum(p.numel() for p in load_model(outcome.folder).parameters())
     assert (outcome.last.step, outcome.last.epoch) == (12, 4)
@@ -81,27 +73,13 @@ def test_loaded_weights_give_the_scores_of_the_summary(tiny, tmp_path, weights):
     config = tiny({"schedules.attributes": (sharpen,)})
     outcome = train(config, tmp_path)
     field = "test_at_best_validation" if weights == "best_validation" else weights
-    expected = getattr(outcome, field).test[5]["product"]
-    examples = config.build_task().examples("test", 0, 30)
-    scores = evaluate(load_model(tmp_path, weights), examples, batch_size=8)["product"]
-    assert scores.token_accuracy == expected.token_accuracy
-    assert scores.mad_accuracy == expected.mad_accuracy
-    assert scores.loss == pytest.approx(expected.loss, rel=1e-5)
-
-
-def test_scores_are_of_the_splits_that_they_name(tiny, tmp_path):
-    config = tiny({"evaluation.lengths": (9,)})
-    last = train(config, tmp_path).last
-    task, model = config.build_task(), load_model(tmp_path)
-
-    def loss(split, count, length=None):
-        examples = task.examples(split, 0, count, length)
-        return pytest.approx(evaluate(model, examples)["product"].loss, rel=1e-5)
-
-    assert last.validation["product"].loss == loss("validation", 20)
-    assert last.test[5]["product"].loss == loss("test", 30)
-    assert last.test[9]["product"].loss == loss("test", 30, 9)
-    assert last.validation["product"].loss != loss("test", 20)
+    found, task = getattr(outcome, field), config.build_task()
+    for split, size, heads in (("test", 30, found.test[5]), ("validation", 20, found.validation)):
+        examples, expected = task.examples(split, 0, size), heads["product"]
+        scores = evaluate(load_model(tmp_path, weights), examples, batch_size=8)["product"]
+        assert scores.token_accuracy == expected.token_accuracy
+        assert scores.mad_accuracy == expected.mad_accuracy
+        assert scores.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
 def test_a_finished_run_is_returned_as_it_is(tiny, tmp_path):
@@ -125,16 +103,6 @@ def test_events_tell_every_step_and_evaluation(fresh, tmp_path):
     assert rows == read_metrics(tmp_path)
 
 
-def test_rows_hold_the_mean_loss_since_the_row_before(tiny, tmp_path):
-    events = []
-    train(tiny(), tmp_path, on_event=events.append)
-    losses = [event.loss for event in events if event.kind == "step"]
-    expected = [sum(losses[i : i + 3]) / 3 for i in range(0, 12, 3)]
-    rows = read_metrics(tmp_path)
-    assert [row["train"]["loss"] for row in rows] == pytest.approx(expected)
-    assert [row["train"]["loss/product"] for row in rows] == pytest.approx(expected)
-
-
 def test_learning_rate_really_falls_between_epochs(tiny, tmp_path, monkeypatch):
     """The test that MAD lacks: it checks the rates of AdamW, not the schedule."""
     used = []
@@ -149,31 +117,6 @@ def test_learning_rate_really_falls_between_epochs(tiny, tmp_path, monkeypatch):
     assert used[::3] == pytest.approx([1e-3, 8.5502e-4, 5.05e-4, 1.5498e-4], rel=1e-4)
     assert used[::3] == used[1::3] == used[2::3]
     assert [row["learning_rate"] for row in read_metrics(tmp_path)] == used[::3]
-
-
-def test_gate_temperature_follows_its_schedule_and_is_kept(tiny, tmp_path, monkeypatch):
-    seen = []
-    forward = torch.nn.Module.__call__
-
-    def watched(self, *arguments, **options):
-        if type(self).__name__ == "TokenClassifier" and self.training:
-            seen.append(self.backbone.blocks[0].mixer.gate_temperature)
-        return forward(self, *arguments, **options)
-
-    monkeypatch.setattr(torch.nn.Module, "__call__", watched)
-    layer = LayerSpec("bd_lru", num_blocks=2, block_size=3, gate_temperature=0.5)
-    sharpen = AttributeSchedule(
-        "gate_temperature", end=0.125, begin=0.25, finish=0.75, curve="reciprocal"
-    )
-    train(tiny({"model.layers": (layer,), "schedules.attributes": (sharpen,)}), tmp_path)
-    # 12 steps: flat to 3, then the reciprocal rises by 1 per step to 9, from 2 to 8.
-    expected = [2, 2, 2, 2, 3, 4, 5, 6, 7, 8, 8, 8]
-    assert [1 / temperature for temperature in seen] == pytest.approx(expected)
-    assert load_model(tmp_path).backbone.blocks[0].mixer.gate_temperature == 0.125
-    rows = read_metrics(tmp_path)
-    temperatures = [row["attributes"]["backbone.blocks.0.mixer.gate_temperature"] for row in rows]
-    # Evaluations use the current value; the last one uses the end value, whatever ``finish`` is.
-    assert temperatures == pytest.approx([1 / 2, 1 / 5, 1 / 8, 1 / 8])
 
 
 def test_attributes_of_evaluation_are_set_then_and_only_then(toys, tiny, begun, tmp_path):
@@ -191,44 +134,12 @@ def test_attributes_of_evaluation_are_set_then_and_only_then(toys, tiny, begun, 
     assert layer.iterations == 2
 
 
-def test_attributes_are_restored_if_evaluation_raises(toys, tiny, begun, monkeypatch):
-    def fail(model, examples, **_):
-        assert model.backbone.blocks[0].mixer.iterations == 5
-        raise KeyError("odd")
-
-    monkeypatch.setattr("statemix.training.evaluation.evaluate", fail)
-    changes = {
-        "model.layers": (LayerSpec("solver", iterations=2),),
-        "evaluation.attributes": Assignments(iterations=5),
-    }
-    run = begun(tiny(changes))
-    with pytest.raises(KeyError):
-        run.evaluation.evaluate(run.loop)
-    assert run.model.backbone.blocks[0].mixer.iterations == 2
-
-
-def test_numbers_that_layers_report_reach_the_metrics_as_means(toys, tiny, tmp_path):
-    changes = {
-        "imports": ("statemix_toys",),
-        "model.layers": (LayerSpec("solver"),),
-        "schedules.attributes": (AttributeSchedule("iterations", start=1, end=5.0),),
-        "batches.accumulate": 2,
-    }
-    train(tiny(changes), tmp_path)
-    found = [row["train"]["backbone.blocks.0.mixer.iterations"] for row in read_metrics(tmp_path)]
-    values = [round(1 + step / 3) for step in range(12)]
-    assert found == pytest.approx([sum(values[i : i + 3]) / 3 for i in range(0, 12, 3)])
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_unequal_lengths_and_two_heads_train_and_are_scored_at_any_length(
-    toys, tiny, tmp_path, packed
-):
+def test_unequal_lengths_and_two_heads_train_and_are_scored_at_any_length(toys, tiny, tmp_path):
     changes = {
         "task": TaskSpec("ragged", train_size=20),
         "imports": ("statemix_toys",),
         "evaluation.lengths": (11,),
-        "batches.packed": packed,
+        "batches.packed": True,
     }
     outcome = train(tiny(changes), tmp_path)
     assert list(outcome.last.test) == [6, 11]
@@ -248,7 +159,9 @@ def test_unequal_lengths_and_two_heads_train_and_are_scored_at_any_length(
 def test_two_runs_of_one_configuration_are_equal(tiny, tmp_path):
     train(tiny(), tmp_path / "one")
     torch.manual_seed(99)
+    state = torch.get_rng_state()
     train(tiny(), tmp_path / "other", checkpoint_every_s=0.0)
+    assert torch.equal(torch.get_rng_state(), state)
     one, other = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("one", "other"))
     assert one == other
 
@@ -285,29 +198,11 @@ def test_best_last_and_best_by_validation_are_kept(tiny, tmp_path, monkeypatch):
         assert [torch.equal(kept, w) for w in weights] == [n == epoch for n in (1, 2, 3, 4)]
 
 
-def test_moments_are_chosen_by_the_mean_over_heads(toys, tiny, tmp_path, monkeypatch):
-    accuracies = {
-        "test": {"sum": [0.9, 0.5, 0.2, 0.1], "parity": [0.0, 0.5, 0.9, 0.1]},
-        "validation": {"sum": [0.9, 0.8, 0.2, 0.1], "parity": [0.0, 0.3, 0.7, 0.9]},
-    }
-    script(monkeypatch, accuracies)
-    changes = {"task": TaskSpec("ragged", train_size=20), "imports": ("statemix_toys",)}
-    outcome = train(tiny(changes), tmp_path)
-    assert outcome.best_test.epoch == 3
-    assert outcome.test_at_best_validation.epoch == 2
-    assert accuracy(outcome.best_test.test[6]) == pytest.approx(0.55)
-
-
 def test_stopping_early_is_decided_on_validation(tiny, tmp_path, monkeypatch):
     validation = [0.5, 0.9, 0.95, 1.0]
     script(monkeypatch, {"test": {"product": [1.0] * 4}, "validation": {"product": validation}})
     outcome = train(tiny({"evaluation.stop_at": 0.9}), tmp_path)
     assert (outcome.last.epoch, len(read_metrics(tmp_path))) == (3, 3)
-
-
-def test_evaluations_come_as_often_as_asked_and_at_the_end(tiny, tmp_path):
-    train(tiny({"evaluation.every": 3}), tmp_path)
-    assert [row["epoch"] for row in read_metrics(tmp_path)] == [3, 4]
 
 
 def test_weights_that_the_last_step_ruined_are_no_result(fresh, tmp_path):
@@ -318,7 +213,7 @@ def test_weights_that_the_last_step_ruined_are_no_result(fresh, tmp_path):
     assert read_status(tmp_path).status == "diverged"
 
 
-@pytest.mark.parametrize("layer", ["bd_lru", "fp_rnn", "fp_mamba1", "fp_mamba2"])
+@pytest.mark.parametrize("layer", ["bd_lru", "fp_mamba1"])
 def test_loss_that_is_not_finite_ends_with_step_and_rate_and_loses_nothing(tiny, tmp_path, layer):
     options = {"num_blocks": 2, "block_size": 3} if layer == "bd_lru" else {}
     config = tiny(
@@ -359,31 +254,27 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_before_that_step(
     assert read_status(tmp_path).message == str(found.value)
 
 
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("value", "clip_norm"), [(float("nan"), None), (float("inf"), 1.0)])
 def test_gradient_that_is_not_finite_never_reaches_the_weights(
     tiny, tmp_path, monkeypatch, value, clip_norm
 ):
     config = tiny({"optimizer.clip_norm": clip_norm})
-    weights = []
+    weights, cross_entropy = [], CrossEntropy.__call__
 
-    def planted(cross_entropy):
-        def call(self, model, batch):
-            weights.append({name: t.clone() for name, t in model.module.state_dict().items()})
-            losses = cross_entropy(self, model, batch)
-            if len(weights) == 5:
-                # The loss is unchanged; its gradient is not.
-                losses["product"].register_hook(lambda gradient: gradient.clone().fill_(value))
-            return losses
-
-        return call
+    def planted(self, model, batch):
+        weights.append({name: t.clone() for name, t in model.module.state_dict().items()})
+        losses = cross_entropy(self, model, batch)
+        if len(weights) == 5:
+            # The loss is unchanged; its gradient is not.
+            losses["product"].register_hook(lambda gradient: gradient.clone().fill_(value))
+        return losses
 
     message = (
         r"^norm of the gradient must be finite, got .* at step 5 of 12 with learning rate 0\.0"
         ".*; no good checkpoint was saved yet$"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(CrossEntropy, "__call__", planted(CrossEntropy.__call__))
+        patch.setattr(CrossEntropy, "__call__", planted)
         with pytest.raises(FloatingPointError, match=message):
             train(config, tmp_path / "run", checkpoint_every_s=1000.0)
     tensors, state = load_checkpoint(tmp_path / "run" / "checkpoints", pytest.fail)
@@ -395,8 +286,6 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
     train(config, tmp_path / "whole")
     one, other = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("run", "whole"))
     assert one == other
-    losses = [[row["train"] for row in read_metrics(tmp_path / run)] for run in ("run", "whole")]
-    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
@@ -404,20 +293,6 @@ def test_every_precision_trains_and_loads(tiny, tmp_path, precision):
     train(tiny({"runtime.precision": precision}), tmp_path)
     expected = torch.float64 if precision == "64-true" else torch.float32
     assert load_model(tmp_path).backbone.embedding.weight.dtype == expected
-
-
-STACKS = {
-    "h_lru": (LayerSpec("h_lru", num_channels=4, order=2),),
-    "lstm": (LayerSpec("lstm"),),
-    "hybrid": (LayerSpec("lstm"), LayerSpec("bd_lru", num_blocks=2, block_size=3)),
-}
-
-
-@pytest.mark.parametrize("stack", STACKS)
-def test_every_stack_trains_under_one_protocol(tiny, tmp_path, stack):
-    train(tiny({"model.layers": STACKS[stack], "model.num_layers": 2}), tmp_path)
-    assert load_outcome(tmp_path).last.step == 12
-    assert len(load_model(tmp_path).backbone.blocks) == 2
 
 
 def layer(**options):
@@ -429,15 +304,9 @@ def layer(**options):
     [
         (layer(block_size=0), "model: block_size must be at least 1, got 0"),
         (layer(block_size=3, backend="abacus"), "model: backend must be one of .* got 'abacus'"),
-        (layer(block_size=3, gate_temperature=-1.0), "model: gate_temperature must be positive"),
         ({"evaluation.test_size": 10**6}, "evaluation.test_size: .* must be at most"),
-        ({"evaluation.validation_size": 10**6}, "evaluation.validation_size: .* must be at most"),
         ({"evaluation.lengths": (1,)}, "evaluation.lengths: .* must be at most"),
         ({"evaluation.validation_lengths": (1,)}, "evaluation.validation_lengths: .* at most"),
-        (
-            {"schedules.attributes": (AttributeSchedule("heat", end=1.0),)},
-            "schedules.attributes.0.attribute must be schedulable .*'gate_temperature'.*'heat'",
-        ),
         (
             {"schedules.attributes": (AttributeSchedule("gate_temperature", end=0.0),)},
             "schedules.attributes.0.end must suit gate_temperature .*, got 0.0",
@@ -446,35 +315,12 @@ def layer(**options):
             {"evaluation.attributes": Assignments(gate_temperature=-1.0)},
             "evaluation.attributes.gate_temperature must suit gate_temperature .*, got -1.0",
         ),
-        ({"evaluation.attributes": Assignments(heat=1)}, "evaluation.attributes.heat must be sch"),
-        ({"schedules.num_steps": 3}, "schedules.num_steps must not be given"),
         ({"imports": ("no_such_module",)}, "imports must name importable modules"),
     ],
 )
 def test_what_cannot_run_fails_before_anything_is_written(tiny, tmp_path, changes, message):
     with pytest.raises(RequestError, match=f"^{message}"):
         train(tiny(changes), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_defect_of_a_layer_is_no_wrong_request(toys, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(toys.Toy, "__init__", lambda *_, **__: None + 1)
-    with pytest.raises(TypeError, match="unsupported operand"):
-        train(tiny({"model.layers": (LayerSpec("solver"),)}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"checkpoint_every_s": -1.0}, "checkpoint_every_s must be .*, got -1.0"),
-        ({"checkpoint_every_s": "often"}, "checkpoint_every_s must be .*, got 'often'"),
-        ({"on_event": 3}, "on_event must be a function or None, got 3"),
-    ],
-)
-def test_bad_arguments_are_named(tiny, tmp_path, arguments, message):
-    with pytest.raises(RequestError, match=f"^{message}"):
-        train(tiny(), tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
 
 
@@ -494,24 +340,6 @@ def test_a_device_that_is_missing_is_named(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(RequestError, match=r"runtime.device must be available .*, got 'cuda'"):
         train(tiny({"runtime.device": "cuda"}), tmp_path / "run")
-
-
-def test_threads_beyond_the_limit_of_the_machine_are_refused(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("statemix.training.devices.available_processors", lambda: 1)
-    with pytest.raises(RequestError, match=r"^runtime.num_threads must be in 1\.\.4 .*, got 5$"):
-        train(tiny({"runtime.num_threads": 5}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_threads_are_the_runs_and_then_the_callers_again(tiny, tmp_path):
-    torch.set_num_threads(1)
-    seen = set()
-    train(
-        tiny({"runtime.num_threads": 2, "schedules.epochs": 1}),
-        tmp_path,
-        on_event=lambda _: seen.add(torch.get_num_threads()),
-    )
-    assert (seen, torch.get_num_threads()) == ({2}, 1)
 
 
 def test_it_learns_to_add_modulo_two(tiny, tmp_path):
@@ -584,35 +412,9 @@ def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypat
     assert read_metrics(tmp_path)[-1]["time_s"] == outcome.time_s
 
 
-def test_checkpoints_of_older_versions_have_no_processor_time(tiny, tmp_path, monkeypatch):
-    now = 0.0
-    clocks = SimpleNamespace(monotonic=lambda: now, process_time=lambda: now)
-    monkeypatch.setattr("statemix.training.loop.time", clocks)
-
-    def stop(event):
-        nonlocal now
-        if event.kind == "step":
-            now += 2.0
-            if event.step == 3:
-                raise KeyboardInterrupt
-
-    def older(loop):
-        state = usual(loop)
-        del state["trainer"]["cpu_s"]
-        return state
-
-    usual = Loop.state_dict
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "state_dict", older)
-        with pytest.raises(KeyboardInterrupt):
-            train(tiny(), tmp_path, on_event=stop)
-    now = 50.0
-    outcome = train(tiny(), tmp_path)
-    assert outcome.cpu_s == outcome.time_s == 6.0
-
-
-@pytest.mark.parametrize("edited", ["own_module.py", "own_package/layers.py"])
-@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("edited", "finished"), [("own_module.py", True), ("own_package/layers.py", False)]
+)
 def test_edited_source_of_imported_modules_is_named(tiny, tmp_path, monkeypatch, edited, finished):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / edited
@@ -634,9 +436,3 @@ def test_edited_source_of_imported_modules_is_named(tiny, tmp_path, monkeypatch,
     file.write_text("HALF = 0.4\n")
     with pytest.warns(UserWarning, match=f"have changed: source of {name}="):
         train(config, tmp_path / "run")
-
-
-def test_a_damaged_description_of_the_machine_states_nothing(tiny, tmp_path):
-    outcome = train(tiny(), tmp_path)
-    (tmp_path / "environment.json").write_text('{"information": 3, "code": [], "backends": 1}')
-    assert train(tiny(), tmp_path) == outcome

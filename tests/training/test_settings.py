@@ -1,12 +1,12 @@
 """Settings: types alone define the values a field accepts, and requests can be compared."""
 
+import itertools
+import json
 import pickle
 from typing import Annotated, Literal
 
 import pytest
 from annotated_types import Ge, Gt, MinLen
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError, create_model
 
 from statemix.errors import ABSENT, OptionError, RequestError, SettingError
@@ -67,18 +67,14 @@ class Outer(Settings):
         (int, 1.0, r"x must be a valid integer, got 1\.0"),
         (int, "1", "x must be a valid integer, got '1'"),
         (str, 1, "x must be a valid string, got 1"),
-        (bool, 1, "x must be a valid boolean, got 1"),
         (float, "0.5", "x must be a valid number, got '0.5'"),
-        (float, True, "x must be a valid number, got True"),
         (float, float("nan"), "x must be a finite number, got nan"),
-        (float, float("inf"), "x must be a finite number, got inf"),
         (Annotated[int, Ge(1)], 0, "x must be greater than or equal to 1, got 0"),
         (Annotated[float, Gt(0)] | None, 0.0, r"x must be greater than 0, got 0\.0"),
         (Literal["a", "b"], "c", "x must be 'a' or 'b', got 'c'"),
         (Literal[True, False, "p"], 2, "x must be .*'p', got 2"),
         (tuple[int, ...], (1, "2"), r"x\.1 must be a valid integer, got '2'"),
         (tuple[int, int], (1,), r"x\.1 must be given"),
-        (tuple[int, ...], 1, "x must be a valid tuple, got 1"),
         (Annotated[tuple[int, ...], MinLen(1)], (), r"x must .*at least 1 item.*, got \(\)"),
         (LayerSpec, "lsmt", "x.name: layer must be one of .*got 'lsmt'; did you mean 'lstm'."),
         (Inner, {"nam": "a"}, "x.name must be given"),
@@ -94,30 +90,12 @@ def test_an_integer_serves_as_a_number_and_becomes_one():
     assert type(Outer(rate=2).rate) is float
 
 
-def test_what_equals_a_choice_becomes_it():
-    assert checked(Literal[True, False, "p"], 1, "x") is True
-
-
-def test_long_values_are_cut_in_messages():
-    with pytest.raises(SettingError) as caught:
-        checked(int, "x" * 10_000, "x")
-    assert len(str(caught.value)) < 300
-    assert "characters" in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("plain", "path", "message"),
     [
         ({"wrong": 1}, "wrong", "wrong must be one of inner, several, .*, got 'wrong'"),
         ({"inner": 3}, "inner", "inner must be a table, got 3"),
         ({"inner": {}}, "inner.name", "inner.name must be given$"),
-        ({"inner": {"name": "a", "x": 1}}, "inner.x", "inner.x must be one of name, count, pair"),
-        ({"inner": {"name": 1}}, "inner.name", "inner.name must be a valid string, got 1"),
-        (
-            {"inner": {"name": "a", "pair": [0.1, "b"]}},
-            "inner.pair.1",
-            "inner.pair.1 must be a valid number, got 'b'",
-        ),
         (
             {"inner": {"name": "odd", "count": 2}},
             "inner.count",
@@ -129,13 +107,7 @@ def test_long_values_are_cut_in_messages():
             "several.1.count must be greater than or equal to 1, got 0",
         ),
         ({"several": {"name": "a"}}, "several", "several must be a valid tuple, got {"),
-        ({"maybe": {"name": "a", "count": 0}}, "maybe.count", "maybe.count must be greater than"),
         ({"layers": []}, "layers", "layers must .*at least 1 item"),
-        (
-            {"layers": [{"name": "gru"}]},
-            "layers.0.name",
-            r"layers.0.name: layer must be one of \['bd_lru', .*, got 'gru'",
-        ),
         (
             {"layers": [{"name": "lstm", "gate": "x"}]},
             "layers.0",
@@ -146,13 +118,7 @@ def test_long_values_are_cut_in_messages():
             "layers.1",
             "layers.1: block_size of layer 'bd_lru' must be given$",
         ),
-        (
-            {"layers": [{"name": "bd_lru", "num_blocks": "2", "block_size": 1}]},
-            "layers.0.num_blocks",
-            "layers.0.num_blocks must be a valid integer, got '2'",
-        ),
         ({"layers": [{"num_blocks": 2}]}, "layers.0", "layers.0 must be a table with a name, got"),
-        ({"mixer": 3}, "mixer", "mixer must be a table with a name, got 3"),
         ({"values": [1]}, "values", r"values must be a table of names and values, got \(1,\)"),
     ],
 )
@@ -205,12 +171,6 @@ def test_the_type_decides_how_a_text_is_read(annotation, natural, expected):
     assert checked(annotation, Text("3", natural), "x") == expected
 
 
-def test_words_of_a_list_are_read_one_by_one():
-    words = [Text("1", 1), Text("2", 2)]
-    assert checked(tuple[int, ...], words, "x") == (1, 2)
-    assert checked(tuple[str, ...], words, "x") == ("1", "2")
-
-
 def test_a_changed_copy_is_checked():
     outer = Outer(flag=True)
     assert outer.replace(rate=2) == Outer(flag=True, rate=2.0)
@@ -225,182 +185,46 @@ def test_a_bare_name_stands_for_an_entry_without_options():
     assert outer == Outer(mixer=MixerSpec("mlp"))
 
 
-def test_fields_that_are_absent_take_their_defaults():
-    assert Outer() == Outer()
-    assert Outer(inner={"name": "usual"}) == Outer()
-
-
-layers_of_any_kind = st.one_of(
-    st.just(LayerSpec("lstm")),
-    st.builds(
-        LayerSpec,
-        st.just("bd_lru"),
-        num_blocks=st.integers(1, 9),
-        block_size=st.integers(1, 4),
-        gate=st.sampled_from(["softmax", "sigmoid"]),
-        selective=st.sampled_from([True, False, "pointwise"]),
-        gate_temperature=st.floats(0.1, 4) | st.just(1.0),
-    ),
-    st.builds(LayerSpec, st.just("h_lru"), num_channels=st.integers(1, 9), order=st.just(2)),
+BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3, selective="pointwise")
+RATES = OptimizerConfig(
+    betas=(0.5, 0.9), clip_norm=1.0, groups=(ParameterGroup("*.bias", weight_decay=0.0),)
 )
-fractions = st.floats(0, 1)
-positive = st.floats(1e-3, 1e3)
-names = st.text("abc_*.", min_size=1, max_size=5)
-counts = st.integers(1, 2**31 - 1)
+SCHEDULES = ScheduleConfig(attributes=(AttributeSchedule("gain", 0.5, curve="geometric"),))
+CONFIGURATIONS = [
+    RunConfig(),
+    RunConfig(task=TaskSpec("permutation", group="S_2", train_size=9, seed=4)),
+    RunConfig(model=ModelConfig(layers=(LayerSpec("lstm"), BD_LRU), num_layers=5)),
+    RunConfig(model=ModelConfig(channel_mixer=MixerSpec("mlp"), linear_init="own")),
+    RunConfig(batches=BatchConfig(size=2**31 - 1), optimizer=RATES, seed=2**63 - 1),
+    RunConfig(schedules=SCHEDULES, runtime=RuntimeConfig(device="cpu", num_threads=4096)),
+    RunConfig(evaluation=EvaluationConfig(lengths=(9, 40), attributes=Assignments(gain=2))),
+]
 
 
-def maybe(strategy):
-    return st.none() | strategy
-
-
-configurations = st.builds(
-    RunConfig,
-    task=st.builds(
-        TaskSpec,
-        st.just("permutation"),
-        group=st.sampled_from(["S_2", "S_3"]),
-        length=st.integers(1, 40),
-        train_size=maybe(counts),
-        seed=st.integers(0, 5),
-    ),
-    model=st.builds(
-        ModelConfig,
-        layers=st.lists(layers_of_any_kind, min_size=1, max_size=3).map(tuple),
-        num_layers=maybe(st.integers(1, 1000)),
-        hidden_size=st.integers(1, 2**20),
-        bos=st.booleans(),
-        residual=st.booleans(),
-        norm=st.sampled_from(["rms", "layer", "none"]),
-        channel_mixer=maybe(st.builds(MixerSpec, st.sampled_from(["mlp", "swiglu"]))),
-        zero_biases=st.booleans(),
-        backbone=st.sampled_from(["causal", "autoencoder"]),
-        linear_init=maybe(st.sampled_from(["own", "normal"])),
-        embedding_init=st.sampled_from(["normal", "features"]),
-    ),
-    batches=st.builds(BatchConfig, size=counts, accumulate=counts, packed=st.booleans()),
-    optimizer=st.builds(
-        OptimizerConfig,
-        learning_rate=positive,
-        weight_decay=fractions,
-        betas=st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
-        clip_norm=maybe(positive),
-        groups=st.lists(
-            st.builds(
-                ParameterGroup,
-                parameters=names,
-                learning_rate_factor=fractions,
-                weight_decay=maybe(fractions),
-            ),
-            max_size=2,
-        ).map(tuple),
-    ),
-    schedules=st.builds(
-        ScheduleConfig,
-        epochs=maybe(counts),
-        num_steps=maybe(counts),
-        learning_rate=st.sampled_from(["cosine", "constant"]),
-        min_learning_rate=st.floats(0, 1e-3),
-        warmup_steps=st.integers(0, 9),
-        first_length=maybe(counts),
-        first_share=st.floats(0.1, 0.9),
-        attributes=st.lists(
-            st.builds(
-                AttributeSchedule,
-                attribute=names,
-                end=positive,
-                start=maybe(positive),
-                begin=st.floats(0, 0.5),
-                finish=st.floats(0.5, 1),
-                curve=st.sampled_from(["linear", "reciprocal", "geometric"]),
-            ),
-            max_size=2,
-        ).map(tuple),
-    ),
-    evaluation=st.builds(
-        EvaluationConfig,
-        every=maybe(counts),
-        test_size=counts,
-        validation_size=counts,
-        lengths=st.lists(counts, max_size=3).map(tuple),
-        tokens=counts,
-        stop_at=maybe(fractions),
-        attributes=st.dictionaries(names, positive, max_size=2).map(Assignments),
-    ),
-    runtime=st.builds(
-        RuntimeConfig,
-        precision=st.sampled_from(["32-true", "bf16-mixed", "64-true"]),
-        device=st.sampled_from(["auto", "cpu", "cuda"]),
-        num_threads=maybe(st.integers(1, 4096)),
-    ),
-    seed=st.integers(0, 2**63 - 1),
-)
-
-
-def leaves(tree):
-    if isinstance(tree, dict):
-        return [leaf for item in tree.values() for leaf in leaves(item)]
-    if isinstance(tree, list):
-        return [leaf for item in tree for leaf in leaves(item)]
-    return [tree]
-
-
-@given(configurations)
+@pytest.mark.parametrize("config", CONFIGURATIONS)
 def test_configurations_survive_plain_data_and_pickling(config):
     plain = config.to_plain()
-    assert all(isinstance(leaf, int | float | str | None) for leaf in leaves(plain))
+    assert json.loads(json.dumps(plain)) == plain
     assert config_from_plain(plain) == config
+    assert config_from_plain(config.asked()) == config
     copy = pickle.loads(pickle.dumps(config))  # noqa: S301  our own bytes
     assert copy == config
     assert hash(copy) == hash(config)
     assert copy.to_plain() == plain
 
 
-@given(configurations, configurations)
+@pytest.mark.parametrize(("config", "other"), list(itertools.pairwise(CONFIGURATIONS)))
 def test_what_was_asked_identifies_a_configuration(config, other):
-    again = config_from_plain(config.asked())
-    assert again == config
-    assert again.asked() == config.asked()
-    found = next(differences(config.asked(), other.asked()), None)
-    assert (found is None) == (config == other)
-    if found is not None:
-        path, ours, theirs = found
-        assert path.split(".")[0] in RunConfig.model_fields
-        assert (
-            ours is ABSENT or theirs is ABSENT or ours != theirs or type(ours) is not type(theirs)
-        )
+    assert not list(differences(config.asked(), config_from_plain(config.asked()).asked()))
+    path, ours, theirs = next(differences(config.asked(), other.asked()))
+    assert path.split(".")[0] in RunConfig.model_fields
+    assert ours is ABSENT or theirs is ABSENT or ours != theirs
 
 
 def test_nothing_asked_is_nothing_stored():
     assert RunConfig().asked() == {}
     assert Outer().asked() == {}
     assert Outer(inner=Inner("usual", count=4)).asked() == {"inner": {"name": "usual", "count": 4}}
-
-
-def test_a_default_written_out_is_not_asked_for():
-    config = RunConfig(
-        optimizer=OptimizerConfig(learning_rate=1e-3),
-        task=TaskSpec("permutation", group="S_3", length=16),
-        model=ModelConfig(
-            layers=(LayerSpec("bd_lru", num_blocks=32, block_size=4, gate="softmax"),)
-        ),
-    )
-    assert config == RunConfig()
-    assert config.asked() == {}
-
-
-def test_asked_goes_into_every_part():
-    config = RunConfig(
-        model=ModelConfig(
-            layers=(LayerSpec("bd_lru", num_blocks=2, block_size=3, gate="softmax"),)
-        ),
-        optimizer=OptimizerConfig(groups=(ParameterGroup("*.bias", weight_decay=0.0),)),
-        evaluation=EvaluationConfig(attributes=Assignments(gate_temperature=0.5)),
-    )
-    assert config.asked() == {
-        "model": {"layers": [{"name": "bd_lru", "num_blocks": 2, "block_size": 3}]},
-        "optimizer": {"groups": [{"parameters": "*.bias", "weight_decay": 0.0}]},
-        "evaluation": {"attributes": {"gate_temperature": 0.5}},
-    }
 
 
 def test_a_new_field_with_a_default_changes_no_request():

@@ -9,7 +9,7 @@ import torch
 import statemix
 from statemix.training import train
 
-MODULES, OF_TRAINING = 41, 11
+MODULES, OF_TRAINING = 40, 10
 ROOT = Path(statemix.__file__).parent
 
 

@@ -36,13 +36,7 @@ class Axis:
 
 
 def grid(config: RunConfig, folder: Path, axes: Sequence[Axis]) -> list[Job]:
-    """Return a run for every combination of the axes' values, each with its own folder.
-
-    Args:
-        config: common configuration of all runs.
-        folder: parent of the run folders.
-        axes: settings that differ, the first one outermost.
-    """
+    """Return a run for each combination of values, first axis outermost, each in its own folder."""
     if (folder / CONFIG).exists():
         raise RequestError(f"folder of a grid must not itself hold a run, got {folder}")
     names = [axis.name for axis in axes]
@@ -70,7 +64,10 @@ def _job(config: RunConfig, folder: Path, values: Mapping[str, Any]) -> Job:
     for name, value in values.items():
         put(tree, name, value)
     changed = config_from_plain(tree)
-    title = ",".join(f"{name}={_plain(lookup(changed.to_plain(), name))}" for name in values)
+    plain = changed.to_plain()
+    # Signs that some file systems do not allow are replaced.
+    shown = {name: re.sub(r"[^\w.+-]", "_", str(lookup(plain, name))) for name in values}
+    title = ",".join(f"{name}={value}" for name, value in shown.items())
     return Job(title, changed, folder / _folder_name(title))
 
 
@@ -91,14 +88,9 @@ def _folder_name(title: str) -> str:
     return f"{kept}-{hashlib.sha256(title.encode()).hexdigest()[:20]}"
 
 
-def _plain(value: Any) -> str:
-    """Return a value as part of a folder's name."""
-    return re.sub(r"[^\w.+-]", "_", str(value))
-
-
 def best_by_validation(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the run with the highest validation token accuracy, the first of equals."""
-    found = list(outcomes)
-    if not found:
+    best = max(outcomes, key=lambda o: o.test_at_best_validation.validation_accuracy, default=None)
+    if best is None:
         raise RequestError("outcomes must hold at least one run, got none")
-    return max(found, key=lambda outcome: outcome.test_at_best_validation.validation_accuracy)
+    return best

@@ -26,9 +26,7 @@ from statemix.training import (
 from statemix.training.settings import Assignments
 
 _SHARP = 1 / 8
-_SHARPENING = AttributeSchedule(
-    attribute="gate_temperature", end=_SHARP, finish=0.7, curve="geometric"
-)
+_SHARPENING = AttributeSchedule("gate_temperature", end=_SHARP, finish=0.7, curve="geometric")
 # Steps between evaluations: often enough to see an attempt leave its plateau.
 _EVERY = 50
 # Beyond what was measured, and within what the kernels are made for.
@@ -40,21 +38,13 @@ _MOST_STATES = 16
 _HIDING = AttributeSchedule(attribute="block_dropout", end=0.5, finish=0.01)
 
 # Noise in raw gates of columns, without which some letters choose less clearly. With a single label
-# for each word, networks that were right with gates of temperature 1/16 were wrong with gates of 0
-# and 1 unless there was more noise.
+# for each word, networks with gates of 0 and 1 were wrong unless there was more noise.
 _NOISE, _LAST_ONLY_NOISE = 0.3, 1.0
 # Tests where labels are wrong: words, and standard deviations that a right network may be below.
 _NOISY_SIZE, _DEVIATIONS = 512, 3
 # Tests where a word has a single label. Before gates are sharpened, sharp gates answer few words.
-_LAST_ONLY = {
-    "size": 2048,
-    "tests": 15,
-    "accept": 0.9999,
-    "accept_last": 0.999,
-    "attributes": Assignments(),
-}
-# Tests on distinguishing words. In long words, most answers come after the pattern, and are the
-# same.
+_LAST_ONLY = {"size": 2048, "tests": 15, "accept": 0.9999, "accept_last": 0.999}
+# Tests on distinguishing words. In long ones, most answers come after the pattern and are equal.
 _DISTINGUISHING = {"size": 2048, "tests": 15, "accept": 0.99, "accept_last": 0.95}
 
 # Places: values of one number are too few for a readout to tell contents apart.
@@ -84,23 +74,14 @@ def exact(task: TaskSpec) -> RunConfig:
       while the gates are sharpened.
     - The layer of an automaton of the user has one block with column gates and two entries for each
       state. Noise in the gates makes the letters choose clearly. The test after the schedules is
-      the proof itself. If states share answers, half of the words are distinguishing words. On
-      distinguishing words, attempts are tested more often, on more words, of the training length.
-      If only the last letter of each word has a label, a batch has few labels, and long words of
-      most languages have the same one. Attempts are then tested more often, on more words, of all
-      lengths up to that of training; nearly all answers must be right, and there is more noise.
+      the proof itself. Where states share answers or only the last letters have labels, attempts
+      are tested more often, on more words, up to the training length.
     - The layer of n places has one block of 1.5 n entries of eight values each, and noise in the
       gates from the beginning. Words have 4 n tokens, but at most 64, if the task does not give
       their length. The width is 8 n, but at least 128.
 
-    Why this works is in ``docs/state_tracking.md``.
-
-    Args:
-        task: a task with a finite automaton or with places, or of labelled traces.
-
-    Raises:
-        RequestError: if the task has neither, or an automaton of more than 16 states, or a single
-            answer, or an option does not fit it.
+    Why this works is in ``docs/state_tracking.md``. The task has a finite automaton of at most 16
+    states, places, or labelled traces, and two answers or more.
     """
     built = task.build()
     if max(built.heads.values()) < 2:
@@ -108,13 +89,12 @@ def exact(task: TaskSpec) -> RunConfig:
     if isinstance(built, HasPlaces):
         return _for_places(task, built.places().num_places)
     num_entries = _num_entries(task.name, built)
-    if (
-        isinstance(built, AutomatonTask)
-        and "words" not in task.options
-        and _has_shared_answers(built)
-    ):
-        task = TaskSpec(task.name, **task.options, words="distinguishing")
-        built = cast(AutomatonTask, task.build())
+    if isinstance(built, AutomatonTask) and "words" not in task.options:
+        # Fresh words with all labels, none of them wrong, whose states share answers.
+        fresh = built.train_size is None and built.labels == "all" and not built.flipped
+        if fresh and built.num_classes < _num_told_apart(built.automaton()):
+            task = TaskSpec(task.name, **task.options, words="distinguishing")
+            built = cast(AutomatonTask, task.build())
     search, attributes, last_only = _search(built), [_SHARPENING], False
     if isinstance(built, AutomatonTask | Traces):
         # Tests miss rare transitions: networks that answered them all were refuted.
@@ -126,7 +106,8 @@ def exact(task: TaskSpec) -> RunConfig:
         layer = LayerSpec("bd_lru", num_blocks=1, block_size=2 * num_entries, **columns)
         attributes.append(AttributeSchedule(attribute="gate_noise", end=noise, finish=0.0))
         if last_only:
-            search = search.replace(**_LAST_ONLY, length=built.length)
+            always = {"length": built.length, "attributes": Assignments()}
+            search = search.replace(**_LAST_ONLY, **always)
         elif isinstance(built, AutomatonTask) and built.words == "distinguishing":
             search = search.replace(**_DISTINGUISHING, length=built.length)
         if isinstance(built, Traces):
@@ -144,12 +125,6 @@ def exact(task: TaskSpec) -> RunConfig:
         search=search,
         **_durations(built, batch_size=128, num_steps=700, attributes=attributes),
     )
-
-
-def _has_shared_answers(task: AutomatonTask) -> bool:
-    """Return whether states share answers, for fresh words with all labels, none of them wrong."""
-    fresh = task.train_size is None and task.labels == "all" and not task.flipped
-    return fresh and task.num_classes < _num_told_apart(task.automaton())
 
 
 def _for_places(task: TaskSpec, num_places: int) -> RunConfig:
@@ -192,15 +167,11 @@ def by_labels(
 ) -> SearchConfig:
     """Return tests that a right network passes, and that know nothing but labels.
 
-    Args:
-        search: tests where all labels are right.
-        wrong: share of wrong labels, each another answer, drawn uniformly.
-        num_answers: number of answers.
-        num_labels: labels of a test.
+    They follow tests where all labels are right. A share ``wrong`` of the labels is another answer,
+    drawn uniformly.
     """
 
     def seen(right: float) -> float:
-        """Return the share of labels that answers have, of which a share is right."""
         return right * (1 - wrong) + (1 - right) * wrong / max(num_answers - 1, 1)
 
     deviation = math.sqrt(wrong * (1 - wrong) / num_labels)
@@ -255,9 +226,8 @@ def _num_entries(name: str, task: Task) -> int:
     else:
         kinds = HasAutomaton | HasPlaces | Traces
         having = ", ".join(known for known in TASKS if issubclass(TASKS[known], kinds))
-        raise RequestError(
-            f"task must have a finite automaton, places or traces ({having}), got {name}"
-        )
+        condition = f"must have a finite automaton, places or traces ({having})"
+        raise RequestError(f"task {condition}, got {name}")
     if num_states > _MOST_STATES:
         raise RequestError(
             f"task must need at most {_MOST_STATES} states, each counted once for every answer "

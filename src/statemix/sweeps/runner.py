@@ -3,22 +3,17 @@
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Literal
 
 from statemix.errors import RequestError
 from statemix.interrupts import TERMINABLE, handled
 from statemix.sweeps.study_runs import Runnable
-from statemix.sweeps.worker_processes import (
-    Processes,
-    RunEnding,
-    processes,
-    train_job,
-    work_of,
-)
+from statemix.sweeps.worker_processes import RunEnding, train_job, work_of, worker_processes
 from statemix.training import Event, RunConfig
 from statemix.training.config import SCHEMA, Count, NotNegative
 from statemix.training.devices import check_here, check_threads
@@ -39,23 +34,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended: one row of a sweep's status.
-
-    Attributes:
-        job: the job.
-        status: "done"; "diverged" (the loss or the gradient was not finite); "failed" (any other
-            error); "interrupted" (stopped before its end, or in the hands of another process).
-        message: the error in one line; empty if done.
-        details: traceback of an unexpected error; otherwise empty.
-        started: whether this call trained the run, or tried to; False if it reports an earlier
-            ending.
-    """
+    """How a job ended: one row of a sweep's status."""
 
     job: Job
     status: JobEnding
+    """"diverged": the loss or the gradient was not finite; "failed": any other error;
+    "interrupted": stopped before its end, or in the hands of another process."""
     message: str = ""
+    """The error in one line; empty if done."""
     details: str = ""
+    """Traceback of an unexpected error; otherwise empty."""
     started: bool = True
+    """Whether this call trained the run, or tried to; False if it reports an earlier ending."""
 
 
 def run_all(
@@ -88,13 +78,10 @@ def run_all(
         checkpoint_every_s: as in :func:`statemix.training.train`.
 
     Returns:
-        One row per job, in the order of the jobs.
+        One row per job, in the order of the jobs. If a job cannot run here, none starts.
 
     Raises:
-        RequestError: if a number is out of range, two jobs share a folder, or a job cannot run on
-            this machine; then none has started.
-        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
-            the same call resumes.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint.
     """
     num_workers = checked(Count | None, num_workers, "num_workers")
     if num_workers is not None:
@@ -119,32 +106,29 @@ def run_all(
     tell = on_event or (lambda *_: None)
     due = []
     for job in jobs:
-        row = _ended_before(job, retry, tell)
-        if row is None:
-            due.append(job)
-        else:
+        if row := _ended_before(job, retry, tell):
             note(row)
+        else:
+            due.append(job)
     num_here = min(num_workers or 1, len(due))
-    if not due:
-        pass
-    elif until is not None or num_here > 1:
+    if due and (until is not None or num_here > 1):
         # Only other processes can be stopped at a given time.
-        _share_out(due, processes(num_here, checkpoint_every_s), until, tell, note)
-    else:
-        for job in due:
-            ending = _train_here(job, tell, checkpoint_every_s)
-            note(_row(job, ending))
-            if ending[0] == "interrupted":
-                raise KeyboardInterrupt
+        _share_out(due, worker_processes(num_here, checkpoint_every_s), until, tell, note)
+        due = []
+    for job in due:
+        work = work_of(job.config, job.folder)
+        ending = train_job(work, partial(tell, job), checkpoint_every_s)
+        note(_row(job, ending))
+        if ending[0] == "interrupted":
+            raise KeyboardInterrupt
     return [ended[job.folder] for job in jobs]
 
 
 def _ending(job: Job, retry: Collection[JobEnding]) -> Status | None:
     """Return the stored ending of a run that is not to be trained again."""
     before = read_status(job.folder)
-    if before is None or before.status in ("running", "interrupted", *retry):
-        return None
-    return before
+    again = ("running", "interrupted", *retry)
+    return None if before is None or before.status in again else before
 
 
 def _ended_before(
@@ -156,7 +140,7 @@ def _ended_before(
         return None
     if before.status == "done":
         # Training returns a finished run at once, so it needs no process.
-        ending = _train_here(job, tell, checkpoint_every_s=0.0)
+        ending = train_job(work_of(job.config, job.folder), partial(tell, job), 0.0)
         return replace(_row(job, ending), started=False)
     try:
         if isinstance(job.config, RunConfig):
@@ -167,13 +151,6 @@ def _ended_before(
     return Ended(job, before.status, before.message, started=False)  # type: ignore[arg-type]
 
 
-def _train_here(
-    job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float | None
-) -> RunEnding:
-    work = work_of(job.config, job.folder)
-    return train_job(work, partial(tell, job), checkpoint_every_s)
-
-
 def _row(job: Job, ending: RunEnding) -> Ended:
     status, message, details = ending
     return Ended(job, "interrupted" if status == "in use" else status, message, details)
@@ -181,43 +158,49 @@ def _row(job: Job, ending: RunEnding) -> Ended:
 
 def _share_out(
     jobs: Sequence[Job],
-    team: AbstractContextManager[Processes],
+    workers: AbstractContextManager[list[Connection]],
     until: float | None,
     tell: Callable[[Job, Event], None],
     note: Callable[[Ended], None],
 ) -> None:
-    waiting = deque(enumerate(jobs))
-    busy: dict[int, Job] = {}
-    begun: set[Path] = set()
+    """Let each worker process train one job after another."""
+    waiting, begun = deque(jobs), set()
+    busy: dict[Connection, Job] = {}
     # A worker that is alive has a run until none is waiting.
     reason = "every worker process died"
-    with handled(TERMINABLE), team as workers:
+    with handled(TERMINABLE), workers as idle:
         while until is None or time.monotonic() < until:
-            while waiting and workers.has_room():
-                number, job = waiting.popleft()
-                busy[number] = job
-                workers.start(number, work_of(job.config, job.folder))
+            while waiting and idle:
+                connection, job = idle.pop(0), waiting.popleft()
+                busy[connection] = job
+                # A process that has died is noticed when it is waited for.
+                with suppress(ConnectionError):
+                    connection.send(work_of(job.config, job.folder))
             if not busy:
                 break
-            for number, content in workers.receive(
-                None if until is None else until - time.monotonic()
-            ):
-                job = busy[number]
+            for ready in wait(list(busy), None if until is None else until - time.monotonic()):
+                assert isinstance(ready, Connection)
+                job = busy[ready]
+                try:
+                    content = ready.recv()
+                except (EOFError, ConnectionError):
+                    # Out of memory, for instance. The other workers train the remaining jobs.
+                    del busy[ready]
+                    note(Ended(job, "failed", "its process died"))
+                    continue
                 if isinstance(content, Event):
                     begun.add(job.folder)
                     tell(job, content)
-                else:
-                    # The other workers train the remaining jobs.
-                    del busy[number]
-                    note(_row(job, content))
-                    if content[0] == "interrupted":
-                        raise KeyboardInterrupt
+                    continue
+                del busy[ready]
+                idle.append(ready)
+                note(_row(job, content))
+                if content[0] == "interrupted":
+                    raise KeyboardInterrupt
         else:
             reason = "the time was up"
-    for job in busy.values():
+    for job in (*busy.values(), *waiting):
         note(Ended(job, "interrupted", reason, started=job.folder in begun))
-    for _, job in waiting:
-        note(Ended(job, "interrupted", reason, started=False))
 
 
 def request(config: RunConfig) -> StoredConfig:

@@ -22,13 +22,7 @@ class StudyRun(ABC):
     def train(
         self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float | None
     ) -> None:
-        """Train the run, or resume it, in its folder; a finished run is left as it is.
-
-        Raises:
-            RequestError: if the run cannot be trained here, or the folder holds another one.
-            FloatingPointError: if the loss or the gradient is not finite.
-            KeyboardInterrupt: after Ctrl-C, once a checkpoint is saved.
-        """
+        """Train or resume the run in its folder; raise what :func:`statemix.training.fit` does."""
 
     @abstractmethod
     def seconds(self) -> float | None:

@@ -3,9 +3,9 @@
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
@@ -26,13 +26,6 @@ RunEnding = tuple[Literal["done", "diverged", "failed", "interrupted", "in use"]
 Work = tuple[Mapping[str, Any] | StudyRun, Path]
 """A run and its folder. A configuration is plain data: reading it imports the user's modules."""
 
-Content = Event | RunEnding
-"""An event of a run, or its ending."""
-
-
-News = tuple[int, Content]
-"""The number of a run, and what its worker says."""
-
 
 def work_of(config: Runnable, folder: Path) -> Work:
     """Return what a process is sent to train a run."""
@@ -44,75 +37,36 @@ def train_job(
 ) -> RunEnding:
     """Train one run in this process; return its ending, whatever it is."""
     asked, folder = work
+    error: Exception
+    status: Literal["diverged", "in use", "failed"] = "failed"
+    details = ""
     try:
         if isinstance(asked, StudyRun):
             asked.train(folder, on_event, checkpoint_every_s)
         else:
             config = config_from_plain(asked)
             train(config, folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
-    except FloatingPointError as error:
-        return "diverged", line(error), ""
     except KeyboardInterrupt:
         return "interrupted", "stopped before its end", ""
-    except FolderInUseError as error:
-        return "in use", line(error), ""
-    except (RequestError, OSError) as error:
-        return "failed", line(error), ""
-    except Exception as error:  # noqa: BLE001  one failing run must not stop the others
-        return "failed", line(error), traceback.format_exc()
-    return "done", "", ""
-
-
-def line(error: BaseException) -> str:
-    """Return an error in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def died(reason: str = "") -> RunEnding:
-    """Return the ending of a run whose process has died, out of memory for instance."""
-    return "failed", f"its process died{reason}", ""
-
-
-class Processes:
-    """Processes that each train one run after another."""
-
-    def __init__(self, connections: Sequence[Connection]) -> None:
-        self._idle = list(connections)
-        # Process -> number of the run that it trains.
-        self._busy: dict[Connection, int] = {}
-
-    def has_room(self) -> bool:
-        """Return whether a process is idle."""
-        return bool(self._idle)
-
-    def start(self, number: int, work: Work) -> None:
-        """Send a run to an idle process."""
-        connection = self._idle.pop(0)
-        self._busy[connection] = number
-        # A process that has died is noticed when it is waited for.
-        with suppress(ConnectionError):
-            connection.send(work)
-
-    def receive(self, timeout_s: float | None) -> Iterator[News]:
-        """Wait for news of the busy processes."""
-        for ready in wait(list(self._busy), timeout_s):
-            assert isinstance(ready, Connection)
-            job = self._busy[ready]
-            try:
-                content = ready.recv()
-            except (EOFError, ConnectionError):
-                del self._busy[ready]
-                yield job, died()
-                continue
-            if not isinstance(content, Event):
-                del self._busy[ready]
-                self._idle.append(ready)
-            yield job, content
+    except FloatingPointError as caught:
+        status, error = "diverged", caught
+    except FolderInUseError as caught:
+        status, error = "in use", caught
+    except (RequestError, OSError) as caught:
+        error = caught
+    except Exception as caught:  # noqa: BLE001  one failing run must not stop the others
+        error, details = caught, traceback.format_exc()
+    else:
+        return "done", "", ""
+    return status, " ".join(str(error).split()) or type(error).__name__, details
 
 
 @contextmanager
-def processes(count: int, checkpoint_every_s: float | None) -> Iterator[Processes]:
-    """Start processes, and end them on exit, runs under way with a checkpoint."""
+def worker_processes(count: int, checkpoint_every_s: float | None) -> Iterator[list[Connection]]:
+    """Start processes that receive work and send events and endings.
+
+    On exit they end, runs under way with a checkpoint.
+    """
     context = multiprocessing.get_context("spawn")
     connections: list[Connection] = []
     workers: list[BaseProcess] = []
@@ -129,7 +83,7 @@ def processes(count: int, checkpoint_every_s: float | None) -> Iterator[Processe
                 theirs.close()
                 connections.append(ours)
                 workers.append(worker)
-        yield Processes(connections)
+        yield connections.copy()
     finally:
         for connection in connections:
             connection.close()
@@ -144,7 +98,7 @@ def processes(count: int, checkpoint_every_s: float | None) -> Iterator[Processe
 def _serve(connection: Connection, checkpoint_every_s: float | None) -> None:
     """Train one job after another until the connection is closed."""
 
-    def send(content: Content) -> None:
+    def send(content: Event | RunEnding) -> None:
         try:
             connection.send(content)
         except OSError as error:

@@ -15,7 +15,6 @@ from statemix.training.config import (
     config_from_plain,
 )
 from statemix.training.evaluation import Scores, accuracy, evaluate
-from statemix.training.fit import fit
 from statemix.training.hooks import Event, Hook
 from statemix.training.outcome import (
     Fitted,
@@ -25,7 +24,7 @@ from statemix.training.outcome import (
     load_model,
     load_outcome,
 )
-from statemix.training.run import train
+from statemix.training.run import fit, train
 
 __all__ = [
     "AttributeSchedule",

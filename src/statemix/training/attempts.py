@@ -33,31 +33,24 @@ _DECAY = 0.97
 
 @dataclass(frozen=True)
 class Attempt:
-    """Training from new weights, up to the test that has passed it or failed it.
-
-    Attributes:
-        began: steps done before it.
-        left: steps done when its loss had left the plateau; None if it has not.
-        ended: steps done when the schedules began, or when it had failed; None if it goes on.
-        accuracy: token accuracy in its last test before the schedules; None without a test.
-        passed: whether it has passed all its tests so far.
-        confirmed: token accuracy in the test after the schedules; None without it.
-    """
+    """Training from new weights, up to the test that has passed it or failed it."""
 
     began: int
+    """Steps done before it."""
     left: int | None = None
+    """Steps done when its loss had left the plateau; None if it has not."""
     ended: int | None = None
+    """Steps done when the schedules began, or when it had failed; None if it goes on."""
     accuracy: float | None = None
+    """Token accuracy in its last test before the schedules; None without a test."""
     passed: bool = False
+    """Whether it has passed all its tests so far."""
     confirmed: float | None = None
+    """Token accuracy in the test after the schedules; None without it."""
 
 
 class Search:
-    """Attempts one after another. Steps are counted from the first attempt's beginning.
-
-    Attributes:
-        attempts: the attempts so far.
-    """
+    """Attempts one after another. Steps are counted from the first attempt's beginning."""
 
     def __init__(self, config: SearchConfig) -> None:
         self._config = config
@@ -96,8 +89,8 @@ class Search:
     @property
     def unconfirmed(self) -> bool:
         """Return whether the attempt is to be tested when the schedules have ended."""
-        asked = self._config.confirm is not None and self.attempts[-1].passed
-        return asked and self.attempts[-1].confirmed is None
+        last = self.attempts[-1]
+        return self._config.confirm is not None and last.passed and last.confirmed is None
 
     def saw(self, step: int, loss: float) -> None:
         """Take note of the loss of a step, when ``step`` steps are done."""
@@ -136,18 +129,15 @@ class Search:
         """Take note of the test after the schedules, when ``step`` steps are done."""
         self._change(confirmed=accuracy)
         if not passed:
-            self._fail(step)
+            # After the last attempt nothing begins anew, so its schedules stay where they are.
+            self._change(passed=False, ended=self.origin if self._is_last else step)
 
     def gives_up(self, step: int) -> bool:
         """Return whether the attempt has failed because it diverged, and another one is left."""
         if self._is_last or (self.origin is not None and self._config.confirm is None):
             return False
-        self._fail(step)
+        self._change(passed=False, ended=step)
         return True
-
-    def _fail(self, step: int) -> None:
-        # After the last attempt nothing begins anew, so its schedules stay where they are.
-        self._change(passed=False, ended=self.origin if self._is_last else step)
 
     def restart(self, step: int) -> None:
         """Begin the next attempt."""
@@ -171,9 +161,6 @@ class Attempts(Hook):
     """Lets the schedules wait until an attempt has passed, and begins the next one if it fails.
 
     ``losses`` is the loss whose plateau is watched.
-
-    Attributes:
-        search: the attempts so far.
     """
 
     def __init__(
@@ -227,34 +214,35 @@ class Attempts(Hook):
     def _test(self, loop: Loop) -> None:
         model: Any = loop.model
         with attributes_set(model, self._config.search.attributes, "search.attributes"):
-            found = accuracy(self._evaluation.score(loop, self._evaluator))
-        text = f"accuracy {found:.4f} on validation sequences"
-        if self.search.unconfirmed:
-            passed, why = self._confirms(model, found)
-            self.search.confirm(loop.step, found, passed=passed)
-            text += f" after the schedules{why}"
-        else:
+            reached = accuracy(self._evaluation.score(loop, self._evaluator))
+        text = f"accuracy {reached:.4f} on validation sequences"
+        confirm = self._config.search.confirm
+        if not self.search.unconfirmed:
             text += f" ({self.search.needed(loop.step):g} needed)"
-            self.search.judge(loop.step, found)
+            self.search.judge(loop.step, reached)
+        else:
+            if confirm == "proof":
+                passed, why = self._prove(model)
+            else:
+                assert confirm is not None
+                passed, why = reached >= confirm, f" ({confirm:g} needed)"
+            self.search.confirm(loop.step, reached, passed=passed)
+            text += f" after the schedules{why}"
         self._go_on(loop, text)
 
-    def _confirms(self, model: ReadoutModel, found: float) -> tuple[bool, str]:
-        """Return whether the test after the schedules is passed, and why."""
-        asked = self._config.search.confirm
-        if asked != "proof":
-            assert asked is not None
-            return found >= asked, f" ({asked:g} needed)"
+    def _prove(self, model: ReadoutModel) -> tuple[bool, str]:
+        """Return whether the network is proven, and what the proof says."""
         assert isinstance(self._task, HasAutomaton | HasPlaces)
         network = copy.deepcopy(model).cpu()
         with attributes_set(network, self._config.evaluation.attributes):
             proof = prove_task(network, self._task, max_pairs=MAX_PAIRS)
         result, (letters, _) = proof.result, names_of(self._task, proof.head)
-        said = {
-            "proven": "proven",
-            "refuted": f"refuted: wrong after {' '.join(letters[token] for token in result.word)}",
-            "open": f"open: {result.reason}",
+        details = {
+            "proven": "",
+            "refuted": f": wrong after {' '.join(letters[token] for token in result.word)}",
+            "open": f": {result.reason}",
         }
-        return result.verdict == "proven", f", {said[result.verdict]}"
+        return result.verdict == "proven", f", {result.verdict}{details[result.verdict]}"
 
     def _go_on(self, loop: Loop, text: str) -> None:
         """Begin another attempt, or the schedules, if the attempt has ended."""

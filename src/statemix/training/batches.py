@@ -4,7 +4,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,26 +43,25 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device, without waiting for the device."""
-        move = mover(device)
-        return replace(
-            self,
-            tokens=move(self.tokens),
-            targets={head: move(classes) for head, classes in self.targets.items()},
-            cu_seqlens=None if self.cu_seqlens is None else move(self.cu_seqlens),
-            lengths=None if self.lengths is None else move(self.lengths),
-        )
+
+        def move(tensor: Any) -> Any:
+            if tensor is not None and device.type == "cuda":
+                # From pinned memory, the copy overlaps with the device's work.
+                tensor = tensor.pin_memory()
+            return None if tensor is None else tensor.to(device, non_blocking=True)
+
+        targets = {head: move(classes) for head, classes in self.targets.items()}
+        others = (move(self.cu_seqlens), move(self.lengths))
+        return Batch(move(self.tokens), targets, *others, self.num_scored)
 
 
 class Batches(Protocol):
-    """The batches of a run by optimiser step.
-
-    Attributes:
-        num_steps: steps of the whole run.
-        steps_per_epoch: steps of one epoch; 1 on fresh examples.
-    """
+    """The batches of a run by optimiser step."""
 
     num_steps: int
+    """Steps of the whole run."""
     steps_per_epoch: int
+    """Steps of one epoch; 1 on fresh examples."""
 
     def parts(self, step: int) -> Sequence[Any]:
         """Return the batches of step ``step``, counted from 0; their gradients are summed."""
@@ -88,8 +87,6 @@ class LoaderBatches:
     Everything that the loader draws, by PyTorch, NumPy or ``random``, depends on the seed, the
     epoch and the place in it alone. A run that resumes within an epoch reads the epoch again up to
     its step.
-
-    The batches are moved by ``to_device``.
     """
 
     def __init__(
@@ -167,21 +164,16 @@ class TaskBatches:
         seed: int,
         device: torch.device,
     ) -> None:
-        self.task = task
-        self._config = config
-        self._schedules = schedules
-        self._seed = seed
-        self._device = device
+        self.task, self._config, self._schedules = task, config, schedules
+        self._seed, self._device = seed, device
         self._examples: Examples | None = None
-        if task.train_size is None:
-            assert schedules.num_steps is not None
-            self.steps_per_epoch = 1
-            self.num_steps = schedules.num_steps
-        else:
-            assert schedules.epochs is not None
+        self.steps_per_epoch = 1
+        if task.train_size is not None:
             self._examples = task.examples("train", 0, task.train_size)
             self.steps_per_epoch = -(-task.train_size // config.size)
-            self.num_steps = schedules.epochs * self.steps_per_epoch
+        length = schedules.num_steps or schedules.epochs
+        assert length is not None
+        self.num_steps = length * self.steps_per_epoch
         first = schedules.first_length
         if first is not None:
             tried = task.examples("train", 0, min(task.train_size or _TRIED, _TRIED))
@@ -207,11 +199,9 @@ class TaskBatches:
             for head, classes in examples.targets.items()
         }
         form = packed if self._config.packed else padded
-        pieces = min(self._config.accumulate, len(examples.tokens))
-        return [
-            form(rows(examples, piece), num_scored).to(self._device)
-            for piece in np.array_split(np.arange(len(examples.tokens)), pieces)
-        ]
+        count = len(examples.tokens)
+        pieces = np.array_split(np.arange(count), min(self._config.accumulate, count))
+        return [form(rows(examples, piece), num_scored).to(self._device) for piece in pieces]
 
     def _of_step(self, step: int) -> Examples:
         size = self._config.size
@@ -219,32 +209,25 @@ class TaskBatches:
             return self.task.examples("train", step * size, (step + 1) * size)
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._order_epoch:
-            self._order = self._permutation(epoch, len(self._examples.tokens))
-            self._order_epoch = epoch
+            # NumPy keeps the raw stream of a bit generator stable, but not its other methods.
+            stream = np.random.Philox(np.random.SeedSequence([self._seed, epoch]))
+            numbers = stream.random_raw(len(self._examples.tokens))
+            self._order, self._order_epoch = np.argsort(numbers, kind="stable"), epoch
         return rows(self._examples, self._order[place * size : (place + 1) * size])
-
-    def _permutation(self, epoch: int, size: int) -> NDArray[np.int64]:
-        # NumPy keeps the raw stream of a bit generator stable, but not its other methods.
-        stream = np.random.Philox(np.random.SeedSequence([self._seed, epoch]))
-        return np.argsort(stream.random_raw(size), kind="stable")
 
 
 def rows(examples: Examples, index: NDArray[np.int64]) -> Examples:
     """Select examples, in the order of ``index``."""
-    return Examples(
-        examples.tokens[index],
-        {head: classes[index] for head, classes in examples.targets.items()},
-        None if examples.lengths is None else examples.lengths[index],
-    )
+    targets = {head: classes[index] for head, classes in examples.targets.items()}
+    lengths = None if examples.lengths is None else examples.lengths[index]
+    return Examples(examples.tokens[index], targets, lengths)
 
 
 def beginnings(examples: Examples, length: int) -> Examples:
     """Cut examples to their first tokens."""
-    return Examples(
-        examples.tokens[:, :length],
-        {head: classes[:, :length] for head, classes in examples.targets.items()},
-        None if examples.lengths is None else examples.lengths.clip(max=length),
-    )
+    targets = {head: classes[:, :length] for head, classes in examples.targets.items()}
+    lengths = None if examples.lengths is None else examples.lengths.clip(max=length)
+    return Examples(examples.tokens[:, :length], targets, lengths)
 
 
 def padded(examples: Examples, num_scored: Mapping[str, int]) -> Batch:
@@ -277,14 +260,6 @@ def packed(examples: Examples, num_scored: Mapping[str, int]) -> Batch:
     return Batch(joined(examples.tokens), targets, bounds, None, num_scored)
 
 
-def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return a function that copies tensors to a device, without waiting for the device."""
-    if device.type == "cuda":
-        # From pinned memory, the copy overlaps with the device's work.
-        return lambda tensor: tensor.pin_memory().to(device, non_blocking=True)
-    return lambda tensor: tensor.to(device)
-
-
 class CrossEntropy:
     r"""Each head's mean cross-entropy over the scored positions of the step, in nats.
 
@@ -292,19 +267,13 @@ class CrossEntropy:
         w_t = t^p \Big/ \tfrac1T \textstyle\sum_{s=1}^T s^p
 
     The mean is over the whole step, so that splitting a step into several batches changes nothing.
-
-    Args:
-        power: p.
-        length: T.
-
-    Attributes:
-        unweighted: list to which each call appends the sum over heads without weights; None if it
-            is not needed.
+    The arguments are p and T.
     """
 
     def __init__(self, power: float = 0.0, length: int = 1) -> None:
         self._power, self._length = power, length
         self.unweighted: list[Tensor] | None = None
+        """List to which each call appends the sum over heads without weights, if there is one."""
 
     def __call__(self, model: Callable[..., Any], batch: Batch) -> dict[str, Tensor]:
         """Return head -> loss of a model that returns head -> logits (B, T, classes)."""
@@ -347,18 +316,13 @@ class Averages:
         self, parts: Sequence[Mapping[str, Tensor]], reports: Sequence[Mapping[str, Tensor]]
     ) -> None:
         """Add the losses of a step's batches, which add up, and what layers reported in each."""
-        for name in parts[0]:
-            self._add(f"loss/{name}", *(losses[name] for losses in parts))
-        for numbers in reports:
-            for name, number in numbers.items():
-                self._add(name, number)
-
-    def _add(self, name: str, *numbers: Tensor) -> None:
-        """Add numbers that count as one term."""
-        for number in numbers:
-            number = number.detach().double()
-            self._totals[name] = self._totals[name] + number if name in self._totals else number
-        self._counts[name] = self._counts.get(name, 0) + 1
+        losses = [{f"loss/{name}": loss for name, loss in table.items()} for table in parts]
+        for table in (*losses, *reports):
+            for name, number in table.items():
+                number = number.detach().double()
+                self._totals[name] = self._totals[name] + number if name in self._totals else number
+        for name in (*losses[0], *(name for table in reports for name in table)):
+            self._counts[name] = self._counts.get(name, 0) + 1
 
     def read(self) -> dict[str, float]:
         """Return and forget the means: "loss" (the sum over heads) and every name; {} if empty."""

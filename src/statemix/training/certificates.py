@@ -5,22 +5,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from statemix import files
+from statemix import files, proofs
 from statemix.automaton import IGNORED, HasAutomaton
 from statemix.errors import OptionError, RequestError
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.place_rules import HasPlaces
-from statemix.proofs import (
-    Certificate,
-    StateMachine,
-    can_harden,
-    harden,
-    parse_property,
-    prove_safety,
-    prove_task,
-)
 from statemix.proofs.safety import explore
 from statemix.proofs.structure import structure_tables
 from statemix.tasks import Task
@@ -45,7 +36,7 @@ def certify_run(
     max_pairs: int = 100_000,
     output: Path | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> tuple[Certificate, list[Path]]:
+) -> tuple[proofs.Certificate, list[Path]]:
     """Prove or refute the network of a finished run, and write its certificate.
 
     If the task has an automaton, all pairs of states are searched
@@ -78,7 +69,7 @@ def certify_run(
     model = load_model(folder, weights)
     tables: dict[str, Any] | str
     with attributes_set(model, config.evaluation.attributes):
-        certificate = prove_task(
+        certificate = proofs.prove_task(
             model, task, soft=soft, max_pairs=max_pairs, on_progress=on_progress
         )
         if isinstance(task, HasAutomaton):
@@ -125,13 +116,12 @@ def check_property(
     config, task = outcome.config, outcome.config.build_task()
     try:
         if property_file.exists() and not property_file.is_file():
-            raise RequestError(f"{property_file} is not a regular file")
+            raise ValueError(f"{property_file} is not a regular file")
         text = property_file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise RequestError(
-            f"property must be a text file, got {property_file}: {reason}"
-        ) from error
+        message = f"property must be a text file, got {property_file}: {reason}"
+        raise RequestError(message) from error
     model = load_model(folder, weights)
     if not isinstance(model, TokenClassifier):
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
@@ -140,15 +130,21 @@ def check_property(
     path = (output or folder) / f"property-{property_file.stem}{about}.json"
     files.open_for_append("folder" if output is None else "output", path)
     try:
-        watched = parse_property(text, letters, classes)
+        watched = proofs.parse_property(text, letters, classes)
     except OptionError as error:
         raise RequestError(f"{property_file}: {error}") from error
     if isinstance(task, HasAutomaton):
         watched = watched.within(task.automaton())
     with attributes_set(model, config.evaluation.attributes):
-        network, searched = _chosen(model, folder, weights, soft=soft)
+        network, searched = "as trained", cast(ReadoutModel, model)
+        if not soft:
+            try:
+                network, searched = "proven", load_proven(folder, weights)
+            except RequestError:
+                if proofs.can_harden(model):
+                    network, searched = "hardened", proofs.harden(model)
         assert isinstance(searched, TokenClassifier)
-        result = prove_safety(
+        result = proofs.prove_safety(
             searched, watched, model.main_head, max_states, on_progress=on_progress
         )
     row = {
@@ -183,19 +179,16 @@ def _is_decided(path: Path, row: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class ExploredRun:
-    """A network with gates of 0 and 1, all of whose states were visited.
+    """A network with gates of 0 and 1, all of whose states were visited."""
 
-    Attributes:
-        machine: the smallest machine that answers like the network.
-        letters: name of each letter.
-        answers: name of each answer.
-        accuracy: share of the labels of test words that the machine answers.
-    """
-
-    machine: StateMachine
+    machine: proofs.StateMachine
+    """The smallest machine that answers like the network."""
     letters: list[str]
+    """Name of each letter."""
     answers: list[str]
+    """Name of each answer."""
     accuracy: float
+    """Share of the labels of test words that the machine answers."""
 
 
 def explore_run(
@@ -207,16 +200,15 @@ def explore_run(
 ) -> ExploredRun:
     """Visit all states, up to ``max_states``, of a run's network with gates of 0 and 1.
 
-    Raises:
-        RequestError: if the folder holds no finished run, the network cannot be hardened, not all
-            its states were visited, or rounding may change a gate or an answer.
+    A network that cannot be hardened, has more states, or in which rounding may change a gate or an
+    answer is a RequestError.
     """
     config = load_outcome(folder).config
     task, model = config.build_task(), load_model(folder, weights)
-    if not isinstance(model, TokenClassifier) or not can_harden(model):
+    if not isinstance(model, TokenClassifier) or not proofs.can_harden(model):
         raise RequestError(f"{folder} must hold a network with softmax gates, got another")
     with attributes_set(model, config.evaluation.attributes):
-        network = harden(model)
+        network = proofs.harden(model)
         assert isinstance(network, TokenClassifier)
         machine = explore(network, model.main_head, max_states, on_progress)
     if isinstance(machine, str):
@@ -227,17 +219,6 @@ def explore_run(
     right = (answers == targets)[targets != IGNORED]
     names = names_of(task, model.main_head)
     return ExploredRun(machine.minimized(), *names, float(right.mean()))
-
-
-def _chosen(
-    model: ReadoutModel, folder: Path, weights: Weights, *, soft: bool
-) -> tuple[str, ReadoutModel]:
-    """Return what is done to a trained model before a property of it is proven, and the result."""
-    if soft:
-        return "as trained", model
-    with contextlib.suppress(RequestError):
-        return "proven", load_proven(folder, weights)
-    return ("hardened", harden(model)) if can_harden(model) else ("as trained", model)
 
 
 def certificate_paths(folder: Path, weights: Weights, *, soft: bool) -> tuple[Path, Path]:
@@ -257,7 +238,7 @@ def _about(weights: Weights, *, soft: bool) -> str:
 
 def _save_certificate(
     folder: Path,
-    certificate: Certificate,
+    certificate: proofs.Certificate,
     tables: dict[str, Any] | str,
     task: Task,
     *,
@@ -310,11 +291,8 @@ def load_proven(
 ) -> ReadoutModel:
     """Load the proven network of a run, on the CPU, in evaluation mode.
 
-    The arguments are as in :func:`certify_run`.
-
-    Raises:
-        RequestError: if the run is not finished, there is no proof of these weights, or a file is
-            damaged.
+    The arguments are as in :func:`certify_run`. A RequestError says if there is no proof of these
+    weights.
     """
     folder = Path(folder)
     target = folder if output is None else Path(output)

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -36,14 +37,8 @@ _TIES = "ties"
 _KEPT = 2
 
 # Errors of reading a checkpoint that is not whole.
-_DAMAGE = (
-    FileNotFoundError,
-    IsADirectoryError,
-    NotADirectoryError,
-    ValueError,
-    RecursionError,
-    SafetensorError,
-)
+_NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_DAMAGE = (*_NO_FILE, ValueError, RecursionError, SafetensorError)
 
 # Stands behind the name of a complex tensor, which is stored as pairs of real numbers.
 _COMPLEX = "#complex"
@@ -68,12 +63,10 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 def load_tensors(content: bytes) -> dict[str, Tensor]:
     """Undo :func:`tensor_bytes`."""
-    return {
-        name.removesuffix(_COMPLEX): (
-            torch.view_as_complex(tensor) if name.endswith(_COMPLEX) else tensor
-        )
-        for name, tensor in load(content).items()
-    }
+    tensors = load(content)
+    for name in [name for name in tensors if name.endswith(_COMPLEX)]:
+        tensors[name.removesuffix(_COMPLEX)] = torch.view_as_complex(tensors.pop(name))
+    return tensors
 
 
 def save_checkpoint(
@@ -87,44 +80,29 @@ def save_checkpoint(
 
     All files are written into a folder with a temporary name and reach the disk before the folder
     is renamed. So a checkpoint with its final name is whole. The manifest holds the SHA-256 of each
-    file, and the state their names.
-
-    The first process writes, unless the tensors are sharded: then each process writes its shards.
+    file, and the state their names. All processes call this. The first one writes, unless the
+    tensors are sharded: then each process writes its shards.
 
     Args:
         folder: folder of the run's checkpoints; made if absent.
         step: optimiser steps done.
         tensors: name of a file without its suffix -> name of a tensor -> tensor.
         state: everything else, as JSON.
-        ranks: processes of the run, all of which call this.
+        ranks: processes of the run.
     """
     sharded = any(is_sharded(tensor) for group in tensors.values() for tensor in group.values())
     unfinished = folder / _UNFINISHED
     if ranks.is_first:
-        _begin(unfinished)
+        folder.mkdir(exist_ok=True)
+        # The run folder, too: the metrics must survive a power cut together with the checkpoint.
+        files.sync_directory(folder.parent)
+        _remove(unfinished)
+        unfinished.mkdir(exist_ok=True)
     if sharded:
         ranks.wait()
-        state = {**state, _TIES: write_shards(unfinished, tensors)}
-    if ranks.is_first:
-        _finish(unfinished, step, {} if sharded else tensors, state)
-
-
-def _begin(unfinished: Path) -> None:
-    folder = unfinished.parent
-    folder.mkdir(exist_ok=True)
-    # Sync the run folder too: the metrics must survive a power cut together with the checkpoint.
-    files.sync_directory(folder.parent)
-    _remove(unfinished)
-    unfinished.mkdir(exist_ok=True)
-
-
-def _finish(
-    unfinished: Path,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
-) -> None:
-    folder = unfinished.parent
+        tensors, state = {}, {**state, _TIES: write_shards(unfinished, tensors)}
+    if not ranks.is_first:
+        return
     # The shards are there already.
     hashes = {path.name: _sha256(path) for path in sorted(unfinished.glob("*" + _SUFFIX))}
     contents = {name + _SUFFIX: tensor_bytes(group) for name, group in tensors.items()}
@@ -152,20 +130,12 @@ def load_checkpoint(
     like: Mapping[str, Tensor] | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[TensorFiles, dict[str, Any]] | None:
-    """Load the newest checkpoint that is whole, and rename newer damaged ones.
+    """Load the newest whole checkpoint: the tensors and the state that were saved, or None.
 
-    Damaged checkpoints would otherwise count among the newest, which the next save keeps. A
-    checkpoint that cannot be read is not renamed: it may be whole.
-
-    Args:
-        folder: folder of the run's checkpoints.
-        report: called with one line for each damaged checkpoint.
-        like: weights of the model. Tensors that belong to sharded weights are sharded like them.
-        ranks: processes of the run, all of which call this.
-
-    Returns:
-        Tensors and state as given to :func:`save_checkpoint`, those without shards on the CPU; None
-        if no checkpoint is whole.
+    Newer damaged ones are renamed, and ``report`` gets a line for each: the next save would count
+    them among the newest, which it keeps. A checkpoint that cannot be read is not renamed: it may
+    be whole. All processes call this. Tensors are on the CPU, except those that belong to sharded
+    weights of ``like``: they are sharded like these.
     """
     loaded: list[tuple[TensorFiles, dict[str, Any]]] = []
 
@@ -210,9 +180,8 @@ def remove_checkpoints(folder: Path) -> None:
 
 def _step(name: str) -> int:
     """Return the step of a checkpoint, -1 if the name is not one."""
-    digits = name.removeprefix(_PREFIX)
-    is_step = name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal()
-    return int(digits) if is_step else -1
+    match = re.fullmatch(_PREFIX + "([0-9]+)", name)
+    return int(match[1]) if match else -1
 
 
 def _remove(checkpoint: Path) -> None:
@@ -243,15 +212,14 @@ def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
     state: dict[str, Any] = {}
     # The state comes first: it tells whether the other files are shards, which are read later.
     for name in sorted(hashes, key=lambda name: name != _STATE):
-        content = None if _TIES in state else (path / name).read_bytes()
-        found = _sha256(path / name) if content is None else hashlib.sha256(content).hexdigest()
+        is_shard = _TIES in state
+        content = b"" if is_shard else (path / name).read_bytes()
+        found = _sha256(path / name) if is_shard else hashlib.sha256(content).hexdigest()
         if found != hashes[name]:
             raise ValueError(f"the SHA-256 of {name} differs from {_MANIFEST}")
-        if content is None:
-            continue
         if name == _STATE:
             state = json.loads(content)
-        else:
+        elif not is_shard:
             tensors[name.removesuffix(_SUFFIX)] = load_tensors(content)
     # The checksum of the state protects this list. Checkpoints of older versions lack it.
     for name in state.pop("files", ()):
@@ -296,11 +264,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> d
 
 
 def read_shards(folder: Path, ties: Mapping[str, str], like: Mapping[str, Tensor]) -> TensorFiles:
-    """Read the tensors of :func:`write_shards`, which returned ``ties``.
-
-    A tensor that belongs to a sharded weight of ``like``, and has its shape, is sharded like it;
-    all others are whole.
-    """
+    """Read the tensors of :func:`write_shards`, which returned ``ties``, sharded like ``like``."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 
@@ -355,9 +319,8 @@ def optimizer_state(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the state of an optimiser of a model's parameters.
 
-    Returns:
-        tensors: "parameter/quantity" -> tensor, such as moments and step counts.
-        numbers: options of each group, and whatever else the state holds, as JSON data.
+    It is a table of tensors, such as moments and step counts, by "parameter/quantity"; and JSON
+    data: the options of each group, and whatever else the state holds.
     """
     own = set(model.parameters())
     further: list[Any] = [key for key in optimizer.state if key not in own]
@@ -394,14 +357,6 @@ def load_optimizer(
     Stored options, such as the learning rate, replace the options of the optimiser's groups.
     """
     groups = numbers.get("groups", [{}] * len(optimizer.param_groups))
-    if len(groups) != len(optimizer.param_groups):
-        found = len(optimizer.param_groups)
-        raise RuntimeError(f"the number of parameter groups is {len(groups)} there, got {found}")
-    for group, options in zip(optimizer.param_groups, groups, strict=True):
-        missing, further = options.keys() - group.keys(), group.keys() - {"params"} - options.keys()
-        # A newer PyTorch adds options, and a schedule stores more: only another kind does both.
-        if missing and further:
-            raise RuntimeError(f"the optimizer has {sorted(missing)} there, got {sorted(further)}")
     for group, options in zip(optimizer.param_groups, groups, strict=True):
         group.update({name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
@@ -412,17 +367,13 @@ def load_optimizer(
     for key, value in (*tensors.items(), *numbers.get("values", {}).items()):
         name, quantity = key.rsplit("/", 1)
         parameter = parameters[name]
-        if isinstance(value, Tensor) and not _stays_on_cpu(quantity, group_of.get(parameter, {})):
+        group = group_of.get(parameter, {})
+        # PyTorch keeps numbers of steps on the CPU, where reading them waits for no device, unless
+        # its kernels read them.
+        on_cpu = quantity == "step" and not (group.get("fused") or group.get("capturable"))
+        if isinstance(value, Tensor) and not on_cpu:
             value = value.to(parameter.device)
         if isinstance(value, Tensor) and value.shape == parameter.shape and quantity != "step":
             # Fused steps read moments in the order in which the parameter lies in memory.
             value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         optimizer.state.setdefault(parameter, {})[quantity] = value
-
-
-def _stays_on_cpu(quantity: str, group: Mapping[str, Any]) -> bool:
-    """Return whether a number of steps is on the CPU, so that reading it waits for no device.
-
-    PyTorch's optimisers keep it there unless their kernels read it.
-    """
-    return quantity == "step" and not (group.get("fused") or group.get("capturable"))

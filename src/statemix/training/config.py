@@ -73,6 +73,11 @@ class ModelConfig(Settings):
         return tuple(self.layers[place % len(self.layers)] for place in range(depth))
 
 
+# Fields that are options of the model, too.
+_PASSED_ON = ["bos", "residual", "norm", "channel_mixer", "zero_biases", "linear_init"]
+_PASSED_ON += ["readout_sizes"]
+
+
 class BatchConfig(Settings):
     """Size and layout of the batches."""
 
@@ -202,8 +207,7 @@ class SearchConfig(Settings):
     """Values of schedulable attributes of layers that apply only in a test."""
 
     def check(self) -> None:
-        others = self.asked()
-        if self.attempts is None and others:
+        if self.attempts is None and (others := self.asked()):
             name, value = next(iter(others.items()))
             raise SettingError(name, "must be absent without attempts", value)
 
@@ -281,16 +285,15 @@ class RunConfig(Settings):
         if self.schedules.learning_rate == "cosine" and least > rate:
             condition = f"must be at most optimizer.learning_rate={rate}"
             raise SettingError("schedules.min_learning_rate", condition, least)
-        if self.start_from is not None and self.search.attempts is not None:
-            condition = "must be absent with search.attempts, which begin with new weights"
-            raise SettingError("start_from", condition, self.start_from)
-        first = self.schedules.first_length
-        if first is not None and self.search.attempts is not None:
-            condition = "must be absent with search.attempts, which do not know their last step"
-            raise SettingError("schedules.first_length", condition, first)
-        if first is not None and self.objective.position_power:
-            condition = "must be absent with objective.position_power, whose weights are for all"
-            raise SettingError("schedules.first_length", f"{condition} positions", first)
+        first, begin = ("schedules.first_length", self.schedules.first_length), self.start_from
+        searches, power = self.search.attempts is not None, bool(self.objective.position_power)
+        for (name, value), is_set, reason in (
+            (("start_from", begin), searches, "search.attempts, which begin with new weights"),
+            (first, searches, "search.attempts, which do not know their last step"),
+            (first, power, "objective.position_power, whose weights are for all positions"),
+        ):
+            if is_set and value is not None:
+                raise SettingError(name, f"must be absent with {reason}", value)
 
     def build_task(self) -> Task:
         """Build the task, with the run's seed unless the task's options hold one."""
@@ -301,30 +304,15 @@ class RunConfig(Settings):
     def build_model(self, task: Task, seed: int | None = None) -> ReadoutModel:
         """Build the network of the run, with initial weights of a seed: the run's if None."""
         model = self.model
-        features = None
+        options = {name: getattr(model, name) for name in _PASSED_ON}
         if model.embedding_init == "features":
             if not isinstance(task, HasTokenFeatures):
                 condition = f"must be 'normal' for the task {self.task.name}"
                 raise SettingError("model.embedding_init", condition, model.embedding_init)
-            features = torch.from_numpy(task.token_features())
-        network: ReadoutModel = built(
-            "model",
-            MODELS[model.backbone],
-            task.vocab_size,
-            task.heads,
-            model.hidden_size,
-            model.stack(),
-            bos=model.bos,
-            residual=model.residual,
-            norm=model.norm,
-            channel_mixer=model.channel_mixer,
-            zero_biases=model.zero_biases,
-            linear_init=model.linear_init,
-            readout_sizes=model.readout_sizes,
-            token_features=features,
-            seed=self.seed if seed is None else seed,
-        )
-        return network
+            options["token_features"] = torch.from_numpy(task.token_features())
+        options["seed"] = self.seed if seed is None else seed
+        sizes = (task.vocab_size, task.heads, model.hidden_size, model.stack())
+        return built("model", MODELS[model.backbone], *sizes, **options)
 
     def completed(self) -> "RunConfig":
         """Return the same configuration with every option of its specifications written out."""
@@ -345,14 +333,14 @@ class RunConfig(Settings):
         """
         task = task or self.build_task()
         epochs, num_steps = self.schedules.epochs, self.schedules.num_steps
-        if task.train_size is None and epochs is not None:
+        fresh = task.train_size is None
+        if fresh and epochs is not None:
             condition = "must not be given for a task with fresh examples"
             raise SettingError("schedules.epochs", condition, epochs)
-        if task.train_size is not None and num_steps is not None:
+        if not fresh and num_steps is not None:
             sized = f"for a task with train_size={task.train_size}"
             condition = f"must not be given {sized}, where schedules.epochs sets the length"
             raise SettingError("schedules.num_steps", condition, num_steps)
-        fresh = task.train_size is None
         length = {} if epochs or num_steps else {"num_steps": 2000} if fresh else {"epochs": 200}
         whole = self.completed()
         return whole.replace(
@@ -378,11 +366,7 @@ class RunConfig(Settings):
 
 
 def config_from_plain(tree: Any) -> RunConfig:
-    """Build a configuration from nested plain tables; absent fields have their defaults.
-
-    Raises:
-        SettingError: if a value does not fit or a module cannot be found, with the dotted name.
-    """
+    """Build a configuration from nested plain tables; absent fields have their defaults."""
     if not isinstance(tree, Mapping):
         raise SettingError("configuration", "must be a table", tree)
     import_modules(tree.get("imports", ()))

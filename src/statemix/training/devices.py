@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -48,17 +48,15 @@ def check_here(runtime: RuntimeConfig) -> None:
         check_threads("runtime.num_threads", runtime.num_threads)
 
 
-# Results depend on the number of threads, so a request may exceed the number of processors, but
-# many more threads would freeze the machine.
-_THREADS_PER_PROCESSOR = 4
-
-
 def check_threads(path: str, number: int) -> None:
-    """Check that a number of CPU threads or processes is at most several times the processors."""
+    """Check that a number of CPU threads or processes is at most four times the processors.
+
+    Results depend on the number of threads, so a request may exceed the number of processors, but
+    many more threads would freeze the machine.
+    """
     processors = available_processors()
-    most = _THREADS_PER_PROCESSOR * processors
-    if not 1 <= number <= most:
-        condition = f"must be in 1..{most} (processors available: {processors})"
+    if not 1 <= number <= 4 * processors:
+        condition = f"must be in 1..{4 * processors} (processors available: {processors})"
         raise SettingError(path, condition, number)
 
 
@@ -102,16 +100,10 @@ def environment(runtime: RuntimeConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a run, and this process among them.
+    """The processes of a run, and this process among them: here (``local``) and on all machines.
 
     Every method is a collective: all processes call it together, or it waits for ever. With one
     process nothing is exchanged.
-
-    Attributes:
-        rank: number of this process, from 0.
-        size: number of processes.
-        local_rank: number of this process on its machine, from 0.
-        local_size: number of processes on this machine.
     """
 
     rank: int = 0
@@ -138,12 +130,10 @@ class Ranks:
             except BaseException as caught:  # noqa: BLE001 - raised below, when the others know
                 error, sent[1] = caught, RequestError(str(caught) or type(caught).__name__)
         dist.broadcast_object_list(sent)
-        if error is not None:
-            raise error
-        if sent[1] is not None:
-            raise sent[1]
-        result: T = sent[0]
-        return result
+        result, told = sent
+        if error or told:
+            raise error or told
+        return cast(T, result)
 
     def any_of(self, *, flag: bool) -> bool:
         """Return whether the flag of any process is true."""
@@ -182,11 +172,7 @@ def ranks_here() -> Ranks:
 
 
 def join_ranks(device: Device) -> Ranks:
-    """Connect the processes of the run until they end, unless they are connected already.
-
-    Args:
-        device: device of the run; GPUs exchange tensors by NCCL, and CPUs by Gloo.
-    """
+    """Connect the processes of the run until they end, unless they are connected already."""
     ranks = ranks_here()
     if ranks.size == 1:
         return ranks
@@ -197,20 +183,12 @@ def join_ranks(device: Device) -> Ranks:
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, timeout=_PATIENCE)
         # Processes that have parted cannot meet again, and the next run may need them.
-        atexit.register(_part)
+        atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
     return ranks
 
 
-def _part() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def build_fabric(
-    device: Device,
-    precision: Precision,
-    ranks: Ranks = ALONE,
-    strategy: Strategy = "ddp",
+    device: Device, precision: Precision, ranks: Ranks = ALONE, strategy: Strategy = "ddp"
 ) -> "Fabric":
     """Build Lightning Fabric for processes that are connected and have an available device each."""
     # It imports the compiler of PyTorch, which takes as long as everything else together.
@@ -311,16 +289,15 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 class Agreement:
-    """What all processes of a run know after each step: the losses, a signal, and the time.
+    """What all processes of a run know after each step: the losses, a signal, and the time."""
 
-    Attributes:
-        interrupted: whether any process had got a signal.
-        clock: seconds of the first process's clock.
-    """
+    interrupted = False
+    """Whether any process had got a signal."""
+    clock = 0.0
+    """Seconds of the first process's clock."""
 
     def __init__(self, ranks: Ranks, interrupts: Interrupts, device: torch.device) -> None:
         self._ranks, self._interrupts, self._device = ranks, interrupts, device
-        self.interrupted, self.clock = False, 0.0
 
     def start(self) -> None:
         """Agree before the first step."""
@@ -331,23 +308,16 @@ class Agreement:
     ) -> tuple[Tensor, list[dict[str, Tensor]], list[dict[str, Tensor]], Tensor]:
         """Exchange the losses and the reported numbers of each batch of a step.
 
-        Returns:
-            loss: the sum of all losses, float64.
-            parts: the losses, summed over processes.
-            reports: the reported numbers, averaged over processes.
-            rest: two numbers for :meth:`read`, float64, on the device.
+        Returns the sum of all losses, the losses summed over processes, the reported numbers
+        averaged over processes, and two numbers for :meth:`read`; all float64, on the device.
         """
         tables = [*parts, *reports]
         own = [number.detach().double() for table in tables for number in table.values()]
         total = self._ranks.total(torch.cat([torch.stack(own), self._own()]))
-        numbers = iter(total)
-        summed = [{name: next(numbers) for name in table} for table in tables]
-        means = [
-            {name: number / self._ranks.size for name, number in table.items()}
-            for table in summed[len(parts) :]
-        ]
-        losses = summed[: len(parts)]
-        loss = torch.stack([one for table in losses for one in table.values()]).sum()
+        sums = iter(total)
+        losses = [{name: next(sums) for name in table} for table in parts]
+        means = [{name: next(sums) / self._ranks.size for name in table} for table in reports]
+        loss = total[: sum(map(len, parts))].sum()
         return loss, losses, means, total[-2:]
 
     def read(self, numbers: Sequence[float]) -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,15 +98,12 @@ class SplitEvaluator:
                         f"task {task.name!r}: examples must follow the length asked for, got "
                         f"the same tokens at lengths {task.length} and {length}"
                     )
-        self._draw = partial(task.examples, split, 0, num_sequences, length)
-        self._examples: Examples | None = None
+        self._examples = cache(partial(task.examples, split, 0, num_sequences, length))
         self._batch_size = batch_size
 
     def __call__(self, model: ReadoutModel, **options: Any) -> HeadScores:
         """Return the scores by head; options are ``autocast`` and ``tick`` of :func:`evaluate`."""
-        if self._examples is None:
-            self._examples = self._draw()
-        return evaluate(model, self._examples, batch_size=self._batch_size, **options)
+        return evaluate(model, self._examples(), batch_size=self._batch_size, **options)
 
 
 def sequences_at(length: int, *, at_most: int, tokens: int) -> int:
@@ -198,12 +195,12 @@ class RunEvaluation(Evaluation):
 
     def _at(self, split: Split, name: str) -> dict[int, SplitEvaluator]:
         at_most, tokens = getattr(self._settings, f"{split}_size"), self._settings.tokens
-        lengths = getattr(self._settings, name)
-        found = {}
-        for length in lengths:
-            count = sequences_at(length, at_most=at_most, tokens=tokens)
-            found[length] = self.on_split(split, count, f"evaluation.{name}", length)
-        return found
+        counts = {
+            length: sequences_at(length, at_most=at_most, tokens=tokens)
+            for length in getattr(self._settings, name)
+        }
+        setting = f"evaluation.{name}"
+        return {length: self.on_split(split, n, setting, length) for length, n in counts.items()}
 
     def score(self, loop: "Loop", evaluator: SplitEvaluator) -> HeadScores:
         """Return the scores of a loop's model; a signal ends the evaluation."""
@@ -215,9 +212,15 @@ class RunEvaluation(Evaluation):
         with attributes_set(loop.model, self._settings.attributes):
             test, validation = self.score(loop, self._test), self.score(loop, self._validation)
             further = {length: self.score(loop, at) for length, at in self._validation_at.items()}
-        _check_finite("test", test, loop)
-        for heads in (validation, *further.values()):
-            _check_finite("validation", heads, loop)
+        by_split = [("test", test), ("validation", validation)]
+        by_split += [("validation", heads) for heads in further.values()]
+        for split, loss in ((s, scores.loss) for s, heads in by_split for scores in heads.values()):
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"loss of the {split} sequences must be finite, got {loss} after step "
+                    f"{loop.step} of {loop.num_steps}; a smaller learning rate or clip_norm may "
+                    "help"
+                )
         row = {
             "step": loop.step,
             "epoch": batches.epoch(loop.step),
@@ -241,15 +244,9 @@ class RunEvaluation(Evaluation):
         return stop_at is not None and _stored_accuracy(row["validation"]) > stop_at
 
     def summary(self, loop: "Loop") -> dict[str, Any]:
-        rows = {
-            "last": self.rows["last"],
-            "best_test": self.rows["best_test"],
-            "test_at_best_validation": self.rows["best_validation"],
-        }
         kept = ("step", "epoch", "attributes", "validation", "test")
-        summary: dict[str, Any] = {
-            name: {key: row[key] for key in kept} for name, row in rows.items()
-        }
+        summary: dict[str, Any] = {n: {k: row[k] for k in kept} for n, row in self.rows.items()}
+        summary["test_at_best_validation"] = summary.pop("best_validation")
         test = dict(summary["last"]["test"])
         with attributes_set(loop.model, self._settings.attributes):
             for length, evaluator in self._test_at.items():
@@ -260,15 +257,6 @@ class RunEvaluation(Evaluation):
                     loop.emit("evaluated", f"length {length}: test {accuracy(scores):.4f}")
         summary["last"]["test"] = {length: test[length] for length in sorted(test, key=int)}
         return summary
-
-
-def _check_finite(split: str, heads: HeadScores, loop: "Loop") -> None:
-    for scores in heads.values():
-        if not math.isfinite(scores.loss):
-            raise FloatingPointError(
-                f"loss of the {split} sequences must be finite, got {scores.loss} after step "
-                f"{loop.step} of {loop.num_steps}; a smaller learning rate or clip_norm may help"
-            )
 
 
 def _stored_accuracy(heads: Mapping[str, Mapping[str, float]]) -> float:
@@ -299,12 +287,9 @@ def evaluate(
         Head -> its scores.
 
     Raises:
-        ValueError: if the heads or the shapes differ, a head scores no position, a target is not a
-            class, ``batch_size`` is below 1, or a token is not in the vocabulary.
-        TypeError: if a dtype does not fit or ``batch_size`` is not an int.
+        ValueError: if heads, shapes, targets, tokens or ``batch_size`` do not fit.
+        TypeError: if a dtype does not fit.
     """
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool):
-        raise TypeError(f"batch_size must be an int, got {batch_size!r}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     tokens = torch.from_numpy(examples.tokens)
@@ -313,10 +298,17 @@ def evaluate(
     lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)
     predictions = {head: torch.empty_like(classes) for head, classes in targets.items()}
     losses = dict.fromkeys(targets, 0.0)
+
+    def moved(pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+        for piece in pieces:
+            if tick is not None:
+                tick()
+            yield piece.to(model.device)
+
     model.eval()
     with torch.inference_mode(), autocast():
         for rows, span in _parts(*examples.tokens.shape):
-            pieces = _moved(torch.split(tokens[rows], span, dim=1), model.device, tick)
+            pieces = moved(torch.split(tokens[rows], span, dim=1))
             row_lengths = None if lengths is None else lengths[rows].to(model.device)
             found: dict[str, list[tuple[Tensor, Tensor]]] = {head: [] for head in targets}
             for place, logits in enumerate(model.in_pieces(pieces, row_lengths)):
@@ -341,16 +333,6 @@ def _parts(num_sequences: int, length: int) -> Iterator[tuple[slice, int]]:
     span = max(1, _TOKENS_PER_CALL // min(rows, num_sequences))
     for row in range(0, num_sequences, rows):
         yield slice(row, row + rows), span
-
-
-def _moved(
-    pieces: Iterable[Tensor], device: torch.device, tick: Callable[[], None] | None
-) -> Iterator[Tensor]:
-    """Yield pieces on a device, each just before it is needed."""
-    for piece in pieces:
-        if tick is not None:
-            tick()
-        yield piece.to(device)
 
 
 def _check_targets(model: ReadoutModel, tokens: Tensor, wanted: Mapping[str, Tensor]) -> None:
@@ -391,12 +373,8 @@ def _scores(predictions: Tensor, wanted: Tensor, loss: float, batch_size: int) -
     scored = wanted != IGNORED
     num_scored, num_sequences = int(scored.sum()), len(wanted)
     right = (predictions == wanted) & scored
-    mad = [
-        mad_accuracy(batch, classes) * len(batch)
-        for batch, classes in zip(
-            torch.split(predictions, batch_size), torch.split(wanted, batch_size), strict=True
-        )
-    ]
+    batches = [torch.split(classes, batch_size) for classes in (predictions, wanted)]
+    mad = [mad_accuracy(*pair) * len(pair[0]) for pair in zip(*batches, strict=True)]
     return Scores(
         num_sequences=num_sequences,
         token_accuracy=int(right.sum()) / num_scored,
@@ -413,12 +391,7 @@ def mad_accuracy(predictions: Tensor, targets: Tensor) -> float:
     spurious prediction elsewhere costs a factor c / (c + 1). Source: MAD's metric, which is
     torchmetrics' macro accuracy of one batch.
 
-    Args:
-        predictions: classes, any shape, int64.
-        targets: same shape; -100 is dropped first.
-
-    Returns:
-        The average in [0, 1]; 0 if no position is scored.
+    Positions with the target -100 do not count. The average is 0 if no position is scored.
 
     Example:
         >>> mad_accuracy(torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 1, -100]))

@@ -26,6 +26,11 @@ from statemix.files import read_json, write_file
 from statemix.training.checkpoint import load_tensors, save_checkpoint, tensor_bytes
 from statemix.training.settings import differences, finite
 
+try:
+    import fcntl
+except ImportError:  # as on Windows
+    fcntl = None  # type: ignore[assignment]
+
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
@@ -55,17 +60,14 @@ class FolderInUseError(RequestError):
 
 @dataclass(frozen=True)
 class StoredConfig:
-    """The configuration of a run as it is stored.
-
-    Attributes:
-        schema: version of the meaning of the fields.
-        asked: the request, which identifies the run: fields that differ from their defaults.
-        resolved: every field, with the choices of the machine or the task filled in.
-    """
+    """The configuration of a run as it is stored."""
 
     schema: int
+    """Version of the meaning of the fields."""
     asked: dict[str, Any]
+    """The request, which identifies the run: fields that differ from their defaults."""
     resolved: dict[str, Any]
+    """Every field, with the choices of the machine or the task filled in."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,9 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
     """Return the configuration with which a run in this folder starts or resumes.
 
     The request identifies the run. A stored run resumes with its own resolved configuration, even
-    if a default, the device or the number of threads has changed since.
-
-    Args:
-        folder: folder of the run.
-        config: the request, and its configuration resolved here.
-        extend: accept a request that differs from the stored one in a longer training alone, or in
-            more attempts alone; the configuration returned is the stored one with that length.
+    if a default, the device or the number of threads has changed since. With ``extend``, the
+    request may ask for a longer training or for more attempts; the stored configuration is then
+    returned with that length.
     """
     try:
         stored = stored_config(folder, config.schema)
@@ -125,30 +123,24 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
     except OSError as error:
         raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
     if stored is None:
-        strangers = [name for name in names if name not in _BEGUN]
-        if strangers:
-            raise RequestError(
-                f"folder must be empty or hold a run, got {folder} with {strangers[0]!r}"
-            )
+        for name in names:
+            if name not in _BEGUN:
+                text = f"folder must be empty or hold a run, got {folder} with {name!r}"
+                raise RequestError(text)
         return config
     if extend:
         stored = _with_length(stored, config)
-    different = list(differences(config.asked, stored.asked))
-    if different:
-        name, ours, theirs = different[0]
+    for name, *values in differences(config.asked, stored.asked):
+        ours, theirs = ("its default" if value is ABSENT else repr(value) for value in values)
+        advice = ""
+        with contextlib.suppress(SettingError):
+            if config.asked == _with_length(stored, config).asked:
+                advice = "extend the run or "
         raise RequestError(
             f"folder must hold a run of the same configuration, got {folder} with "
-            f"{name}={_shown(theirs)}, not {_shown(ours)}; "
-            f"{'extend the run or ' if _is_extension(stored, config) else ''}choose another folder"
+            f"{name}={theirs}, not {ours}; {advice}choose another folder"
         )
     return stored
-
-
-def _is_extension(stored: StoredConfig, config: StoredConfig) -> bool:
-    """Return whether a request differs from a stored one in a longer training alone."""
-    with contextlib.suppress(SettingError):
-        return config.asked == _with_length(stored, config).asked
-    return False
 
 
 def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
@@ -160,7 +152,7 @@ def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
     changed = [stored.asked, stored.resolved]
     searched = stored.resolved.get("search", {}).get("attempts") is not None
     for group, name in _LENGTHS:
-        before, after = (one.resolved.get(group, {}).get(name) for one in (stored, longer))
+        before, after = (config.resolved.get(group, {}).get(name) for config in (stored, longer))
         if before == after:
             continue
         condition = None
@@ -176,10 +168,6 @@ def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
     return StoredConfig(stored.schema, *changed)
 
 
-def _shown(value: Any) -> str:
-    return "its default" if value is ABSENT else repr(value)
-
-
 @contextlib.contextmanager
 def lock_folder(
     folder: Path, name: str = "folder", *, patience_s: float = _PATIENCE_S
@@ -187,12 +175,8 @@ def lock_folder(
     """Lock a folder that a command writes; make it if absent.
 
     Nothing of the lock stays, and a folder that was made goes again if nothing was put into it.
-    Messages name the option ``name`` that holds the path; another process has ``patience_s``
-    seconds to end.
-
-    Raises:
-        FolderInUseError: if another process has locked the folder.
-        RequestError: if the folder cannot be written or locked.
+    Messages name the option ``name`` that holds the path. If another process is still in the folder
+    after ``patience_s`` seconds, FolderInUseError is raised.
     """
     lock = FileLock(folder / _LOCK)
     try:
@@ -232,8 +216,8 @@ def begin_run(folder: Path, config: StoredConfig, environment: Mapping[str, Any]
         write_file(folder / ENVIRONMENT, _json(environment))
     else:
         warn_of_changes(folder, environment)
-    if stored is not None and stored != config:
-        _reopen_run(folder)
+        if stored != config and (folder / SUMMARY).exists():
+            _reopen_run(folder)
     if stored != config:
         write_file(folder / CONFIG, _json(asdict(config)))
 
@@ -251,20 +235,26 @@ def read_environment(folder: Path) -> dict[str, Any]:
 def warn_of_changes(folder: Path, environment: Mapping[str, Any]) -> None:
     """Warn if something that decides results, but does not identify a run, differs from its start.
 
-    What a run does not state, such as a run of an older version, is not compared. The machine has
-    no influence on a finished run.
+    What a run does not state is not compared. The machine has no influence on a finished run.
     """
-    before = read_environment(folder)
+    before, finished = read_environment(folder), (folder / SUMMARY).exists()
+
+    def compared(described: Mapping[str, Any]) -> dict[str, Any]:
+        stated = {**described.get("packages", {}), **described}
+        names = () if finished else ("device", "num_threads", "num_processes", "strategy", "torch")
+        backends = {} if finished else described.get("backends", {})
+        return {
+            **{name: stated[name] for name in names if name in stated},
+            **{f"backend {name}": detail for name, detail in backends.items()},
+            **described.get("information", {}),
+        }
+
     changed = []
     if before.get("python") == environment.get("python"):
         # Another Python has another byte code.
         then = before.get("code", {})
         changed += [k for k, v in environment.get("code", {}).items() if then.get(k, v) != v]
-    finished = (folder / SUMMARY).exists()
-    now, then = (
-        {**({} if finished else _machine(described)), **described.get("information", {})}
-        for described in (finite(environment), before)
-    )
+    now, then = compared(finite(environment)), compared(before)
     changed += [f"{k}={v!r} ({then[k]!r} before)" for k, v in now.items() if then.get(k, v) != v]
     if changed:
         text = (
@@ -275,36 +265,19 @@ def warn_of_changes(folder: Path, environment: Mapping[str, Any]) -> None:
         warnings.warn(f"{folder} {text}: {', '.join(changed)}", stacklevel=3)
 
 
-def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of an environment on which the rounding of a run depends."""
-    stated = {**environment.get("packages", {}), **environment}
-    names = ("device", "num_threads", "num_processes", "strategy", "torch")
-    found = {name: stated[name] for name in names if name in stated}
-    backends = environment.get("backends", {}).items()
-    return {**found, **{f"backend {name}": detail for name, detail in backends}}
-
-
 def _reopen_run(folder: Path) -> None:
     """Make a run that is to be extended unfinished again, with a checkpoint at its end."""
-    if not (folder / SUMMARY).exists():
-        return
     summary = read_summary(folder)
     content = "a run's last state to extend it, as finished runs have since 0.1"
     state = read_json(folder / STATE, content)
-    found = hashlib.sha256((folder / STATE).read_bytes()).hexdigest()
-    # Runs of older versions do not state it.
-    if summary.get("state_sha256", found) != found:
+    if summary.get("state_sha256") != hashlib.sha256((folder / STATE).read_bytes()).hexdigest():
         raise RequestError(f"{folder / STATE} must hold {content}: its SHA-256 differs")
-    try:
-        step = state["trainer"]["step"]
-    except (KeyError, TypeError) as error:
-        raise RequestError(f"{folder / STATE} must hold {content}: {error!r}") from error
     tensors = {
         Path(file).stem: load_weights(folder, file, sha256)
         for file, sha256 in summary["weights"].items()
     }
     state["stopped"] = False
-    save_checkpoint(folder / CHECKPOINTS, step, tensors, state)
+    save_checkpoint(folder / CHECKPOINTS, state["trainer"]["step"], tensors, state)
     (folder / SUMMARY).unlink()
 
 
@@ -337,18 +310,16 @@ def write_status(folder: Path, status: Ending, message: str = "") -> None:
 @contextlib.contextmanager
 def record_status(folder: Path) -> Iterator[None]:
     """Record in a run's folder that the run is running, and then how it ends."""
+    endings: dict[type, Ending]
+    endings = {FloatingPointError: "diverged", KeyboardInterrupt: "interrupted"}
     write_status(folder, "running")
     try:
         yield
     except BaseException as error:
-        ending: Ending = "failed"
-        if isinstance(error, FloatingPointError):
-            ending = "diverged"
-        elif isinstance(error, KeyboardInterrupt):
-            ending = "interrupted"
+        found = (ending for kind, ending in endings.items() if isinstance(error, kind))
         # If the disk is full, writing the status must not hide the first error.
         with contextlib.suppress(OSError):
-            write_status(folder, ending, str(error) or type(error).__name__)
+            write_status(folder, next(found, "failed"), str(error) or type(error).__name__)
         raise
     write_status(folder, "done")
 
@@ -377,19 +348,13 @@ def read_status(folder: Path) -> Status | None:
 def _is_locked(folder: Path) -> bool:
     """Return whether a process writes the run; where it can, a shared lock shows it."""
     try:
-        from fcntl import LOCK_NB, LOCK_SH, flock
-    except ImportError:
-        flock = None  # type: ignore[assignment]
-    try:
-        if flock is None:
+        if fcntl is None:
             with FileLock(folder / _LOCK).acquire(timeout=0):
                 return False
         with (folder / _LOCK).open("rb") as file:
-            flock(file, LOCK_SH | LOCK_NB)
-    except (BlockingIOError, Timeout):
-        return True
-    except (OSError, NotImplementedError):
-        return False
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (OSError, NotImplementedError) as error:
+        return isinstance(error, BlockingIOError | Timeout)
     return False
 
 
@@ -425,9 +390,8 @@ def write_summary(folder: Path, summary: Mapping[str, Any], state: Mapping[str, 
 
 def missing_run(folder: Path) -> RequestError:
     """Return the error of a folder that holds no run."""
-    if not folder.exists():
-        return RequestError(f"folder must exist, got {folder}")
-    return RequestError(f"folder must hold a run, got {folder} without {CONFIG}")
+    condition = f"hold a run, got {folder} without {CONFIG}"
+    return RequestError(f"folder must {condition if folder.exists() else f'exist, got {folder}'}")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -436,10 +400,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise missing_run(folder)
     path = folder / SUMMARY
     if not path.is_file():
-        raise RequestError(
-            f"folder must hold a finished run, got {folder} without {SUMMARY}; "
-            "train it again into the same folder to resume it"
-        )
+        text = f"folder must hold a finished run, got {folder} without {SUMMARY}; train it again"
+        raise RequestError(f"{text} into the same folder to resume it")
     summary = read_json(path, "a run's summary")
     if not isinstance(summary.get("weights"), dict):
         raise RequestError(f"{path} must hold a run's summary, got none of its weights")

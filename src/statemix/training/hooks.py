@@ -56,12 +56,10 @@ class Hook:
 
     Hooks are called in the order in which the loop holds them. What changes in a hook with the
     steps belongs into :meth:`state_dict` and :meth:`tensors`, or a resumed run ends differently.
-
-    Attributes:
-        changes_results: False for a hook that only looks on: ``fit`` does not compare it.
     """
 
     changes_results: ClassVar[bool] = True
+    """False for a hook that only looks on: ``fit`` does not compare it."""
 
     def on_start(self, loop: "Loop") -> None:
         """Act before the first step of this process; a resumed loop is restored by then."""
@@ -126,24 +124,17 @@ class Evaluation(Hook):
     """Evaluates from time to time and at the end, and keeps the best weights.
 
     A subclass defines :meth:`evaluate`, and may define :meth:`scores`, :meth:`ends` and
-    :meth:`summary`.
-
-    Args:
-        every: steps between two evaluations.
-        metrics: file of the rows; None writes none, as in all processes of a run but the first.
-
-    Attributes:
-        rows: the last row ("last") and the best by every criterion.
-        weights: name of a criterion -> weights at its best row.
-        evaluated_at: steps done at the last evaluation.
+    :meth:`summary`. The rows go to the file ``metrics``, which the first process has alone.
     """
 
     def __init__(self, every: int, metrics: Path | None) -> None:
-        self._every, self._metrics = every, metrics
-        self._size = 0
+        self._every, self._metrics, self._size = every, metrics, 0
         self.rows: dict[str, Row] = {}
+        """The last row ("last") and the best by every criterion."""
         self.weights: TensorFiles = {}
+        """Name of a criterion -> weights at its best row."""
         self.evaluated_at = 0
+        """Steps done at the last evaluation."""
 
     def evaluate(self, loop: "Loop") -> tuple[Row, str]:
         """Return the row of an evaluation, and a line about it for a reader."""
@@ -162,7 +153,9 @@ class Evaluation(Hook):
     def on_start(self, loop: "Loop") -> None:
         del loop
         if self._metrics is not None:
-            cut_rows(self._metrics, self._size)
+            # Cut off what a resumed run will write again, and a row that is not whole.
+            with self._metrics.open("ab") as file:
+                file.truncate(self._metrics.read_bytes()[: self._size].rfind(b"\n") + 1)
 
     def before_step(self, loop: "Loop") -> None:
         is_due = loop.step % self._every == 0 or loop.stopped or loop.step >= loop.num_steps
@@ -171,8 +164,7 @@ class Evaluation(Hook):
         row, text = self.evaluate(loop)
         for hook in loop.hooks:
             row |= hook.row(loop)
-        averages = loop.averages.read()
-        row |= {"train": averages, "time_s": loop.time_s}
+        row |= {"train": loop.averages.read(), "time_s": loop.time_s}
         self.rows["last"] = row
         for name, value in self.scores(row).items():
             # Of equal values, the first one counts.
@@ -184,7 +176,7 @@ class Evaluation(Hook):
             append(self._metrics, json.dumps(finite(row)) + "\n")
         self.evaluated_at = loop.step
         loop.stopped |= self.ends(row)
-        text = f"step {loop.step}: train loss {averages['loss']:.4f}{text}"
+        text = f"step {loop.step}: train loss {row['train']['loss']:.4f}{text}"
         loop.emit("evaluated", text, row=row)
 
     def summary(self, loop: "Loop") -> dict[str, Any]:
@@ -196,11 +188,13 @@ class Evaluation(Hook):
         self.rows, self.weights, self.evaluated_at = {}, {}, step
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "evaluated_at": self.evaluated_at,
-            "metrics_bytes": 0 if self._metrics is None else sync_rows(self._metrics),
-            "selections": self.rows,
-        }
+        size = 0
+        if self._metrics is not None:
+            with naming(self._metrics), self._metrics.open("ab") as file:
+                os.fsync(file.fileno())
+                size = file.tell()
+        counts = {"evaluated_at": self.evaluated_at, "metrics_bytes": size}
+        return {**counts, "selections": self.rows}
 
     def tensors(self) -> TensorFiles:
         return self.weights
@@ -211,25 +205,16 @@ class Evaluation(Hook):
         self.weights = {name: tensors[name] for name in self.rows if name in tensors}
 
 
-LEAST_S = 10.0
-"""Fewest seconds between the checkpoints of a run, unless asked otherwise."""
-
-LARGEST_SHARE = 0.02
-"""Largest share of the time that checkpoints take."""
+# Fewest seconds between checkpoints, and the largest share of the time that they take.
+_LEAST_S, _LARGEST_SHARE = 10.0, 0.02
 
 
 class Checkpoints(Hook):
-    """Saves a checkpoint from time to time, when the loop is interrupted, and at the end.
-
-    Args:
-        folder: folder of the checkpoints.
-        every_s: seconds between two checkpoints. None means :data:`LEAST_S`, or more where saving
-            would take a larger share of the time than :data:`LARGEST_SHARE`.
-    """
+    """Saves a checkpoint from time to time, when the loop is interrupted, and at the end."""
 
     def __init__(self, folder: Path, every_s: float | None) -> None:
         self._folder, self._every_s = folder, every_s
-        self._wait_s = LEAST_S if every_s is None else every_s
+        self._wait_s = _LEAST_S if every_s is None else every_s
 
     def resume(self, loop: "Loop") -> bool:
         """Restore a loop from the newest checkpoint; return whether there is one."""
@@ -269,28 +254,10 @@ class Checkpoints(Hook):
     def save(self, loop: "Loop") -> None:
         """Save a checkpoint."""
         began = time.monotonic()
-        save_checkpoint(
-            self._folder, loop.step, loop.tensors(), loop.state_dict(), ranks=loop.ranks
-        )
+        save_checkpoint(self._folder, loop.step, loop.tensors(), loop.state_dict(), loop.ranks)
         if self._every_s is None:
             # All processes must save the next checkpoint at the same step.
             cost_s = loop.ranks.on_first(lambda: time.monotonic() - began)
-            self._wait_s = max(LEAST_S, cost_s / LARGEST_SHARE)
+            self._wait_s = max(_LEAST_S, cost_s / _LARGEST_SHARE)
         self._saved_at = loop.clock
         loop.emit("saved", f"checkpoint at step {loop.step}")
-
-
-def cut_rows(path: Path, size: int) -> None:
-    """Make a file of rows if absent, and cut off what a resumed run will write again.
-
-    A row that is not whole is cut off, too.
-    """
-    with path.open("ab") as file:
-        file.truncate(path.read_bytes()[:size].rfind(b"\n") + 1)
-
-
-def sync_rows(path: Path) -> int:
-    """Sync all rows of a file to the disk and return their size in bytes."""
-    with naming(path), path.open("ab") as file:
-        os.fsync(file.fileno())
-        return file.tell()

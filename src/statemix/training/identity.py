@@ -65,20 +65,6 @@ def describe_schedule(schedule: Any) -> str:
     return _digest((fingerprint(schedule), schedule.state_dict(), *functions, *inner))
 
 
-def describe_model(model: nn.Module) -> dict[str, Any]:
-    """Return shapes and unusual dtypes of a model's tensors, and the parameters that stay fixed."""
-    tensors = model.state_dict()
-    return {
-        "model": {name: list(tensor.shape) for name, tensor in tensors.items()},
-        "dtypes": {
-            name: str(tensor.dtype).removeprefix("torch.")
-            for name, tensor in tensors.items()
-            if tensor.dtype != torch.float32
-        },
-        "fixed": [name for name, one in model.named_parameters() if not one.requires_grad],
-    }
-
-
 def request_of(
     settings: Mapping[str, Any],
     seed: int,
@@ -88,17 +74,19 @@ def request_of(
     num_steps: int,
 ) -> runs.StoredConfig:
     """Return what identifies a call of ``fit``."""
+    tensors = model.state_dict()
+    dtypes = {name: str(t.dtype).removeprefix("torch.") for name, t in tensors.items()}
     identity = {
         "seed": seed,
-        **describe_model(model),
+        "model": {name: list(tensor.shape) for name, tensor in tensors.items()},
+        "dtypes": {name: dtype for name, dtype in dtypes.items() if dtype != "float32"},
+        "fixed": [name for name, p in model.named_parameters() if not p.requires_grad],
         "optimizer": describe_optimizer(optimizer, model),
         **options,
     }
     try:
-        plain = {
-            "fit": {"settings": dict(settings), **identity},
-            "schedules": {"num_steps": num_steps},
-        }
+        fit = {"settings": dict(settings), **identity}
+        plain = {"fit": fit, "schedules": {"num_steps": num_steps}}
         plain = json.loads(json.dumps(plain, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise RequestError(f"settings must be JSON data, got {settings!r} ({error})") from error
@@ -106,18 +94,16 @@ def request_of(
 
 
 def comparable(request: runs.StoredConfig, folder: Path) -> runs.StoredConfig:
-    """Return a request of ``fit`` without what the older version that began its run lacks."""
+    """Return a request of ``fit`` without options of the optimiser that a newer PyTorch added."""
     stored = runs.stored_config(folder, request.schema)
     if stored is None or "fit" not in stored.asked:
         return request
-    ours, theirs = request.asked["fit"], stored.asked["fit"]
-    kept = {name: value for name, value in ours.items() if name in theirs}
-    if "optimizer" in kept:
-        pairs = zip(ours["optimizer"]["groups"], theirs["optimizer"]["groups"], strict=False)
-        groups = [{k: v for k, v in one.items() if k in other} for one, other in pairs]
-        groups += ours["optimizer"]["groups"][len(groups) :]
-        kept["optimizer"] = {**ours["optimizer"], "groups": groups}
-    plain = {**request.asked, "fit": kept}
+    fit = request.asked["fit"]
+    groups = list(fit["optimizer"]["groups"])
+    before = stored.asked["fit"].get("optimizer", {}).get("groups", [])
+    for place, theirs in enumerate(before[: len(groups)]):
+        groups[place] = {name: v for name, v in groups[place].items() if name in theirs}
+    plain = {**request.asked, "fit": {**fit, "optimizer": {**fit["optimizer"], "groups": groups}}}
     return runs.StoredConfig(request.schema, plain, plain)
 
 
@@ -125,23 +111,16 @@ def describe_code(
     batch: Any, loss: Any, evaluate: Any, hooks: Sequence[Hook], scheduler: Any, model: nn.Module
 ) -> dict[str, Any]:
     """Return fingerprints of what a call of ``fit`` is given."""
+    # Tensors do not show the kinds of modules.
+    modules = [(name, type(m).__qualname__, m.extra_repr()) for name, m in model.named_modules()]
     return {
         "batch": fingerprint(batch),
         "loss": fingerprint(loss),
         "evaluate": fingerprint(evaluate),
         "hooks": [fingerprint(hook) for hook in hooks if hook.changes_results],
         "scheduler": describe_schedule(scheduler),
-        "modules of the model": structure(model),
+        "modules of the model": _digest(modules),
     }
-
-
-def structure(model: nn.Module) -> str:
-    """Return a fingerprint of a model's modules, which their tensors do not show."""
-    modules = [
-        (name, type(module).__qualname__, module.extra_repr())
-        for name, module in model.named_modules()
-    ]
-    return _digest(modules)
 
 
 def fingerprint(value: Any) -> str:
@@ -163,10 +142,7 @@ def _digest(traits: Any) -> str:
 def _traits(value: Any, home: str | None, seen: set[int]) -> Any:
     """Return what distinguishes a value, as nested tuples of plain values.
 
-    Args:
-        value: the value.
-        home: module whose functions are looked into.
-        seen: identities of the values around this one.
+    Functions of the module ``home`` are looked into; ``seen`` has the values around this one.
     """
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, _PLAIN):
@@ -201,18 +177,13 @@ def _traits(value: Any, home: str | None, seen: set[int]) -> Any:
 
 def _traits_of_code(function: types.FunctionType, home: str | None, seen: set[int]) -> Any:
     names = _names(function.__code__)
-    shared = [item for item in function.__globals__.items() if item[0] in names]
+    shared = [(name, v) for name, v in function.__globals__.items() if name in names]
     # Tables and other objects may change while the code runs.
     values = [item for item in shared if isinstance(item[1], _REFERRED)]
-    cells = [_inside(cell) for cell in function.__closure__ or ()]
+    values.sort(key=operator.itemgetter(0))
     defaults = (function.__defaults__, *(function.__kwdefaults__ or {}).items())
-    parts = (
-        function.__code__,
-        defaults,
-        tuple(sorted(values, key=operator.itemgetter(0))),
-        tuple(cells),
-    )
-    return _traits(parts, home, seen)
+    cells = tuple(map(_inside, function.__closure__ or ()))
+    return _traits((function.__code__, defaults, tuple(values), cells), home, seen)
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,16 +12,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from statemix.errors import RequestError
 from statemix.interrupts import Interrupts
+from statemix.training import devices
 from statemix.training.batches import Averages, Batches
 from statemix.training.checkpoint import TensorFiles, load_optimizer, optimizer_state
-from statemix.training.devices import (
-    ALONE,
-    Agreement,
-    Ranks,
-    is_sharded,
-    set_up_model,
-    whole_tensor,
-)
+from statemix.training.devices import ALONE, Agreement, Ranks
 from statemix.training.hooks import Event, Hook, add_stored
 
 if TYPE_CHECKING:
@@ -35,19 +30,8 @@ class Loop:
     the device once, to check that loss and gradient are finite before the optimiser uses them. It
     also seeds PyTorch's global generators.
 
-    Args:
-        model: model to train, in place.
-        batch: batches by step.
-        loss: loss of the model on a batch, or losses by name, whose sum is minimised; each is
-            summed over the batches of a step.
-        optimizer: optimiser of the model's parameters.
-        fabric: device and precision.
-        hooks: hooks in the order of their calls; they may be added until the loop runs.
-        clip_norm: largest norm of the gradient, or None.
-        seed: seed of what layers draw, such as noise.
-        emit: function called with each event.
-        interrupts: signals that end the loop.
-        ranks: the processes of the run. Losses and gradients are summed over processes.
+    The arguments are as in :func:`statemix.training.fit`. Losses are summed over the batches of a
+    step, and over processes, as gradients are. Hooks may be added until the loop runs.
 
     Attributes:
         step: optimiser steps done.
@@ -78,14 +62,12 @@ class Loop:
         self.averages = Averages()
         self._loss, self._clip_norm, self._seed = loss, clip_norm, seed
         self._emit = emit
-        self._resumed, self._run_clock = False, RunClock()
+        self._resumed, self._before_s, self._before_cpu_s = False, 0.0, 0.0
+        self._began, self._cpu_began = time.monotonic(), time.process_time()
         # The wrapped pair trains; the bare pair is evaluated, saved and restored.
-        self._wrapped: Any
-        if ranks.size == 1:
-            self._wrapped = fabric.setup(model, optimizer)
-        else:
-            self._wrapped = set_up_model(fabric, model, optimizer)
-            self._agreement = Agreement(ranks, self.interrupts, fabric.device)
+        set_up = fabric.setup if ranks.size == 1 else partial(devices.set_up_model, fabric)
+        self._wrapped: Any = set_up(model, optimizer)
+        self._agreement = Agreement(ranks, self.interrupts, fabric.device)
         self._forms = _forms(model)
         self._parameters = list(model.parameters())
         self._reporting = {
@@ -94,7 +76,7 @@ class Loop:
 
     def run(self) -> None:
         """Train up to the last step, or until a hook stops the loop."""
-        self._run_clock.begin()
+        self._began, self._cpu_began = time.monotonic(), time.process_time()
         began = "resumed" if self._resumed else "started"
         if self.ranks.size > 1:
             self._agreement.start()
@@ -149,12 +131,12 @@ class Loop:
         loss = torch.zeros((), device=self.fabric.device)
         parts, reports = [], []
         batches = self.batches.parts(step)
-        for place, batch in enumerate(batches):
+        for place, batch in enumerate(batches, 1):
             # Fabric converts a model's outputs to the default dtype, which would round float64.
             with self.fabric.strategy.precision.tensor_init_context():
                 losses = self._batch_losses(model, batch)
             part = torch.stack(list(losses.values())).sum()
-            self._backward(model, part, is_last=place == len(batches) - 1)
+            self._backward(model, part, is_last=place == len(batches))
             loss = loss + part.detach()
             parts.append(losses)
             reports.append(self.reports())
@@ -163,7 +145,7 @@ class Loop:
         numbers = [loss.double(), norm.double()]
         if self.ranks.size > 1:
             loss, parts, reports, agreed = self._agreement.sums(parts, reports)
-            numbers = [loss, whole_tensor(norm).double(), *agreed]
+            numbers = [loss, devices.whole_tensor(norm).double(), *agreed]
         # The only wait for the device.
         value, length, *agreed_on = torch.stack(numbers).tolist()
         if agreed_on:
@@ -188,13 +170,12 @@ class Loop:
 
     def _batch_losses(self, model: Any, batch: Any) -> dict[str, Tensor]:
         def losses(net: Any) -> dict[str, Tensor]:
-            found = _by_name(self._loss(net, batch))
+            table = _by_name(self._loss(net, batch))
             for hook in self.hooks:
-                found |= hook.losses(self, batch)
-            return found
+                table |= hook.losses(self, batch)
+            return table
 
-        found: dict[str, Tensor] = losses(model) if self.ranks.size == 1 else model(losses)
-        return found
+        return losses(model) if self.ranks.size == 1 else cast(dict[str, Tensor], model(losses))
 
     def _backward(self, model: Any, loss: Tensor, *, is_last: bool) -> None:
         if self.ranks.size == 1:
@@ -217,16 +198,16 @@ class Loop:
 
     def refusal(self, loss: float, norm: float) -> FloatingPointError | None:
         """Return why the next step must not be made; None if loss and gradient are finite."""
-        for name, value in (("loss", loss), ("norm of the gradient", norm)):
-            if not math.isfinite(value):
-                group = self.optimizer.param_groups[0]
-                rate = group.get("lr", math.nan) / group.get("rate_factor", 1.0)
-                return FloatingPointError(
-                    f"{name} must be finite, got {value} at step {self.step + 1} of "
-                    f"{self.num_steps} with learning rate {rate:.3g}; a smaller rate or clip_norm "
-                    "may help"
-                )
-        return None
+        if math.isfinite(loss) and math.isfinite(norm):
+            return None
+        is_loss = not math.isfinite(loss)
+        name, value = ("loss", loss) if is_loss else ("norm of the gradient", norm)
+        group = self.optimizer.param_groups[0]
+        rate = group.get("lr", math.nan) / group.get("rate_factor", 1.0)
+        return FloatingPointError(
+            f"{name} must be finite, got {value} at step {self.step + 1} of {self.num_steps} with "
+            f"learning rate {rate:.3g}; a smaller rate or clip_norm may help"
+        )
 
     def reports(self) -> dict[str, Tensor]:
         """Return what the layers report about their last forward pass: "MODULE.NAME" -> number."""
@@ -241,13 +222,10 @@ class Loop:
         before, after = self._forms, _forms(self.model)
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
-                place = "before" if name not in after else "after"
-                which = (
-                    "with another shape or dtype" if name in before and name in after else "only"
-                )
+                kind = "changed the shape or the dtype of" if name in before else "created"
                 raise RequestError(
-                    "weights of the model must be the same before and after a call, got "
-                    f"{name!r} {which} {place} it"
+                    f"weights of the model must stay as they are: a call has {kind} {name!r}; "
+                    "create weights in `__init__`"
                 )
 
     def restart(self, weights: Mapping[str, Tensor]) -> None:
@@ -273,12 +251,12 @@ class Loop:
     @property
     def time_s(self) -> float:
         """Seconds of training so far, without interruptions."""
-        return round(self._run_clock.time_s, 3)
+        return round(self._before_s + time.monotonic() - self._began, 3)
 
     @property
     def cpu_s(self) -> float:
         """Processor time of this process so far in seconds, without interruptions."""
-        return round(self._run_clock.cpu_s, 3)
+        return round(self._before_cpu_s + time.process_time() - self._cpu_began, 3)
 
     @property
     def clock(self) -> float:
@@ -288,7 +266,7 @@ class Loop:
     def call(self, function: Callable[[Any], Any]) -> Any:
         """Return a function of the model, between two steps; shards are gathered for the call."""
         whole = self._wrapped[0]
-        if not any(map(is_sharded, self._parameters)):
+        if not any(map(devices.is_sharded, self._parameters)):
             return function(self.model)
         found = whole(function)
         # Without a backward pass, the weights would stay whole.
@@ -309,12 +287,11 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything else that changes with the steps, as JSON data."""
-        clock = self._run_clock
         state = {
             # Hooks store what they count beside "trainer".
-            "trainer": {"step": self.step, "cpu_s": clock.cpu_s, **self.averages.state_dict()},
+            "trainer": {"step": self.step, "cpu_s": self.cpu_s, **self.averages.state_dict()},
             "stopped": self.stopped,
-            "time_s": clock.time_s,
+            "time_s": self.time_s,
             "optimizer": optimizer_state(self.optimizer, self.model)[1],
         }
         for hook in self.hooks:
@@ -336,8 +313,8 @@ class Loop:
         self.step, self.stopped = state["trainer"]["step"], state["stopped"]
         self._resumed = True
         # Checkpoints of older versions lack the processor time. On one core it is about the time.
-        time_s, trainer = state["time_s"], state["trainer"]
-        self._run_clock.load(time_s, trainer.get("cpu_s", time_s))
+        self._before_s = state["time_s"]
+        self._before_cpu_s = state["trainer"].get("cpu_s", self._before_s)
         self.averages.load_state_dict(state["trainer"], self.fabric.device)
         for hook in self.hooks:
             hook.load_state_dict(state, tensors)
@@ -359,29 +336,3 @@ def _forms(model: nn.Module) -> dict[str, Any]:
     """Return shape and dtype of each weight."""
     weights = model.state_dict().items()
     return {name: (t.shape, t.dtype) for name, t in weights if isinstance(t, Tensor)}
-
-
-class RunClock:
-    """Counts the seconds of a run from its first session on, without the interruptions."""
-
-    def __init__(self) -> None:
-        self._before_s, self._before_cpu_s = 0.0, 0.0
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a session."""
-        self._began, self._cpu_began = time.monotonic(), time.process_time()
-
-    @property
-    def time_s(self) -> float:
-        """Seconds so far."""
-        return self._before_s + time.monotonic() - self._began
-
-    @property
-    def cpu_s(self) -> float:
-        """Processor time of this process so far, in seconds."""
-        return self._before_cpu_s + time.process_time() - self._cpu_began
-
-    def load(self, time_s: float, cpu_s: float) -> None:
-        """Count on from what earlier sessions have counted."""
-        self._before_s, self._before_cpu_s = time_s, cpu_s

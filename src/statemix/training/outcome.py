@@ -65,8 +65,6 @@ class Selection:
 
 @dataclass(frozen=True)
 class _Summary:
-    """What ``summary.json`` holds."""
-
     last: Selection
     best_test: Selection
     test_at_best_validation: Selection
@@ -84,8 +82,8 @@ def _summary_adapter() -> TypeAdapter[_Summary]:
     return TypeAdapter(_Summary)
 
 
-@dataclass(frozen=True)
-class Outcome:
+@dataclass(frozen=True, kw_only=True)
+class Outcome(_Summary):
     """The result of a finished run.
 
     Attributes:
@@ -105,14 +103,6 @@ class Outcome:
 
     folder: Path
     config: RunConfig
-    last: Selection
-    best_test: Selection
-    test_at_best_validation: Selection
-    attempts: tuple[Attempt, ...]
-    num_parameters: int
-    time_s: float
-    cpu_s: float | None
-    weights: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -170,15 +160,10 @@ def save_outcome(loop: Loop, folder: Path) -> None:
         file = f"{name}.safetensors"
         hashes[file] = loop.ranks.on_first(partial(runs.save_weights, folder, file, whole))
     state = loop.state_dict()
+    summary |= {name: getattr(loop, name) for name in ("num_parameters", "time_s", "cpu_s")}
 
     def finish() -> None:
-        numbers = {
-            "num_parameters": loop.num_parameters,
-            "time_s": loop.time_s,
-            "cpu_s": loop.cpu_s,
-            "weights": hashes,
-        }
-        runs.write_summary(folder, {**summary, **numbers}, state)
+        runs.write_summary(folder, {**summary, "weights": hashes}, state)
         remove_checkpoints(folder / runs.CHECKPOINTS)
 
     loop.ranks.on_first(finish)
@@ -186,11 +171,7 @@ def save_outcome(loop: Loop, folder: Path) -> None:
 
 
 def load_outcome(folder: Path | str) -> Outcome:
-    """Read the result of a finished run.
-
-    Raises:
-        RequestError: if the folder holds no run, an unfinished one, or damaged files.
-    """
+    """Read the result of a finished run."""
     folder = Path(folder)
     config = load_config(folder)
     stored = runs.read_summary(folder)
@@ -202,7 +183,7 @@ def load_outcome(folder: Path | str) -> Outcome:
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         text = f"{folder / runs.SUMMARY} must hold a run's summary, got: {reason}"
         raise RequestError(text) from error
-    return Outcome(folder, config, **vars(summary))
+    return Outcome(folder=folder, config=config, **vars(summary))
 
 
 def load_finished(folder: Path, on_event: Callable[[Event], None] | None = None) -> Outcome:
@@ -220,11 +201,7 @@ def load_finished(folder: Path, on_event: Callable[[Event], None] | None = None)
 
 
 def load_config(folder: Path | str) -> RunConfig:
-    """Read the whole configuration of a run.
-
-    Raises:
-        RequestError: if the folder holds no run, or a damaged configuration.
-    """
+    """Read the whole configuration of a run."""
     return resolved_config(Path(folder), _stored(Path(folder)))
 
 
@@ -278,11 +255,7 @@ def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> Rea
 
 
 def load_model(folder: Path | str, weights: Weights = "last") -> ReadoutModel:
-    """Load the network of a finished run, on the CPU, in evaluation mode.
-
-    Raises:
-        RequestError: if the folder holds no finished run or its files are damaged.
-    """
+    """Load the network of a finished run, on the CPU, in evaluation mode."""
     folder = Path(folder)
     if weights not in WEIGHT_FILES:
         raise RequestError(f"weights must be one of {list(WEIGHT_FILES)}, got {weights!r}")
@@ -297,16 +270,16 @@ def load_model(folder: Path | str, weights: Weights = "last") -> ReadoutModel:
     except (ValueError, TypeError, AttributeError) as error:
         path = folder / runs.SUMMARY
         raise RequestError(f"{path} must hold attributes of the network: {error}") from error
-    return model.eval()
+    return model
 
 
 def load_weights_of(model: ReadoutModel, source: Path) -> None:
     """Give a model the last weights of a finished run."""
+    file = WEIGHT_FILES["last"]
     try:
-        file = "model.safetensors"
-        hashes = runs.read_summary(source)["weights"]
-        model.load_state_dict(runs.load_weights(source, file, hashes[file]))
-    except (RequestError, RuntimeError, KeyError, TypeError) as error:
+        sha256 = runs.read_summary(source)["weights"].get(file, "")
+        model.load_state_dict(runs.load_weights(source, file, sha256))
+    except (RequestError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         condition = f"must be a finished run with weights of this network ({reason})"
         raise SettingError("start_from", condition, str(source)) from error

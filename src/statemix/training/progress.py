@@ -5,15 +5,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from rich import progress as bar
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Column
 
 from statemix.training.hooks import Event
@@ -39,15 +32,15 @@ def shown() -> Iterator[Show]:
         yield _Lines()
         return
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        bar.TextColumn("{task.description}", markup=False),
+        bar.BarColumn(bar_width=20),
+        bar.MofNCompleteColumn(),
+        bar.TimeRemainingColumn(),
         # In a narrow terminal, the text takes several lines.
-        TextColumn("{task.fields[scores]}", markup=False, table_column=Column(overflow="fold")),
+        bar.TextColumn("{task.fields[scores]}", markup=False, table_column=Column(overflow="fold")),
     )
-    with Progress(*columns, console=console) as progress:
-        bars: dict[str, TaskID] = {}
+    with bar.Progress(*columns, console=console) as progress:
+        bars: dict[str, bar.TaskID] = {}
 
         def show(name: str, event: Event) -> None:
             if name not in bars:

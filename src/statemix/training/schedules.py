@@ -32,28 +32,21 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
     step is used on every device: it is one pass over the parameters instead of a dozen, which
     matters for models that need a millisecond per step.
     """
-    members: list[list[nn.Parameter]] = [[] for _ in (*config.groups, None)]
-    for name, parameter in model.named_parameters():
-        names = (name, earlier_name(name))
-        matching = (
-            any(fnmatchcase(one, group.parameters) for one in names) for group in config.groups
-        )
-        # The last list is for parameters that no group matches.
-        place = next((n for n, matches in enumerate(matching) if matches), -1)
-        members[place].append(parameter)
-    groups: list[dict[str, Any]] = [{"params": members[-1], "rate_factor": 1.0}]
+    left = dict(model.named_parameters())
+    groups: list[dict[str, Any]] = []
     for place, group in enumerate(config.groups):
-        if not members[place]:
+        matching = [
+            name
+            for name in left
+            if any(fnmatchcase(n, group.parameters) for n in (name, earlier_name(name)))
+        ]
+        if not matching:
             condition = "must match at least one parameter that no group before it matches"
             raise SettingError(f"optimizer.groups.{place}.parameters", condition, group.parameters)
         decay = config.weight_decay if group.weight_decay is None else group.weight_decay
-        groups.append(
-            {
-                "params": members[place],
-                "rate_factor": group.learning_rate_factor,
-                "weight_decay": decay,
-            }
-        )
+        options = {"rate_factor": group.learning_rate_factor, "weight_decay": decay}
+        groups.append({"params": [left.pop(name) for name in matching], **options})
+    groups.insert(0, {"params": [*left.values()], "rate_factor": 1.0})
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.learning_rate,
@@ -66,20 +59,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
 class Schedules(Hook):
     """Sets the learning rate and the scheduled attributes before every step.
 
-    Args:
-        config: the schedules.
-        base_rate: learning rate at the beginning.
-        model: model whose attributes are scheduled; it has its initial values.
-        num_steps: steps of the schedules.
-        steps_per_epoch: steps of one epoch; 1 on fresh examples.
-
-    Attributes:
-        origin: steps done when the schedules begin; None while they wait for it.
-        began: steps done when the present weights were new; the warm-up begins there.
-
-    Raises:
-        SettingError: if no layer declares an attribute, two schedules change it, or a layer refuses
-            its start or end value.
+    The model has its initial attributes. ``steps_per_epoch`` is 1 on fresh examples. An attribute
+    that no layer declares, that has two schedules, or whose values a layer refuses is an error.
     """
 
     def __init__(
@@ -94,7 +75,9 @@ class Schedules(Hook):
         self._config, self._base_rate = config, base_rate
         self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
         self.origin: int | None = 0
+        """Steps done when the schedules begin; None while they wait for it."""
         self.began = 0
+        """Steps done when the present weights were new; the warm-up begins there."""
         self._followers: dict[str, tuple[AttributeSchedule, nn.Module, Any]] = {}
         for place, schedule in enumerate(config.attributes):
             path = f"schedules.attributes.{place}"
@@ -155,13 +138,7 @@ class Schedules(Hook):
 
 
 def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_steps: int) -> float:
-    """Return the value of a scheduled attribute at one optimiser step.
-
-    Args:
-        config: schedule of the attribute.
-        initial: value at the beginning if the schedule has no ``start``.
-        step: steps done before this one.
-        num_steps: steps of the whole run.
+    """Return the value of a scheduled attribute before a step; ``initial`` is the layer's own.
 
     Example:
         >>> sharpen = AttributeSchedule("gate_temperature", end=0.125, curve="reciprocal")
@@ -181,25 +158,15 @@ def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_st
     return start + (config.end - start) * done
 
 
-def schedulable(model: nn.Module) -> dict[str, dict[str, nn.Module]]:
-    """Return attribute -> name of a module -> module, for all schedulable attributes.
-
-    A module declares them in its class attribute ``schedulable``, as layers do.
-    """
-    found: dict[str, dict[str, nn.Module]] = {}
-    for name, module in model.named_modules():
-        for attribute in getattr(type(module), "schedulable", ()):
-            found.setdefault(attribute, {})[name] = module
-    return found
-
-
 def holders(model: nn.Module, attribute: str, path: str) -> dict[str, nn.Module]:
-    """Return the modules that declare an attribute schedulable, by name."""
-    found = schedulable(model)
-    if attribute not in found:
-        known = f" (the layers of this model declare {sorted(found) or 'none'})"
-        raise SettingError(path, f"must be schedulable{known}", attribute)
-    return found[attribute]
+    """Return the modules that declare an attribute in their class's ``schedulable``, by name."""
+    declared = {n: getattr(type(m), "schedulable", ()) for n, m in model.named_modules()}
+    found = {n: model.get_submodule(n) for n, names in declared.items() if attribute in names}
+    if not found:
+        known = sorted(set().union(*declared.values())) or "none"
+        condition = f"must be schedulable (the layers of this model declare {known})"
+        raise SettingError(path, condition, attribute)
+    return found
 
 
 def _check_bounds(schedule: AttributeSchedule, module: nn.Module, initial: Any, path: str) -> None:
@@ -238,13 +205,7 @@ def restore_attributes(model: nn.Module, values: Mapping[str, float]) -> None:
 def attributes_set(
     model: nn.Module, values: Mapping[str, Any], setting: str = "evaluation.attributes"
 ) -> Iterator[None]:
-    """Give schedulable attributes other values within this context, as evaluation may ask.
-
-    Args:
-        model: the model.
-        values: attribute -> value.
-        setting: dotted name of the setting that holds the values, for messages.
-    """
+    """Give schedulable attributes other values within this context; messages name the setting."""
     before = [
         (module, attribute, getattr(module, attribute))
         for attribute in values
@@ -326,13 +287,12 @@ def check_optimizer(
         raise RequestError(f"scheduler must be a schedule of PyTorch or None, got {scheduler!r}")
     if scheduler is not None and scheduler.optimizer is not optimizer:
         raise RequestError("scheduler must be a schedule of the optimizer that is given")
-    if isinstance(scheduler, ReduceLROnPlateau):
-        if criterion is None:
-            raise RequestError("criterion must be given with ReduceLROnPlateau, which reads it")
-        if scheduler.mode != mode:
-            raise RequestError(
-                f"mode must be that of the scheduler, {scheduler.mode!r}, got {mode!r}"
-            )
+    if not isinstance(scheduler, ReduceLROnPlateau):
+        return
+    if criterion is None:
+        raise RequestError("criterion must be given with ReduceLROnPlateau, which reads it")
+    if scheduler.mode != mode:
+        raise RequestError(f"mode must be that of the scheduler, {scheduler.mode!r}, got {mode!r}")
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

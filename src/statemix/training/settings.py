@@ -19,20 +19,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    TypeAdapter,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-)
-from pydantic_core import CoreSchema
-from pydantic_core.core_schema import (
-    SerializationInfo,
-    no_info_plain_validator_function,
-    plain_serializer_function_ser_schema,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
 from statemix.errors import ABSENT, OptionError, RequestError, SettingError, suggestion
 from statemix.registry import Spec
@@ -54,7 +43,6 @@ class Text(str):
     natural: Any
 
     def __new__(cls, text: str, natural: Any) -> Self:
-        """Make a text with its natural value."""
         made = super().__new__(cls, text)
         made.natural = natural
         return made
@@ -63,10 +51,7 @@ class Text(str):
 class Settings(BaseModel):
     """Base of frozen models whose fields are checked strictly: True is no integer, 1 no string.
 
-    Conditions that no type can express belong in :meth:`check`.
-
-    Raises:
-        SettingError: if a field is invalid; the message gives its dotted name.
+    An invalid field is a :class:`SettingError` with its dotted name.
     """
 
     model_config = ConfigDict(
@@ -85,13 +70,13 @@ class Settings(BaseModel):
             raise _setting_error(error, type(self).model_fields) from None
         self.check()
 
-    @field_validator("*", mode="wrap")
+    @pydantic.field_validator("*", mode="wrap")
     @classmethod
-    def _read_field(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    def _read_field(cls, value: Any, validate: pydantic.ValidatorFunctionWrapHandler) -> Any:
         return _read(value, validate)
 
     def check(self) -> None:
-        """Check conditions that connect several fields."""
+        """Check conditions that no type can express."""
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other values of some fields."""
@@ -113,16 +98,7 @@ class Settings(BaseModel):
 def checked(annotation: Any, value: object, path: str) -> Any:
     """Check a value against a type, strictly, and read it from plain data where necessary.
 
-    Args:
-        annotation: the type, possibly with bounds: ``Annotated[int, Ge(1)]``.
-        value: value to check.
-        path: dotted name of the setting, for the message.
-
-    Returns:
-        The value; an integer is converted where the type is float.
-
-    Raises:
-        SettingError: if the value is not of this type.
+    The type may have bounds: ``Annotated[int, Ge(1)]``. ``path`` is the name in the message.
 
     Example:
         >>> checked(int, True, "hidden_size")
@@ -194,11 +170,10 @@ def _setting_error(error: ValidationError, fields: Any) -> SettingError:
 
 
 def built(part: str, build: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call a constructor with arguments from the user, and turn its refusals into RequestErrors.
+    """Call a constructor with arguments from the user.
 
-    Raises:
-        RequestError: if the constructor refuses an argument; the message names the part of the
-            configuration. A defect of the constructor keeps its error.
+    A refused argument is a RequestError that names the part of the configuration. A defect of the
+    constructor keeps its error.
     """
     try:
         return build(*arguments, **named)
@@ -212,18 +187,12 @@ S = TypeVar("S", bound=Spec)
 
 
 def read_spec(kind: type[S], value: object) -> S:
-    """Read a specification from a table or a name, and check the types of its options.
-
-    Args:
-        kind: class of the specification.
-        value: a table that holds the name and the options, a bare name, or a specification.
-    """
+    """Read a specification from a table of name and options, a name, or a specification."""
+    table: Any = value
     if isinstance(value, kind):
-        table: Any = {"name": value.name, **value.options}
+        table = {"name": value.name, **value.options}
     elif isinstance(value, str):
         table = {"name": str(value)}
-    else:
-        table = value
     if not isinstance(table, Mapping) or "name" not in table:
         raise SettingError("", "must be a table with a name", value)
     name = table["name"]
@@ -239,21 +208,18 @@ def read_spec(kind: type[S], value: object) -> S:
 
 
 class _SpecField:
-    """Marks a type of specifications as one that pydantic reads from plain data."""
-
     def __get_pydantic_core_schema__(self, kind: type[Spec], handler: Any) -> CoreSchema:
-        return no_info_plain_validator_function(
-            partial(read_spec, kind),
-            serialization=plain_serializer_function_ser_schema(self._plain, info_arg=True),
-        )
+        def plain(spec: Spec, info: core_schema.SerializationInfo) -> dict[str, Any]:
+            return spec.asked() if info.exclude_defaults else spec.to_plain()
 
-    @staticmethod
-    def _plain(spec: Spec, info: SerializationInfo) -> dict[str, Any]:
-        return spec.asked() if info.exclude_defaults else spec.to_plain()
+        serialization = core_schema.plain_serializer_function_ser_schema(plain, info_arg=True)
+        return core_schema.no_info_plain_validator_function(
+            partial(read_spec, kind), serialization=serialization
+        )
 
 
 SPEC = _SpecField()
-"""Annotation of a field that holds a specification: ``Annotated[LayerSpec, SPEC]``."""
+"""Annotation of a field that is read as a specification: ``Annotated[LayerSpec, SPEC]``."""
 
 
 def _readable(annotation: Any) -> Any:
@@ -291,8 +257,10 @@ class Assignments(Mapping[str, Any]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
-        serialization = plain_serializer_function_ser_schema(dict)
-        return no_info_plain_validator_function(cls._checked, serialization=serialization)
+        serialization = core_schema.plain_serializer_function_ser_schema(dict)
+        return core_schema.no_info_plain_validator_function(
+            cls._checked, serialization=serialization
+        )
 
     @classmethod
     def _checked(cls, value: object) -> Self:
@@ -326,12 +294,7 @@ def plain_number(value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """Return plain data with None in place of NaN and infinities, for which JSON has no words.
-
-    Example:
-        >>> finite({"loss": [0.5, float("nan")]})
-        {'loss': [0.5, None]}
-    """
+    """Return plain data with None in place of NaN and infinities, for which JSON has no words."""
     if isinstance(value, Mapping):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -373,11 +336,7 @@ def _index(items: Any, step: str, name: str) -> int:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the places at which two trees of plain data differ.
-
-    Yields:
-        The dotted name, our value and theirs (``ABSENT`` where there is none).
-    """
+    """Yield dotted name, our value and theirs where plain data differ; absent ones are ABSENT."""
     if ours is ABSENT and isinstance(theirs, Mapping) and theirs:
         ours = {}
     if theirs is ABSENT and isinstance(ours, Mapping) and ours:
@@ -398,9 +357,6 @@ def import_modules(names: Any) -> None:
 
     They may be in the working directory, as with ``python -m``. Without a name, nothing is imported
     from there, not even in place of a library that is not installed.
-
-    Raises:
-        SettingError: if the names are no list of names, or a module cannot be found.
     """
     if not isinstance(names, list | tuple) or not all(
         isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
@@ -414,9 +370,8 @@ def import_modules(names: Any) -> None:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            raise SettingError(
-                "imports", f"must name importable modules ({error})", name
-            ) from error
+            condition = f"must name importable modules ({error})"
+            raise SettingError("imports", condition, name) from error
 
 
 def source_digests(names: Iterable[str]) -> dict[str, str]:

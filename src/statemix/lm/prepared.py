@@ -106,12 +106,11 @@ def prepare(
                     f"sources must have texts to train on and to hold out, got {found} in "
                     f"{', '.join(sources)}"
                 )
-            split = f"{held_out:g} of the groups are held out, by the SHA-256 of their names"
-            if cut is not None:
-                split = f"the last {held_out:g} of the text is held out"
+            by_name = f"{held_out:g} of the groups are held out, by the SHA-256 of their names"
+            by_place = f"the last {held_out:g} of the text is held out"
             info = {
                 "source": list(sources),
-                "split": split,
+                "split": by_name if cut is None else by_place,
                 "tokenizer": tokenizer,
                 "tokenizer_sha256": digest_of(chosen),
                 "reading": asdict(reading),
@@ -236,9 +235,8 @@ def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     }
     for reason, names in wrong.items():
         if names:
-            raise RequestError(
-                f"weights of {chosen} must fit its config.json: {min(names)} {reason}"
-            )
+            condition = f"must fit its config.json: {min(names)} {reason}"
+            raise RequestError(f"weights of {chosen} {condition}")
     return model.eval(), load_tokenizer(str(chosen / TOKENIZER))
 
 

@@ -145,25 +145,19 @@ def test_the_command_shards_a_model_that_loads_tied(tmp_path, monkeypatch):
     assert (tmp_path / "run" / "model" / "tokenizer.json").exists()
 
 
-def test_kills_of_one_process_and_of_all_change_no_bit(trained, tmp_path):
-    kills = [("fsdp", 3, [1]), ("fsdp", 5, [0, 1]), ("ddp", 2, [1])]
-    for place, kill in enumerate(kills):
-        done = run_script(tmp_path, ["fsdp", "ddp"], kills=[kill])
-        assert done.returncode != 0
-        if place == 0:
-            assert read_status(tmp_path / "fsdp").status != "done"
-            shutil.copytree(tmp_path / "fsdp", tmp_path / "alone")
-            newest = tmp_path / "fsdp" / "checkpoints" / "step-000000003"
-            names = {path.name for path in newest.iterdir()}
-            assert len([name for name in names if name.endswith(".safetensors")]) == 2
-            assert {"state.json", "manifest.json"} < names
-            assert len(names) == 4
-    done = run_script(tmp_path, ["fsdp", "ddp"])
+def test_a_kill_of_one_process_changes_no_bit(trained, tmp_path):
+    assert run_script(tmp_path, ["fsdp"], kills=[("fsdp", 3, [1])]).returncode != 0
+    assert read_status(tmp_path / "fsdp").status != "done"
+    shutil.copytree(tmp_path / "fsdp", tmp_path / "alone")
+    newest = tmp_path / "fsdp" / "checkpoints" / "step-000000003"
+    names = {path.name for path in newest.iterdir()}
+    assert len([name for name in names if name.endswith(".safetensors")]) == 2
+    assert names >= {"state.json", "manifest.json"}
+    assert len(names) == 4
+    done = run_script(tmp_path, ["fsdp"])
     assert done.returncode == 0, done.stderr
-    for strategy in STRATEGIES:
-        assert_equal_files(tmp_path / strategy, trained / strategy, rtol=0, atol=0)
-        steps = [row["step"] for row in read_metrics(tmp_path / strategy)]
-        assert steps == [3, 6, 7]
+    assert_equal_files(tmp_path / "fsdp", trained / "fsdp", rtol=0, atol=0)
+    assert [row["step"] for row in read_metrics(tmp_path / "fsdp")] == [3, 6, 7]
     # One process continues from the shards of two.
     resumed = []
     with pytest.warns(UserWarning, match=r"have changed: .*num_processes=1 \(2 before\)"):

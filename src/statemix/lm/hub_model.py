@@ -401,19 +401,19 @@ class _Classifier(StatemixPreTrainedModel):
         which divides the summed loss. None means the labels of this batch. The other arguments are
         those of :meth:`StatemixModel.forward`.
         """
-        cache = past_key_values if cache is None else cache
+        states = past_key_values if cache is None else cache
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            cache=cache,
+            cache=states,
             return_dict=True,
             **kwargs,
         )
         hidden = outputs.last_hidden_state
         packed = (kwargs.get(name) for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"))
-        bounds = _bounds(hidden, attention_mask, position_ids, cache, *packed)
+        bounds = _bounds(hidden, attention_mask, position_ids, states, *packed)
         logits = self._logits(hidden, input_ids, attention_mask, bounds)
         loss = None
         if labels is not None:

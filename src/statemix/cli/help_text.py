@@ -99,8 +99,10 @@ def summaries() -> str:
     lines = []
     for name, text in texts.items():
         sentence, *_ = re.split(r"(?<=\.) ", text["description"][0])
-        indents = {"initial_indent": f"  {name:<12}  ", "subsequent_indent": " " * 16}
-        lines.append(textwrap.fill(sentence, width, **indents))
+        first = f"  {name:<12}  "
+        lines.append(
+            textwrap.fill(sentence, width, initial_indent=first, subsequent_indent=" " * 16)
+        )
     return "\n".join(lines)
 
 

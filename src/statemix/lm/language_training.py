@@ -175,30 +175,12 @@ def train_language_model(
 ) -> tuple[StatemixForCausalLM, Fitted]:
     """Train a language model, or resume its training, and store it for transformers.
 
-    The folder receives what a run has, and ``model/`` for ``AutoModelForCausalLM``.
+    The folder receives what a run has, and ``model/`` for ``AutoModelForCausalLM``. The options are
+    those of ``statemix lm train`` (``most_bytes`` is its ``--evaluate-bytes``) and of
+    :func:`statemix.training.fit`, as are the errors. If a loss is not finite, they name the batch.
 
-    Errors are those of :func:`statemix.training.fit`, which also explains ``precision``,
-    ``device``, ``information`` and further options. If a loss is not finite, they name the batch.
-
-    Args:
-        config: the model.
-        tokens: the training split.
-        held_out: the held-out split.
-        folder: folder of the run.
-        settings: how to train.
-        most_bytes: held-out bytes that evaluations during training read; None means all.
-        compiled: compile the blocks with ``torch.compile``. Evaluations are not compiled.
-        gradient_checkpointing: keep only the inputs of the blocks for the backward pass, and
-            compute the rest again.
-        sequence_parallel: let the processes of torchrun share every sequence, each with a slice of
-            its time, instead of the sequences.
-        precision: precision of weights and arithmetic.
-        device: device of the training.
-        on_event: function called with each event. The text of the event of a step is its step line.
-        curves: logs that receive the numbers of each event.
-        hooks: further hooks of the loop.
-        information: what a resumed run may change with a warning.
-        **options: further options of ``fit``.
+    Blocks are compiled in training alone. ``on_event`` is called with each event, in which the text
+    of a step is its step line, and ``curves`` log the numbers of each event.
     """
     if sequence_parallel:
         _check_sequence_parallel(config, compiled=compiled)

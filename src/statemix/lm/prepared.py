@@ -60,16 +60,11 @@ def prepare(
 ) -> dict[str, TokenFile]:
     """Write the tokens of a corpus: one file to train on, one that is held out.
 
-    Args:
-        sources: as in :func:`statemix.lm.corpora.read_corpus`.
-        folder: folder that receives the files.
-        tokenizer: "bytes"; "bpe:SIZE", trained on the training split; a file; or a model.
-        field: name of the text in rows.
-        suffixes: suffixes of files in folders.
-        most_documents: number of documents to read; None means all.
-        held_out: share of the text to hold out. The name of a group decides whether the group is
-            held out. If there are fewer than ``1 / held_out`` groups, or none is held out, or all
-            are, then the end of the text is held out.
+    Sources, field and suffixes are those of :func:`statemix.lm.corpora.read_corpus`. The tokenizer
+    is "bytes"; "bpe:SIZE", trained on the training split; a file; or a model.
+
+    The name of a group decides whether the group is held out. If there are fewer than
+    ``1 / held_out`` groups, or none is held out, or all are, then the end of the text is held out.
 
     Returns:
         "train" and "held_out" -> their tokens. Their ``info`` states how the text was split, and

@@ -18,14 +18,8 @@ class StepLine(Hook):
     """Measures training and describes it in the step line and in the rows of the metrics.
 
     A row has the means since the row before: "tokens_per_s" and "utilisation" (FLOP/s of training
-    over those of a matrix product), without evaluations and checkpoints.
-
-    Args:
-        batches: batches whose ``began`` is the time at which their last step began.
-        tokens_per_step: tokens of an optimiser step.
-        flops_per_token: FLOPs of a token in training.
-        matmul_speed: FLOP/s of a matrix product on this device.
-        bytes_per_token: mean bytes of text of a token; None if unknown.
+    over those of a matrix product, ``matmul_speed``), without evaluations and checkpoints. The
+    attribute ``began`` of the batches is the time at which their last step began.
     """
 
     changes_results = False

@@ -569,21 +569,6 @@ def test_a_failing_word_is_shown_and_fails(train, capsys):
     assert not [line for line in lines if line.startswith(("  checked ", "  soft "))]
 
 
-def test_attributes_of_evaluation_are_those_of_the_run(train, capsys):
-    sharp = ["--evaluation.attributes", "gate_temperature=1e-30"]
-    folder = train("sharp", "--seed", "1", *BLOCKS, *sharp)
-    assert main(["certify", str(folder), "--soft", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "proven"
-    assert main(["certify", str(folder)]) == 0
-    assert "no bound: the states are those of gates of 0 and 1" in capsys.readouterr().out
-    assert main(["certify", str(folder), "--soft"]) == 0
-    assert "  soft " not in capsys.readouterr().out
-    # The files hold the networks that were asked, with the attributes of evaluation.
-    automaton = load_outcome(folder).config.build_task().automaton()
-    for soft in (False, True):
-        assert search(load_proven(folder, soft=soft), automaton).verdict == "proven"
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -604,15 +589,8 @@ def test_damaged_files_are_named(tracker, damage, message):
 
 
 def test_requests_that_cannot_be_met_are_one_line(tracker, train, tmp_path, capsys):
-    folder = tmp_path / "copying"
-    task = ["--task", "selective_copying", "length=16", "train_size=20", "num_copied=2"]
-    words = ["--model.layers", "lstm", "--model.hidden-size", "8", "--schedules.epochs", "1"]
-    sizes = ["--evaluation.test-size", "8", "--evaluation.validation-size", "8"]
-    assert main(["train", "--folder", str(folder), *task, *words, *sizes]) == 0
     encoder = train("encoder", *BLOCKS, "--model.backbone", "autoencoder")
-    capsys.readouterr()
     for arguments, message in [
-        ([str(folder)], "task must have a finite automaton or places, got selective_copying"),
         ([str(tracker), "--max-pairs", "0"], "max_pairs must be at least 1, got 0"),
         ([str(tmp_path)], "folder must hold"),
         ([str(encoder)], "backbone must be 'causal' to certify, got 'autoencoder'"),

@@ -85,21 +85,10 @@ def test_a_record_that_cannot_be_kept_is_a_failure_that_names_the_file(run, caps
     assert capsys.readouterr().err.endswith(f"{run / 'evaluations.jsonl'}'\n")
 
 
-def half_written(run):
-    content = (run / "model.safetensors").read_bytes()
-    (run / "model.safetensors").write_bytes(content[: len(content) // 2])
-
-
 def with_a_flipped_bit(run):
     content = bytearray((run / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (run / "model.safetensors").write_bytes(content)
-
-
-def of_another_model(run):
-    config = json.loads((run / "config.json").read_text())
-    config["resolved"]["model"]["hidden_size"] = 16
-    (run / "config.json").write_text(json.dumps(config))
 
 
 def of_fit(run):
@@ -114,15 +103,7 @@ def of_fit(run):
     [
         (shutil.rmtree, [], "folder must exist, got"),
         (lambda run: (run / "summary.json").unlink(), [], "folder must hold a finished run, got"),
-        (half_written, [], "model.safetensors must hold the run's weights"),
         (with_a_flipped_bit, [], "model.safetensors must hold the run's weights, got: its SHA-256"),
-        (of_another_model, [], "model.safetensors must fit the run's network"),
-        (lambda run: (run / "summary.json").write_text("{}"), [], "must hold a run's summary"),
-        (
-            lambda run: (run / "config.json").write_text("{"),
-            [],
-            "config.json must hold a run's configuration",
-        ),
         (of_fit, [], "must hold a run of a task, got a run of `fit` or of a language model"),
         (None, ["--device", "cuda"], "statemix: device must be available (PyTorch cannot use"),
         (None, ["--lengths", "0"], "lengths must be at least 1, got [0]"),

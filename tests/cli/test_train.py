@@ -1,13 +1,10 @@
 """``statemix train``: options reach the run, and Ctrl-C loses nothing."""
 
 import csv
-import errno
 import itertools
 import json
-import os
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -182,12 +179,6 @@ def test_the_attempts_of_a_search_are_counted(tmp_path, tiny_arguments, capsys):
     assert "for more attempts, repeat with --extend --search.attempts 4\n" in out
 
 
-def test_from_repeats_a_run_into_another_folder(tmp_path, finished_run):
-    assert main(["train", "--folder", str(tmp_path / "again"), "--from", str(finished_run)]) == 0
-    for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / "again" / name).read_bytes() == (finished_run / name).read_bytes()
-
-
 @pytest.mark.parametrize("spelling", [["--from", "{}"], ["--from={}"]])
 def test_options_beside_from_replace_the_runs(finished_run, spelling):
     source = [part.format(finished_run) for part in spelling]
@@ -227,21 +218,11 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         ),
         (["--task", "permutation", "S_3"], "task: one name must be given, got 2"),
         (["--task"], "one name must be given, got 0"),
-        (["--schedules.epochs", "0"], "schedules.epochs must be greater than or equal to 1, got 0"),
-        (["--schedules.attributes", "decay", "end=1"], "must be schedulable (the layers of this"),
-        (
-            ["--schedules.attributes", "gate_temperature", "end=-1"],
-            "schedules.attributes.0.end must suit gate_temperature",
-        ),
-        (["--optimizer.groups", "no", "weight_decay=0"], "optimizer.groups.0.parameters must"),
         (["--config", "nowhere.toml"], "nowhere.toml must be readable, got: No such file"),
         (["--config", "a.toml", "--from", "b"], "must not be given together"),
         (["--evaluation.lengths", "1"], "evaluation.lengths: "),
-        (["--evaluation.test-size", "100000000"], "evaluation.test_size: "),
         (["--imports", "nowhere"], "imports must name importable modules"),
         (["--runtime.device", "cuda"], "runtime.device must be available"),
-        (["--batches.size", str(2**64)], "batches.size must be less than"),
-        (["--runtime.num-threads", "100000"], "runtime.num_threads must be"),
         (
             ["--checkpoint-every-s", "-1"],
             "checkpoint_every_s must be greater than or equal to 0, got -1.0",
@@ -252,9 +233,7 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--grid", "seed=1,1"], "seed must have distinct values"),
         (["--grid", "seed=1", "seed=2"], "axes of a grid must be distinct"),
         (["--grid", "sead=1"], "sead must be one of"),
-        (["--grid", "optimizer.learning_rate=1e-3,-1"], "learning_rate must be greater than 0"),
         (["--grid", "seed=1", "--workers", "0"], " workers must be in 1.."),
-        (["--grid", "seed=1,2", "--runtime.num-threads", "2000"], "runtime.num_threads must be in"),
         (["--from", "--seed", "3"], "--from must have a value, got none"),
         (["--config", "--seed", "3"], "--config must have a value, got none"),
         (["--config", "a.toml", "--config", "b.toml"], "--config must be given once"),
@@ -296,36 +275,6 @@ def test_a_folder_that_cannot_be_used_is_one_line_and_exit_code_2(
         printed = capsys.readouterr().err
         assert message in printed
         assert printed.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", ["config.json.tmp", "metrics.jsonl", "model.safetensors.tmp"])
-def test_a_full_disk_is_exit_code_1_and_names_the_file(
-    tmp_path, tiny_arguments, capsys, monkeypatch, name
-):
-    def full(descriptor, sync=os.fsync):
-        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(f"/{name}"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full)
-    assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments]) == 1
-    printed = capsys.readouterr().err.splitlines()[-1]
-    assert "No space left on device" in printed
-    assert printed.endswith(f"/{name}'")
-
-
-def test_a_loss_that_is_not_finite_is_exit_code_1(tmp_path, tiny_arguments, capsys):
-    wild = [
-        "--optimizer.learning-rate", "3e38", "--schedules.learning-rate", "constant",
-        "--batches.size", "4",
-    ]  # fmt: skip
-    command = ["train", "--folder", str(tmp_path / "run"), *tiny_arguments, *wild]
-    assert main([*command, "--checkpoint-every-s", "0"]) == 1
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "loss must be finite, got nan at step" in said
-    good = said.partition("; the last good checkpoint is ")[2]
-    assert good.startswith(f"{tmp_path}/run/checkpoints/step-")
-    assert (Path(good) / "model.safetensors").exists()
 
 
 def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, capsys):
@@ -489,48 +438,6 @@ def test_a_finished_run_is_read_where_it_could_not_be_trained(tmp_path, finished
     assert not (folder / "checkpoints").exists()
 
 
-def damaged(change):
-    def damage(folder):
-        (folder / "summary.json").unlink()
-        stored = json.loads((folder / "config.json").read_text())
-        change(stored)
-        (folder / "config.json").write_text(json.dumps(stored))
-
-    return damage
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda s: s.update(resolved={}),
-            "config.json: schedules.epochs must be given",
-        ),
-        (
-            lambda s: s["resolved"]["schedules"].update(epochs=None),
-            "config.json: schedules.epochs must be given",
-        ),
-        (
-            lambda s: s["resolved"]["evaluation"].update(every=None),
-            "config.json: evaluation.every must be given",
-        ),
-        (lambda s: s["resolved"].update(seed="x"), "config.json: seed must be a valid integer"),
-        (
-            lambda s: s["resolved"]["optimizer"].update(learning_rate=10**400),
-            "config.json: optimizer.learning_rate must be a valid number, got 1000",
-        ),
-        (lambda s: s.update(schema=True), "config.json must have schema 1"),
-    ],
-)
-def test_a_damaged_configuration_names_its_file(
-    tmp_path, tiny_arguments, finished_run, capsys, change, message
-):
-    folder = shutil.copytree(finished_run, tmp_path / "run")
-    damaged(change)(folder)
-    assert main(["train", "--folder", str(folder), *tiny_arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_recipe_is_made_for_the_task_and_may_be_changed():
     words = ["--recipe", "exact", "--task", "permutation", "group=S_3", "--task.group", "A_5"]
     config = config_of(*words)
@@ -548,6 +455,21 @@ def test_a_recipe_may_add_options_of_the_task(words, length):
     assert config.search.length == 4 * length
 
 
-def test_a_recipe_has_the_usual_help(capsys):
-    assert main(["train", "--recipe", "exact", "--help"]) == 0
-    assert "--search.attempts" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.update(resolved={}), "config.json: schedules.epochs must be given"),
+        (lambda s: s["resolved"].update(seed="x"), "config.json: seed must be a valid integer"),
+        (lambda s: s.update(schema=True), "config.json must have schema 1"),
+    ],
+)
+def test_a_damaged_configuration_names_its_file(
+    tmp_path, tiny_arguments, finished_run, capsys, change, message
+):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    (folder / "summary.json").unlink()
+    stored = json.loads((folder / "config.json").read_text())
+    change(stored)
+    (folder / "config.json").write_text(json.dumps(stored))
+    assert main(["train", "--folder", str(folder), *tiny_arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -321,7 +321,9 @@ def test_embeddings_may_replace_tokens(model):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("asked", [None, "static"])
+@pytest.mark.parametrize(
+    ("kind", "asked"), [("bd_lru", None), ("bd_lru", "static"), ("hybrid", "static")]
+)
 @torch.no_grad()
 def test_decoding_is_compiled_only_when_asked_for(model, asked, monkeypatch):
     """As on a GPU, where `generate` compiles without a configuration."""
@@ -339,6 +341,7 @@ def test_decoding_is_compiled_only_when_asked_for(model, asked, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["h_lru-conv-gate", "hybrid"])
 @torch.no_grad()
 def test_compiled_steps_need_two_graphs(model):
     """The first step, and all later ones: a number of tokens that is a constant would need 32."""

@@ -114,16 +114,10 @@ def test_tuples_and_hidden_states_are_returned_on_request():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"mixers": {"linear": {"name": "lstm"}}},
-            r"must be of kinds in layer_types, got .'linear'.",
-        ),
+        ({"mixers": {"linear": {"name": "lstm"}}}, r"must be of kinds in layer_types, got"),
         ({"mixers": {"name": "bdlru"}}, "must have the name of a layer"),
         ({"layer_types": ["linear_attention"]}, "must have num_hidden_layers=2 entries, got 1"),
-        (
-            {"layer_types": ["mine"] * 2},
-            r"must be among .*full_attention.*, got \['mine', 'mine'\]; a list",
-        ),
+        ({"layer_types": ["mine"] * 2}, r"must be among .*full_attention.*, got \['mine', 'mine'"),
         ({"layer_types": ["sliding_attention"] * 2}, "must have the name of a layer .* got None"),
         ({"mixers": [{"name": "lstm"}]}, "mixers must have num_hidden_layers=2 entries, got 1"),
         ({"mixers": [{"name": "lstm"}, {}]}, r"mixers\[1\] must have the name of a layer"),

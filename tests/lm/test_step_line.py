@@ -104,4 +104,3 @@ def test_the_command_prints_costs_and_step_lines(prepared, train_tiny, capsys, m
     bits = re.search(line + r", about 0 s left", err).group(1)
     # The held-out text is like the training text.
     assert float(bits) == pytest.approx(float(re.search(r"per_byte (\S+),", err).group(1)), rel=0.1)
-

@@ -271,7 +271,10 @@ def test_models_of_transformers_are_scored_and_write(kind, ends, bytes_tokens, t
 
 @pytest.mark.parametrize("documents", [1, 40])
 def test_a_compressor_is_given_the_end_of_the_training_text(tmp_path, monkeypatch, documents):
+    """As much as its window holds, without more in memory."""
+    decoded = []
     monkeypatch.setattr(prepared_tokens, "_WINDOW", 1000)
+    monkeypatch.setattr(prepared_tokens, "check_ids", lambda _, ids, size: decoded.append(len(ids)))
     draws = (np.random.default_rng(n).integers(97, 123, 200, "uint8") for n in range(40))
     rows, tokenizer = [bytes(draw).decode() for draw in draws], bytes_tokenizer()
     texts = ["".join(rows)] if documents == 1 else rows
@@ -283,6 +286,7 @@ def test_a_compressor_is_given_the_end_of_the_training_text(tmp_path, monkeypatc
     last, score = "".join(rows)[-1000:].encode(), (rows[0] + rows[39]).encode()
     sizes = [xz_size(text) for text in (last, last + score)]
     assert found["xz_given_training"] == pytest.approx(8 * (sizes[1] - sizes[0]) / 400)
+    assert sum(decoded) <= 1000 + 200 + 2 * 400
 
 
 def edit(folder, name, **entries):

@@ -291,6 +291,7 @@ def _is_of_task(setting: str) -> bool:
 
 
 def _registries() -> str:
+    titles: dict[str, Registry[Any]]
     titles = {"Tasks": TASKS, "Layers": LAYERS, "Channel mixers": CHANNEL_MIXERS}
     entries: list[str] = []
     for title, factories in titles.items():

@@ -131,5 +131,6 @@ def _windows(inputs: Tensor, targets: Tensor, length: int) -> Iterator[tuple[Ten
 
 
 def _summed(logits: Tensor, targets: Tensor) -> float:
-    rows, options = logits.flatten(0, -2).float(), {"ignore_index": _NOT_COUNTED}
-    return float(functional.cross_entropy(rows, targets.flatten(), reduction="sum", **options))
+    rows, wanted = logits.flatten(0, -2).float(), targets.flatten()
+    loss = functional.cross_entropy(rows, wanted, ignore_index=_NOT_COUNTED, reduction="sum")
+    return float(loss)

@@ -46,12 +46,6 @@ def test_a_folder_is_split_by_its_first_level_without_copies(texts):
     assert list(read_corpus([str(texts)])) == documents
 
 
-def test_the_standard_library_has_no_tests_and_no_code_pages():
-    groups = {document.group for document in read_corpus(["stdlib"])}
-    assert {"json", "argparse"} <= groups
-    assert not groups & {"test", "encodings", "site-packages", "idlelib"}
-
-
 def test_parts_of_the_standard_library_without_style_are_left_out_at_every_level(
     tmp_path, monkeypatch
 ):
@@ -77,17 +71,25 @@ def test_folders_have_the_files_of_the_suffixes(tmp_path):
     assert found(".c", ".py") == {"a.py", "e.c"}
 
 
+@pytest.mark.parametrize(
+    ("source", "suffixes", "message"),
+    [
+        (".", ["py", ".c"], "suffixes must begin with a dot, got py"),
+        ("nowhere", [], r"source must be stdlib, .* got 'nowhere'"),
+        ("", [], "existing path, got ''"),
+    ],
+)
+def test_requests_that_cannot_be_met_are_named(source, suffixes, message):
+    with pytest.raises(RequestError, match=message):
+        list(read_corpus([source], suffixes=suffixes))
+
+
 def test_texts_come_once_from_all_sources_and_need_not_be_utf_8(tmp_path):
     one, other = tmp_path / "one.txt", tmp_path / "other.txt"
     one.write_bytes(b"a\xffb")
     other.write_bytes(b"a\xffb")
     (document,) = read_corpus([str(one), str(other), str(one)])
     assert document == Document(str(one), "one.txt", "a\ufffdb")
-
-
-def test_suffixes_have_a_dot(texts):
-    with pytest.raises(RequestError, match="suffixes must begin with a dot, got py"):
-        list(read_corpus([str(texts)], suffixes=["py", ".c"]))
 
 
 def test_every_row_is_a_group(tmp_path):
@@ -146,16 +148,6 @@ def test_parquet_is_read_as_a_dataset(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RequestError, match=r"rows\.parquet needs datasets: pip install datasets"):
         next(read_corpus([str(path)]))
-
-
-def test_a_source_that_does_not_exist_is_named():
-    with pytest.raises(RequestError, match=r"source must be stdlib, .* got 'nowhere'"):
-        list(read_corpus(["nowhere"]))
-
-
-def test_about_an_eighth_of_the_groups_is_held_out():
-    held_out = sum(Document("", str(n), "x").is_held_out() for n in range(4000))
-    assert 400 < held_out < 600
 
 
 @pytest.mark.parametrize("make", [bytes_tokenizer, lambda: train_bpe(["print(1)\n"] * 9, 270)])
@@ -255,14 +247,6 @@ def test_ends_of_other_tokenizers_are_known(end):
     assert encode(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), ["a"]) == [[0]]
 
 
-def test_tokenizers_with_the_same_tokens_are_told_apart_by_how_they_read():
-    one, other = bytes_tokenizer(), bytes_tokenizer()
-    assert digest_of(one) == digest_of(other)
-    other.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    assert one.get_vocab() == other.get_vocab()
-    assert digest_of(one) != digest_of(other)
-
-
 @pytest.mark.parametrize("make", [bytes_tokenizer, lambda: train_bpe(["ab ab " * 9], 260)])
 def test_a_tokenizer_that_transformers_has_saved_reads_alike(make, tmp_path):
     save_tokenizer(make(), tmp_path)
@@ -279,16 +263,6 @@ def test_a_tokenizer_that_transformers_has_saved_reads_alike(make, tmp_path):
     assert encode(again, texts) == encode(make(), texts)
     again.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     assert not read_alike(make(), again)
-
-
-def test_a_changed_tokenizer_is_refused(texts, tmp_path):
-    prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
-    path = tmp_path / "out" / "tokenizer.json"
-    train_bpe(["other"], 260).save(str(path))
-    with pytest.raises(RequestError, match="must be the tokenizer of"):
-        read_prepared(tmp_path / "out")
-    with pytest.raises(RequestError, match="must be a folder that `statemix lm prepare` made"):
-        read_prepared(tmp_path)
 
 
 def decoded(folder):
@@ -324,14 +298,14 @@ def test_few_groups_are_split_by_position(tmp_path, texts, share, held_out):
     assert made["train"].num_bytes == len("".join(found[0]).encode())
 
 
-@pytest.mark.parametrize("share", [0.02, 1 / 8, 0.3, 0.9])
+@pytest.mark.parametrize("share", [0.02, 1 / 8, 0.9])
 def test_groups_are_held_out_by_a_share(tmp_path, share):
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(2000)))
+    path.write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(1000)))
     made = prepare([str(path)], tmp_path / "out", tokenizer="bytes", held_out=share)
-    assert (len(made["held_out"].bounds) - 1) / 2000 == pytest.approx(share, abs=0.025)
+    assert (len(made["held_out"].bounds) - 1) / 1000 == pytest.approx(share, abs=0.025)
     if share == 1 / 8:
-        first = [hashlib.sha256(f"rows.jsonl:{n}".encode()).digest() for n in range(1, 2001)]
+        first = [hashlib.sha256(f"rows.jsonl:{n}".encode()).digest() for n in range(1, 1001)]
         held_out = [f"text {n}" for n, one in enumerate(first) if one[3] % 8 == 0]
         assert decoded(tmp_path / "out")[1] == held_out
 

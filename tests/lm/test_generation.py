@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from tests.lm.conftest import build_model
+from torch.utils._pytree import tree_leaves
 from transformers import CompileConfig, DynamicCache
 
 from statemix.lm import StateCache, StatemixConfig, StatemixForCausalLM
@@ -30,15 +31,6 @@ def test_cached_tokens_are_those_without_a_cache(model):
     assert torch.equal(model.generate(IDS, **OPTIONS), greedy(model, IDS))
 
 
-@torch.no_grad()
-def test_each_cached_logit_is_the_recomputed_one(model):
-    cache, whole = None, model(IDS, use_cache=False).logits
-    for t in range(IDS.shape[1]):
-        output = model(IDS[:, t : t + 1], use_cache=True, **{CACHE: cache})
-        cache = output[CACHE]
-        torch.testing.assert_close(output.logits[:, 0], whole[:, t])
-
-
 @pytest.mark.parametrize("name", ["past_key_values", "cache"])
 @torch.no_grad()
 def test_a_cache_is_taken_under_both_names(model, name):
@@ -48,7 +40,7 @@ def test_a_cache_is_taken_under_both_names(model, name):
     assert cache.get_seq_length() == 7
 
 
-@pytest.mark.parametrize("cuts", [(1, 6), (3, 0, 4), (2, 1, 1, 3)], ids=str)
+@pytest.mark.parametrize("cuts", [(1, 6), (3, 0, 4), (1,) * 7], ids=str)
 @torch.no_grad()
 def test_prompts_cut_anywhere_give_the_same_logits(model, cuts):
     cache = StateCache(2)
@@ -57,12 +49,14 @@ def test_prompts_cut_anywhere_give_the_same_logits(model, cuts):
     torch.testing.assert_close(torch.cat(logits, 1), model(IDS, use_cache=False).logits)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32], ids=str)
-@pytest.mark.parametrize("side", ["left", "right", "anywhere"])
+@pytest.mark.parametrize(
+    ("places", "dtype"),
+    [([0, 1, 2], torch.bool), ([4, 5, 6], torch.int64), ([0, 3, 5], torch.float32)],
+    ids=["left", "right", "anywhere"],
+)
 @torch.no_grad()
-def test_padding_changes_neither_logits_nor_states(model, side, dtype):
+def test_padding_changes_neither_logits_nor_states(model, places, dtype):
     mask = torch.ones(2, 7, dtype=dtype)
-    places = {"left": [0, 1, 2], "right": [4, 5, 6], "anywhere": [0, 3, 5]}[side]
     mask[1, places] = 0
     output = model(IDS, attention_mask=mask, use_cache=True)
     alone = model(IDS[1:, mask[1].bool()], use_cache=True)
@@ -73,47 +67,20 @@ def test_padding_changes_neither_logits_nor_states(model, side, dtype):
     torch.testing.assert_close(after, wanted)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("batch_size", "size"), [(1, 4), (3, 4), (3, 1)], ids=["1", "3", "steps"])
 @torch.no_grad()
-def test_padding_may_fill_pieces_of_a_prompt(model, size):
-    mask = torch.tensor([[0, 0, 1, 1, 0, 1, 1], [1, 1, 1, 0, 0, 0, 1]])
-    cache = StateCache(2)
-    parts = [
-        model(
-            IDS[:, t : t + size],
-            attention_mask=mask[:, : t + size],
-            use_cache=True,
-            **{CACHE: cache},
-        ).logits
-        for t in range(0, 7, size)
-    ]
-    logits, whole = torch.cat(parts, 1), model(IDS, attention_mask=mask, use_cache=False).logits
-    torch.testing.assert_close(logits[mask.bool()], whole[mask.bool()])
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-@torch.no_grad()
-def test_padding_may_be_in_every_piece_of_a_prompt(model, batch_size):
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(1, 50, (batch_size, 12), generator=generator)
-    # Every piece of four columns has padding in every row, and no row is all padding.
-    mask = torch.stack(
-        [
-            torch.cat(
-                [
-                    torch.randperm(4, generator=generator) >= 1 + (row + piece) % 3
-                    for piece in range(3)
-                ]
-            )
-            for row in range(batch_size)
-        ]
-    ).long()
-    cache = StateCache(2)
-    parts = [
-        model(ids[:, t : t + 4], attention_mask=mask[:, : t + 4], use_cache=True, **{CACHE: cache})
-        for t in (0, 4, 8)
-    ]
-    logits = torch.cat([part.logits for part in parts], 1)
+def test_padding_may_be_in_every_piece_of_a_prompt(model, batch_size, size):
+    ids = torch.randint(1, 50, (batch_size, 12), generator=torch.Generator().manual_seed(3))
+    # In every piece of four columns, one of three rows has one, two or three tokens.
+    patterns = torch.tensor([[0, 1, 1, 0], [1, 0, 1, 1], [0, 0, 0, 1]])
+    rows = [torch.cat([patterns[(row + n) % 3] for n in range(3)]) for row in range(batch_size)]
+    mask, cache = torch.stack(rows), StateCache(2)
+    parts = []
+    for t in range(0, 12, size):
+        end = t + size
+        given = {"attention_mask": mask[:, :end], "use_cache": True, CACHE: cache}
+        parts.append(model(ids[:, t:end], **given).logits)
+    logits = torch.cat(parts, 1)
     for row in range(batch_size):
         kept = mask[row].bool()
         alone = model(ids[row : row + 1, kept], use_cache=False).logits[0]
@@ -124,7 +91,6 @@ def test_padding_may_be_in_every_piece_of_a_prompt(model, batch_size):
     ("mask", "message"),
     [
         (torch.ones(7), r"\(B=2, T=7\), got \(7,\)"),
-        (torch.ones(2, 6), r"\(B=2, T=7\), got \(2, 6\)"),
         (torch.ones(2, 8), r"\(B=2, T=7\), got \(2, 8\)"),
         (torch.ones(1, 7), r"\(B=2, T=7\), got \(1, 7\)"),
         (torch.full((2, 7), -1e9), "1 for tokens and 0 for padding"),
@@ -145,12 +111,11 @@ def test_a_mask_reaches_no_further_back_than_the_cache():
         model(IDS[:, 3:], attention_mask=torch.ones(2, 8).long(), **{CACHE: cache})
 
 
-@pytest.mark.parametrize("chunk", [1, 3])
 @torch.no_grad()
-def test_chunked_prefill_of_padded_prompts_gives_the_same_tokens(model, chunk):
+def test_chunked_prefill_of_padded_prompts_gives_the_same_tokens(model):
     mask = torch.ones(2, 7, dtype=torch.int64)
     mask[1, :3] = 0
-    found = model.generate(IDS, attention_mask=mask, prefill_chunk_size=chunk, **OPTIONS)
+    found = model.generate(IDS, attention_mask=mask, prefill_chunk_size=3, **OPTIONS)
     assert torch.equal(found, greedy(model, IDS, mask))
     single = model.generate(IDS[1:, 3:], **OPTIONS)
     assert torch.equal(found[1, 7:], single[0, 4:])
@@ -226,10 +191,10 @@ def test_prompt_lookup_equals_greedy(model):
     assert torch.equal(found, greedy(model, IDS[:1]))
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02, 1.0])
+@pytest.mark.parametrize("noise", [0.02, 1.0])
 @torch.no_grad()
 def test_assisted_decoding_equals_greedy(model, noise):
-    """With an assistant that is always, often and seldom right."""
+    """With an assistant that is often or seldom right."""
     assistant = copy.deepcopy(model)
     torch.manual_seed(2)
     for parameter in assistant.parameters():
@@ -256,7 +221,7 @@ def test_a_removal_may_cross_calls_and_be_followed_by_another(model):
     torch.testing.assert_close(output.logits, model(IDS, use_cache=False).logits[:, 3:])
 
 
-@pytest.mark.parametrize("removed", range(6))
+@pytest.mark.parametrize("removed", [0, 2, 5])
 @torch.no_grad()
 def test_any_number_of_recorded_tokens_may_be_removed_from_changed_sequences(model, removed):
     """The record holds three calls, and knows sequences that were repeated and selected."""
@@ -310,16 +275,6 @@ def test_padding_counts_as_columns_but_not_as_tokens(model):
     torch.testing.assert_close(output.logits, wanted[:, 3:])
 
 
-@torch.no_grad()
-def test_repeated_and_selected_sequences_keep_their_order(model):
-    cache = model(IDS[:, :4], use_cache=True)[CACHE]
-    cache.batch_repeat_interleave(2)
-    cache.batch_select_indices(torch.tensor([0, 2, 3]))
-    rows = torch.tensor([0, 1, 1])
-    output = model(IDS[rows, 4:], use_cache=True, **{CACHE: cache})
-    torch.testing.assert_close(output.logits, model(IDS[rows], use_cache=False).logits[:, 4:])
-
-
 def test_more_than_the_record_cannot_be_removed():
     cache = StateCache(1)
     with pytest.raises(ValueError, match=r"tokens_to_remove must be at least -0, .* got -1"):
@@ -344,7 +299,7 @@ def test_a_returned_cache_continues_with_the_whole_prompt_or_with_the_new_tokens
     )
 
 
-@pytest.mark.parametrize("length", range(1, 7))
+@pytest.mark.parametrize("length", [1, 2, 6])
 @torch.no_grad()
 def test_texts_branch_from_a_prefix_of_any_length(model, length):
     """Also from one that is shorter than the convolution, which has four taps."""
@@ -366,7 +321,9 @@ def test_embeddings_may_replace_tokens(model):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("asked", [None, "static"])
+@pytest.mark.parametrize(
+    ("kind", "asked"), [("bd_lru", None), ("bd_lru", "static"), ("hybrid", "static")]
+)
 @torch.no_grad()
 def test_decoding_is_compiled_only_when_asked_for(model, asked, monkeypatch):
     """As on a GPU, where `generate` compiles without a configuration."""
@@ -384,6 +341,7 @@ def test_decoding_is_compiled_only_when_asked_for(model, asked, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["h_lru-conv-gate", "hybrid"])
 @torch.no_grad()
 def test_compiled_steps_need_two_graphs(model):
     """The first step, and all later ones: a number of tokens that is a constant would need 32."""
@@ -418,25 +376,12 @@ def test_errors_of_16_bit_weights_do_not_grow_with_the_text():
 
 @torch.no_grad()
 def test_states_are_of_32_bits_whatever_the_weights(kind):
-    model = build_model(kind).to(torch.bfloat16)
-    cache = model(IDS, use_cache=True)[CACHE]
-
-    def tensors(state):
-        return (
-            [state]
-            if isinstance(state, torch.Tensor)
-            else [t for part in state for t in tensors(part)]
-        )
-
-    states = [tensor for layer in cache.layers for tensor in tensors(layer.state)]
+    cache = build_model(kind).to(torch.bfloat16)(IDS, use_cache=True)[CACHE]
+    states = tree_leaves([layer.state for layer in cache.layers])
     assert {state.dtype for state in states if state.is_floating_point()} == {torch.float32}
 
 
-def test_a_cache_of_another_model_is_named():
-    model = build_model("bd_lru")
-    for cache in (DynamicCache(), StateCache(3)):
-        with pytest.raises(
-            ValueError,
-            match=r"a StateCache of 2 layers, got a (DynamicCache|StateCache of 3); layers",
-        ):
-            model(torch.tensor([[1, 2]]), past_key_values=cache)
+@pytest.mark.parametrize("cache", [DynamicCache(), StateCache(3)])
+def test_a_cache_of_another_model_is_named(cache):
+    with pytest.raises(ValueError, match="a StateCache of 2 layers, got a"):
+        build_model("bd_lru")(torch.tensor([[1, 2]]), past_key_values=cache)

@@ -41,33 +41,16 @@ def head(request):
     kind, labels = HEADS[request.param]
     torch.manual_seed(0)
     number = 1 if request.param in ("numbers", "integers") else 3
-    config = StatemixConfig(
-        vocab_size=40,
-        hidden_size=16,
-        num_hidden_layers=1,
-        intermediate_size=32,
-        pad_token_id=0,
-        num_labels=number,
-        classifier_dropout=0.0,
-    )
-    return kind(config), labels
+    sizes = {"intermediate_size": 32, "pad_token_id": 0, "num_labels": number}
+    return kind(StatemixConfig(40, 16, 1, **sizes, classifier_dropout=0.0)), labels
 
 
 def trainer(model, labels, folder, **options):
     arguments = TrainingArguments(
-        str(folder),
-        max_steps=1,
-        learning_rate=1.0,
-        optim="sgd",
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        **options,
-    )
+        str(folder), max_steps=1, learning_rate=1.0, optim="sgd", lr_scheduler_type="constant",
+        max_grad_norm=0.0, logging_steps=1, save_strategy="no", report_to=[], use_cpu=True,
+        disable_tqdm=True, **options,
+    )  # fmt: skip
     rows = [{"input_ids": row, "labels": label} for row, label in zip(IDS, labels, strict=True)]
     return Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
 
@@ -103,8 +86,13 @@ def test_smoothed_labels_are_those_that_the_loss_scores(head, tmp_path):
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("given", ["mask", "floats", "tokens", "embeddings"])
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("side", "given"),
+    [
+        *[("left", "mask"), ("right", "floats"), ("left", "embeddings")],
+        *[("left", "tokens"), ("right", "tokens")],
+    ],
+)
 @torch.no_grad()
 def test_a_sequence_is_classified_by_its_last_token(side, given):
     """The end of a text, token 0, is also the padding."""
@@ -212,11 +200,9 @@ def test_a_head_of_another_name_has_the_same_loss(head):
 
 @pytest.mark.parametrize("way", ["cu_seqlens", "cu_seq_lens_q", "seq_idx", "position_ids"])
 def test_packed_sequences_are_classified_each(way):
-    model = HEADS["classes"][0](
-        StatemixConfig(40, 16, 1, intermediate_size=32, num_labels=3)
-    ).eval()
-    texts = [IDS[0, :2], IDS[1], IDS[2, :3]]
-    bounds = torch.tensor([0, 2, 8, 11])
+    config = StatemixConfig(40, 16, 1, intermediate_size=32, num_labels=3)
+    model = StatemixForSequenceClassification(config).eval()
+    texts, bounds = [IDS[0, :2], IDS[1], IDS[2, :3]], torch.tensor([0, 2, 8, 11])
     given = {
         "cu_seqlens": bounds,
         "cu_seq_lens_q": bounds,

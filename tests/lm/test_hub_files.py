@@ -1,7 +1,5 @@
 """Saving, loading and changing the model as transformers does."""
 
-import copy
-
 import pytest
 import torch
 from safetensors import safe_open
@@ -24,8 +22,11 @@ def poisoned(model):
     return model
 
 
-@pytest.mark.parametrize("size", ["5GB", "4KB"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [("5GB", torch.float32), ("4KB", torch.bfloat16)],
+    ids=["float32", "bfloat16"],
+)
 def test_loading_draws_nothing(kind, tmp_path, size, dtype):
     model = poisoned(build_model(kind)).to(dtype)
     model.save_pretrained(tmp_path, max_shard_size=size)
@@ -113,16 +114,10 @@ def test_tuples_and_hidden_states_are_returned_on_request():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"mixers": {"linear": {"name": "lstm"}}},
-            r"must be of kinds in layer_types, got .'linear'.",
-        ),
+        ({"mixers": {"linear": {"name": "lstm"}}}, r"must be of kinds in layer_types, got"),
         ({"mixers": {"name": "bdlru"}}, "must have the name of a layer"),
         ({"layer_types": ["linear_attention"]}, "must have num_hidden_layers=2 entries, got 1"),
-        (
-            {"layer_types": ["mine"] * 2},
-            r"must be among .*full_attention.*, got \['mine', 'mine'\]; a list",
-        ),
+        ({"layer_types": ["mine"] * 2}, r"must be among .*full_attention.*, got \['mine', 'mine'"),
         ({"layer_types": ["sliding_attention"] * 2}, "must have the name of a layer .* got None"),
         ({"mixers": [{"name": "lstm"}]}, "mixers must have num_hidden_layers=2 entries, got 1"),
         ({"mixers": [{"name": "lstm"}, {}]}, r"mixers\[1\] must have the name of a layer"),
@@ -193,12 +188,6 @@ def test_each_block_may_have_a_layer_of_its_own(tmp_path):
     assert torch.equal(
         AutoModelForCausalLM.from_pretrained(tmp_path / "two")(IDS).logits, cut(IDS).logits
     )
-
-
-def test_a_configuration_survives_json(tmp_path):
-    config = build_model("hybrid").config
-    again = StatemixConfig.from_dict(copy.deepcopy(config.to_dict()))
-    assert again.to_dict() == config.to_dict()
 
 
 def test_the_default_layer_has_a_state_as_wide_as_the_model():

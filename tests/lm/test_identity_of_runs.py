@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-import subprocess
 import sys
 import warnings
 
@@ -11,6 +10,7 @@ from tests.lm.conftest import TINY
 
 from statemix.cli.lm.train_text import TrainText
 from statemix.cli.main import main
+from statemix.layers import LAYERS
 from statemix.lm.prepared import prepare
 
 REFUSED = {
@@ -143,27 +143,22 @@ class Own(BDLRU):
 """
 
 
-def test_language_commands_import_what_the_user_names(prepared, tmp_path):
+def test_language_commands_import_what_the_user_names(prepared, tmp_path, capsys, monkeypatch):
     """A model with a layer of one's own, in every command."""
     (tmp_path / "my_layer.py").write_text(OWN_LAYER)
-    code = "import sys; from statemix.cli.main import main; sys.exit(main(sys.argv[1:]))"
-
-    def run(*arguments):
-        command = [sys.executable, "-P", "-W", "ignore", "-c", code, "lm", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     words = " ".join(TINY).replace("bd_lru", "own").split()
-    imports = ["--imports", "my_layer"]
-    train = ["train", "--folder", "run", "--tokens", str(prepared), *words, "--steps", "2"]
     for command in (
-        train,
+        ["train", "--folder", "run", "--tokens", str(prepared), *words, "--steps", "2"],
         ["generate", "run", "def", "--max-new-tokens", "2"],
         ["evaluate", "run", "--tokens", str(prepared), "--most-bytes", "100"],
         ["generate", "run/model", "def", "--max-new-tokens", "2"],
     ):
-        refused = run(*command)
-        assert refused.returncode == 2, refused.stderr
-        if command is not train:
-            assert "add --imports my_layer if you trust its code" in refused.stderr
-        done = run(*command, *imports)
-        assert done.returncode == 0, done.stderr
+        assert main(["lm", *command]) == 2
+        if command[0] != "train":
+            advice = "add --imports my_layer if you trust its code"
+            assert advice in capsys.readouterr().err
+        assert main(["lm", *command, "--imports", "my_layer"]) == 0
+        del sys.modules["my_layer"]
+        LAYERS.remove("own")

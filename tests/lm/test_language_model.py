@@ -4,9 +4,8 @@ import pytest
 import torch
 from tests.lm.conftest import build_model
 from torch.nn.functional import silu
-from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+from transformers import AutoModelForSequenceClassification
 
-from statemix.errors import OptionError
 from statemix.lm import StatemixConfig
 from statemix.lm.hub_model import CACHE
 from statemix.lm.language_scores import summed_loss
@@ -60,12 +59,6 @@ def test_the_logits_are_those_of_the_formulas(kind):
     assert found.get(CACHE) is None
 
 
-def test_unknown_options_of_layers_are_named():
-    mixer = {"name": "bd_lru", "num_blocks": 4, "blocksize": 2}
-    with pytest.raises(OptionError, match="got 'blocksize'; did you mean 'block_size'"):
-        StatemixConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, mixers=mixer)
-
-
 def test_the_cache_is_returned_as_the_configuration_says():
     for use_cache in (True, False):
         output = build_model("bd_lru", use_cache=use_cache)(IDS)
@@ -104,17 +97,6 @@ def test_losses_of_16_bit_models_are_summed_in_32_bits():
     for loss in (summed_loss(model, IDS), model(IDS, labels=IDS).loss * IDS[:, 1:].numel()):
         assert loss.dtype == torch.float32
         torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=0)
-
-
-def test_the_trainer_of_transformers_evaluates(tmp_path):
-    pytest.importorskip("accelerate")
-    model = build_model("bd_lru")
-    rows = [{"input_ids": row, "labels": row} for row in IDS]
-    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, disable_tqdm=True)
-    trainer = Trainer(model, arguments, eval_dataset=rows)
-    wanted = model(IDS, labels=IDS).loss.item()
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted)
-    assert trainer.predict(rows).predictions.shape == (2, 9, 50)
 
 
 @pytest.mark.parametrize(

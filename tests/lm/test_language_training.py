@@ -3,11 +3,6 @@
 import itertools
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +16,7 @@ from statemix.cli.lm import parse
 from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.lm.hub_config import StatemixConfig
-from statemix.lm.language_optimizers import CosineRate, optimizer_of
+from statemix.lm.language_optimizers import CosineRate
 from statemix.lm.language_scores import bits_per_byte
 from statemix.lm.language_training import TokenBatches, train_language_model
 from statemix.lm.model_costs import count_sizes
@@ -29,6 +24,7 @@ from statemix.lm.prepared import read_prepared
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import read_tokens
 from statemix.lm.text_tokenizers import bytes_tokenizer
+from statemix.training import hooks
 from statemix.training.checkpoint import load_tensors
 
 SETTINGS = LanguageSettings(length=4, batch_size=3, steps=20, learning_rate=1e-2, seed=5)
@@ -58,19 +54,9 @@ def test_the_order_depends_on_seed_epoch_and_position_alone():
 
 def test_a_step_may_have_several_batches():
     ids = np.arange(100, dtype=np.uint16)
-    whole = TokenBatches(ids, SETTINGS).parts(2)
     parts = TokenBatches(ids, replace(SETTINGS, accumulate=2)).parts(2)
     assert [len(part) for part in parts] == [2, 1]
-    assert torch.equal(torch.cat(parts), whole[0])
-
-
-def test_vectors_do_not_decay():
-    model = build_model("bd_lru")
-    matrices, vectors = optimizer_of(model, SETTINGS).param_groups
-    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
-    assert {p.ndim for p in matrices["params"]} == {2}
-    assert {p.ndim for p in vectors["params"]} == {1}
-    assert len(matrices["params"]) + len(vectors["params"]) == len(list(model.parameters()))
+    assert torch.equal(torch.cat(parts), TokenBatches(ids, SETTINGS).parts(2)[0])
 
 
 def test_options_of_the_command_reach_the_model_and_the_training():
@@ -94,12 +80,6 @@ def test_options_of_the_command_reach_the_model_and_the_training():
     )
 
 
-def test_attention_that_no_block_has_is_refused():
-    command = parse(["train", "--folder", "x", "--num-layers", "2", "--attention-every", "4"])
-    with pytest.raises(RequestError, match=r"attention_every must be at most 2, .* got 4"):
-        command.request(bytes_tokenizer())
-
-
 @pytest.mark.parametrize(
     ("size", "vocabulary", "parameters"),
     # The default tokenizer, and GPT-2's for the sizes of the paper.
@@ -109,14 +89,6 @@ def test_a_size_has_the_parameters_of_its_name(size, vocabulary, parameters):
     config, _ = parse(["train", "--folder", "x", "--size", size]).request(bytes_tokenizer())
     config.vocab_size = vocabulary
     assert count_sizes(config)["parameters"] == pytest.approx(parameters, rel=0.04)
-
-
-@pytest.mark.parametrize("words", ["--steps 0", "--length -1", "--size 7B", "--learning-rate 0"])
-def test_numbers_out_of_range_are_refused(words, tmp_path, prepared, capsys):
-    folder = ["--folder", str(tmp_path / "run"), "--tokens", str(prepared)]
-    assert main(["lm", "train", *folder, *words.split()]) == 2
-    assert words.split()[0].strip("-").replace("-", "_") in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_extended(prepared, tmp_path):
@@ -130,14 +102,6 @@ def test_a_run_is_extended(prepared, tmp_path):
     # The metrics have the rate of the step that was taken last.
     longest = LanguageSettings(16, 4, 6, 1e-2)
     assert rows[1]["learning_rate"] == CosineRate(longest).rate(5)
-
-
-def test_a_run_of_an_older_version_names_no_optimizer(prepared, tmp_path):
-    train = ["lm", "train", "--folder", str(tmp_path), "--tokens", str(prepared), *TINY]
-    assert main([*train, "--steps", "2"]) == 0
-    stored = json.loads((tmp_path / "config.json").read_text())
-    assert "optimizer" not in stored["asked"]["fit"]["settings"]["training"]
-    assert main([*train, "--steps", "2", "--optimizer", "muon"]) == 2
 
 
 def test_too_few_tokens_are_refused():
@@ -188,7 +152,7 @@ def test_without_an_end_a_first_token_is_one_of_equally_likely_tokens(tmp_path, 
     assert found["bits_per_byte"] == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 6, 20])
+@pytest.mark.parametrize("window", [1, 3, 4, 20])
 def test_attention_predicts_each_token_in_the_first_window_that_has_it(tmp_path, window):
     model = build_model("bd_lru", eos_token_id=0, training_length=window)
     documents = [(list(range(1, 12)), 30), ([8], 3), ([], 0)]
@@ -238,7 +202,7 @@ def weights(folder):
 def test_the_commands_train_generate_and_evaluate(prepared, tmp_path, capsys):
     folder = str(tmp_path / "run")
     train = ["lm", "train", "--folder", folder, "--tokens", str(prepared), *TINY]
-    assert main([*train, "--steps", "60", "--evaluate-every", "30"]) == 0
+    assert main([*train, "--steps", "10", "--evaluate-every", "5"]) == 0
     out, err = capsys.readouterr()
     assert "bits per byte, perplexity" in out
     # transformers would draw bars.
@@ -257,33 +221,32 @@ def test_the_commands_train_generate_and_evaluate(prepared, tmp_path, capsys):
     assert "must hold a finished language model" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+class Killed(BaseException):
+    """The process ends at once: no hook acts any more."""
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_three_kills_change_no_bit(prepared, tmp_path, optimizer):
-    command = [sys.executable, "-m", "statemix", "lm", "train", "--tokens", str(prepared), *TINY]
-    command += ["--steps", "300", "--evaluate-every", "50", "--checkpoint-every-s", "0"]
-    command += ["--optimizer", optimizer]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([*command, "--folder", str(whole)], env=environment, check=True, timeout=300)
-    kills = 0
-    while True:
-        process = subprocess.Popen([*command, "--folder", str(killed)], env=environment)
-        begun = (killed / "checkpoints").exists() and {
-            p.name for p in (killed / "checkpoints").iterdir()
-        }
-        # Wait for a checkpoint of this process, so that every resumption continues from another.
-        while kills < 3 and process.poll() is None:
-            folder = killed / "checkpoints"
-            if folder.exists() and {p.name for p in folder.iterdir()} - (begun or set()):
-                time.sleep(0.1 * (kills + 1))
-                process.send_signal(signal.SIGKILL)
-                break
-            time.sleep(0.01)
-        if process.wait(timeout=300) == 0:
-            break
-        kills += 1
-    assert kills == 3
-    found, wanted = weights(killed), weights(whole)
+def test_kills_change_no_bit(prepared, tmp_path, monkeypatch, optimizer):
+    command = ["lm", "train", "--tokens", str(prepared), *TINY, "--optimizer", optimizer]
+    command += ["--steps", "60", "--evaluate-every", "20", "--checkpoint-every-s", "0", "--folder"]
+    save = hooks.save_checkpoint
+    for last in (7, 8, 45):
+
+        def saved(folder, step, *rest, last=last, **options):
+            save(folder, step, *rest, **options)
+            if step == last:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(hooks, "save_checkpoint", saved)
+            with pytest.raises(Killed):
+                main([*command, str(tmp_path / "killed")])
+    for name in ("killed", "whole"):
+        assert main([*command, str(tmp_path / name)]) == 0
+    found, wanted = weights(tmp_path / "killed"), weights(tmp_path / "whole")
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    stored = json.loads((tmp_path / "whole" / "config.json").read_text())
+    # Runs of older versions name no optimiser.
+    named = stored["asked"]["fit"]["settings"]["training"].get("optimizer")
+    assert named == (None if optimizer == "adamw" else "muon")

@@ -18,7 +18,6 @@ from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.layers import LAYERS
 from statemix.lm.language_training import TokenBatches
-from statemix.lm.prepared import prepare
 from statemix.lm.presets import LanguageSettings
 from statemix.training.devices import Ranks
 from statemix.training.folder import read_status
@@ -58,24 +57,12 @@ def test_a_kill_changes_no_bit(trained, tmp_path):
     assert_equal_files(tmp_path / "ddp", trained / "ddp", rtol=0, atol=0)
 
 
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    """A prepared corpus."""
-    root = tmp_path_factory.mktemp("corpus")
-    for place in range(8):
-        (root / "texts" / f"p{place}").mkdir(parents=True)
-        text = "".join(f"def f{n}(x):\n    return x + {n * place}\n" for n in range(40))
-        (root / "texts" / f"p{place}" / "m.py").write_text(text)
-    prepare([str(root / "texts")], root / "tokens", tokenizer="bytes")
-    return root / "tokens"
-
-
-def test_the_command_shares_sequences(tokens, tmp_path):
+def test_the_command_shares_sequences(prepared, tmp_path):
     """Also with shards, and blocks that exchange their states again in the backward pass."""
     words = "--num-layers 2 --hidden-size 16 --layer h_lru num_channels=4 order=2 --conv-size 3"
     words += " --output-gate --gradient-checkpointing --strategy fsdp --device cpu"
     words += " --length 33 --batch-size 1 --steps 4"
-    command = ["lm", "train", *words.split(), "--sequence-parallel", "--tokens", str(tokens)]
+    command = ["lm", "train", *words.split(), "--sequence-parallel", "--tokens", str(prepared)]
     assert main([*command, "--folder", str(tmp_path / "alone")]) == 0
     done = torchrun("-m", "statemix", *command, "--folder", str(tmp_path / "shared"))
     # PyTorch 2.13 aborts in one of fifty processes that had a device mesh, after all is stored.
@@ -131,8 +118,8 @@ def test_every_process_needs_a_token():
         ("--compile", "compile must be off with sequence_parallel, got it on"),
     ],
 )
-def test_what_cannot_share_sequences_is_named(tokens, tmp_path, capsys, words, message):
-    command = ["lm", "train", "--sequence-parallel", "--tokens", str(tokens), *words.split()]
+def test_what_cannot_share_sequences_is_named(prepared, tmp_path, capsys, words, message):
+    command = ["lm", "train", "--sequence-parallel", "--tokens", str(prepared), *words.split()]
     command += ["--folder", str(tmp_path / "run"), "--device", "cpu", "--hidden-size", "16"]
     assert main(command) == 2
     assert message in capsys.readouterr().err

@@ -9,12 +9,10 @@ import torch
 from tests.lm.conftest import build_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from statemix.cli.lm import parse
 from statemix.lm import model_costs, step_line
 from statemix.lm.language_scores import summed_loss
-from statemix.lm.model_costs import count_sizes, matmul_speed, training_flops
+from statemix.lm.model_costs import matmul_speed, training_flops
 from statemix.lm.step_line import StepLine
-from statemix.lm.text_tokenizers import bytes_tokenizer
 from statemix.training import Event
 
 
@@ -34,20 +32,6 @@ def test_flops_grow_with_the_length_for_attention_alone():
         short, long = (training_flops(config, length) for length in (10, 1000))
         assert short[0] == long[0]
         assert (short[1] < long[1]) == grows
-
-
-def test_a_layer_without_a_count_counts_its_matrices(monkeypatch):
-    config = build_model("bd_lru").config
-    projections, _ = training_flops(config, 7)
-    layer = type(build_model("bd_lru").model.layers[0].mixer.layer)
-    monkeypatch.setattr(layer, "flops_per_token", lambda self, length: None)
-    assert training_flops(config, 7) == (projections, 0)
-
-
-def test_sizes_are_those_of_the_model():
-    model = build_model("bd_lru")
-    sizes = count_sizes(model.config)
-    assert sizes == {"parameters": model.num_parameters(), "state_bytes": 4 * 2 * 16}
 
 
 def test_the_speed_of_matrix_products_is_that_of_the_best(monkeypatch):
@@ -120,12 +104,3 @@ def test_the_command_prints_costs_and_step_lines(prepared, train_tiny, capsys, m
     bits = re.search(line + r", about 0 s left", err).group(1)
     # The held-out text is like the training text.
     assert float(bits) == pytest.approx(float(re.search(r"per_byte (\S+),", err).group(1)), rel=0.1)
-
-
-def test_several_processes_need_less_time(monkeypatch):
-    monkeypatch.setattr("statemix.cli.lm.train_text.matmul_speed", lambda *_: 1e9)
-    command = parse(["train", "--folder", "x"])
-    asked = command.request(bytes_tokenizer())
-    times = [command._costs(*asked, 100, processes) for processes in (1, 8)]
-    assert "at least 8.4 h, the time of matrix products at 1 GFLOP/s" in times[0]
-    assert "at least 63 min, the time of matrix products at 8 GFLOP/s" in times[1]

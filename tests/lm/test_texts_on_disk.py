@@ -190,11 +190,6 @@ def test_sources_that_are_no_regular_files_are_refused(tmp_path):
         texts_of(tmp_path / "loop")
 
 
-def test_an_empty_source_is_not_the_working_directory():
-    with pytest.raises(RequestError, match="existing path, got ''"):
-        texts_of("")
-
-
 @pytest.mark.parametrize("lossy", [True, False])
 def test_texts_that_a_tokenizer_does_not_give_back_are_counted(tmp_path, capsys, lossy):
     words = models.WordLevel({"[UNK]": 0, "text": 1, "one": 2}, unk_token="[UNK]")

@@ -21,10 +21,7 @@ import argparse
 import ast
 import difflib
 import json
-import os
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -36,12 +33,10 @@ from typing import Any
 from forks import Result, Work, run_all
 from operators import Mutant, mutants
 from selection import PARTS, Record, Selection, checksum, digest, test_files
-from tree import KERNELS, ROOT, Tree
+from tree import ROOT, Tree, say
 
 EXPLAINED = Path(__file__).with_name("survivors.toml")
 IDENTITY = ("file", "operator", "before", "after", "number")
-# So many selections are run without a mutant first.
-CONTROLS = 6
 # A test is slower beside others and on a first compilation.
 SLACK, SPARE_S = 10.0, 60.0
 
@@ -124,16 +119,14 @@ def main() -> int:
     arguments.output.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
     if todo:
         with tempfile.TemporaryDirectory(prefix="statemix-mutants-") as folder:
-            trees = [_copy(Path(folder) / str(number)) for number in range(arguments.workers)]
+            trees = [Tree(Path(folder) / str(number)) for number in range(arguments.workers)]
             record = Record(say)
             record.update(trees)
-            _check_without_mutants(record, todo[:CONTROLS], trees, arguments)
             works = (_work(record, change, arguments) for change in todo)
-            provenance = _provenance()
             with arguments.output.open("a") as output:
                 for number, (work, result) in enumerate(run_all(works, trees), 1):
                     change, selection = work.tag
-                    row = change.row() | _verdict(selection, result) | terms | provenance
+                    row = change.row() | _verdict(selection, result) | terms
                     rows[_identity(row)] = row
                     output.write(json.dumps(row) + "\n")
                     output.flush()
@@ -157,19 +150,6 @@ def _work(record: Record, change: Change, arguments: argparse.Namespace) -> Work
         tidy=change.remove,
         tag=(change, selection),
     )
-
-
-def _check_without_mutants(
-    record: Record, changes: list[Change], trees: list[Tree], arguments: argparse.Namespace
-) -> None:
-    """Check that selections of tests pass while nothing is changed."""
-    works = [_work(record, Change(c.mutant, c.old, c.old), arguments) for c in changes]
-    for work, result in run_all(works, trees):
-        say(f"without a mutant: {len(work.tag[1].tests)} tests, {result.seconds:.1f} s")
-        if result.red is not None or len(result.tests) < len(work.tag[1].tests):
-            raise SystemExit(
-                f"a selection must pass without a mutant, got {result.red}\n{result.output}"
-            )
 
 
 def _verdict(selection: Selection, result: Result) -> dict[str, Any]:
@@ -232,32 +212,6 @@ def _difference(old: str, new: str) -> tuple[str, str]:
     ]
     first, last = changed[0], changed[-1]
     return "\n".join(a[first[1] : last[2]]).strip(), "\n".join(b[first[3] : last[4]]).strip()
-
-
-def _copy(folder: Path) -> Tree:
-    folder.mkdir()
-    tree = Tree(folder)
-    shutil.copy2(ROOT / KERNELS / "kernels.so", folder / KERNELS / "kernels.so")
-    return tree
-
-
-def _provenance() -> dict[str, Any]:
-    """That of the working tree; in a process of its own, because this one imports no statemix."""
-    code = "import json; from statemix import provenance; print(json.dumps(provenance.describe()))"
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(found.stdout)
-
-
-def say(line: str) -> None:
-    """Print a line and flush it."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

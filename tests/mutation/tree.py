@@ -6,7 +6,12 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = Path("src/statemix/ops/cpu")
+KERNELS = "src/statemix/ops/cpu/kernels.so"
+
+
+def say(line: str) -> None:
+    """Print a line and flush it."""
+    print(line, flush=True)  # noqa: T201 - the output of a script
 
 
 class Tree:
@@ -28,7 +33,7 @@ class Tree:
             text=True,
             check=True,
         )
-        for name in filter(None, listed.stdout.split("\0")):
+        for name in (*filter(None, listed.stdout.split("\0")), KERNELS):
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)

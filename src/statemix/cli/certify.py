@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
@@ -72,12 +72,11 @@ class Certify:
         """Search, write and print."""
         if self.max_pairs < 1:
             raise RequestError(f"max_pairs must be at least 1, got {self.max_pairs}")
-        verdict = self._certified() if self.property is None else self._checked(self.property)
+        verdict = self._certify() if self.property is None else self._check(self.property)
         if verdict != "proven":
             raise RunsFailedError(f"the verdict on {self.folder} is {verdict}")
 
-    def _certified(self) -> str:
-        """Certify the run and print what was found; return the verdict."""
+    def _certify(self) -> str:
         # Slow imports wait until the options have been checked.
         from statemix.tasks.task_registry import names_of
         from statemix.training import load_config
@@ -103,11 +102,11 @@ class Certify:
                 print(f"statemix: {stored}", file=sys.stderr)
         else:
             task = load_config(self.folder).build_task()
-            self._print(found, stored, *names_of(task, found.head))
+            print_certificate(found, *names_of(task, found.head))
+            _console().print(stored)
         return found.verdict
 
-    def _checked(self, file: Path) -> str:
-        """Check a property and print what was found; return the verdict."""
+    def _check(self, file: Path) -> str:
         from statemix.training.certificates import check_property
 
         with counted("states") as show:
@@ -120,71 +119,75 @@ class Certify:
                 output=self.output,
                 on_progress=show,
             )
-        verdict: str = row["verdict"]
         if self.json:
             print(json.dumps(row))
-            return verdict
-        word = " ".join(row["word"]) or "the empty word"
-        said = {
-            "proven": "no word leads to a bad state",
-            "refuted": f"{word} leads to {row['state']}; no shorter word leads to a bad state",
-            "open": row["reason"],
-        }
-        networks = {"proven": "the proven one", "hardened": "with gates of 0 and 1"}
-        print(f"{verdict}: {said[verdict]}")
-        print(f"  network  {networks.get(row['network'], row['network'])}")
-        if row["answers"]:
-            print(f"  answers  {' '.join(row['answers'])}")
-        if verdict != "open":
-            print(f"  pairs    {row['pairs']:,} visited")
-        print(f"written: {path}" if path else "not written: the file holds a verdict, which stays")
+        else:
+            print_property(row)
+            stays = "not written: the file holds a verdict, which stays"
+            print(f"written: {path}" if path else stays)
+        verdict: str = row["verdict"]
         return verdict
 
-    def _print(
-        self, found: "Certificate", stored: str, letters: Sequence[str], answers: Sequence[str]
-    ) -> None:
-        result = found.result
-        said = {
-            "proven": "right after every word of every length",
-            "refuted": f"wrong after {_word(result.word, letters)}, a shortest such word",
-            "open": result.reason,
-        }
-        network = {"as trained": "as trained", "hardened": "with gates of 0 and 1"}.get(
-            found.network,
-            f"with gates of 0 and 1, {len(found.tracking or ())} of {found.num_blocks} blocks",
-        )
-        if found.network == "refitted":
-            network += ", readout fitted again"
-        lines = {"network": network}
-        if result.verdict == "refuted":
-            answer = "no number" if result.answer is None else answers[result.answer]
-            assert result.expected is not None
-            right = answers[result.expected]
-            lines["answer"] = f"{answer} after this word, where {right} is right"
-        if found.method == "structure":
-            if result.verdict == "proven":
-                lines["proof"] = "by structure: tokens do to entries what they do to places"
-        else:
-            lines["pairs"] = f"{result.pairs:,} visited"
-        as_trained = found.network == "as trained"
-        bound = (found.horizon.tokens or 0) if as_trained else 0
-        if result.verdict == "open" and (checked := max(result.checked or 0, bound)):
-            lines["checked"] = f"right after every word of up to {_tokens(checked)}"
-        if result.margin is not None:
-            lines["margin"] = f"{result.margin:.4g} between the right answer and the next one"
-        if found.gate_margin is not None:
-            lines["gates"] = (
-                f"{found.gate_margin:.4g} at least between the largest raw gate and the next one"
-            )
-        # Otherwise the verdict itself is about the trained network, or there is nothing to compare.
-        if found.method == "search" and result.verdict == "proven" and not as_trained:
-            lines["soft"] = _soft(found)
-        console = Console(highlight=False, markup=False)
-        console.soft_wrap = not console.is_terminal
-        console.print(f"{result.verdict}: {said[result.verdict]}")
-        for name, line in lines.items():
-            console.print(f"  {name:<8} {line}")
-        console.print(stored)
+
+def print_property(row: dict[str, Any]) -> None:
+    """Print the verdict on a property."""
+    verdict, word = row["verdict"], " ".join(row["word"]) or "the empty word"
+    said = {
+        "proven": "no word leads to a bad state",
+        "refuted": f"{word} leads to {row['state']}; no shorter word leads to a bad state",
+        "open": row["reason"],
+    }
+    networks = {"proven": "the proven one", "hardened": "with gates of 0 and 1"}
+    print(f"{verdict}: {said[verdict]}")
+    print(f"  network  {networks.get(row['network'], row['network'])}")
+    if row["answers"]:
+        print(f"  answers  {' '.join(row['answers'])}")
+    if verdict != "open":
+        print(f"  pairs    {row['pairs']:,} visited")
+
+
+def print_certificate(found: "Certificate", letters: Sequence[str], answers: Sequence[str]) -> None:
+    """Print a certificate, with the names of letters and answers."""
+    result, network = found.result, found.network
+    said = {
+        "proven": "right after every word of every length",
+        "refuted": f"wrong after {_word(result.word, letters)}, a shortest such word",
+        "open": result.reason,
+    }
+    lines = {"network": "as trained" if network == "as trained" else "with gates of 0 and 1"}
+    if network not in ("as trained", "hardened"):
+        lines["network"] += f", {len(found.tracking or ())} of {found.num_blocks} blocks"
+    if network == "refitted":
+        lines["network"] += ", readout fitted again"
+    if result.verdict == "refuted":
+        answer = "no number" if result.answer is None else answers[result.answer]
+        assert result.expected is not None
+        lines["answer"] = f"{answer} after this word, where {answers[result.expected]} is right"
+    if found.method == "structure" and result.verdict == "proven":
+        lines["proof"] = "by structure: tokens do to entries what they do to places"
+    if found.method != "structure":
+        lines["pairs"] = f"{result.pairs:,} visited"
+    bound = (found.horizon.tokens or 0) if network == "as trained" else 0
+    if result.verdict == "open" and (checked := max(result.checked or 0, bound)):
+        lines["checked"] = f"right after every word of up to {_tokens(checked)}"
+    if result.margin is not None:
+        lines["margin"] = f"{result.margin:.4g} between the right answer and the next one"
+    if found.gate_margin is not None:
+        margin = f"{found.gate_margin:.4g} at least"
+        lines["gates"] = f"{margin} between the largest raw gate and the next one"
+    # Otherwise the verdict itself is about the trained network, or there is nothing to compare.
+    if found.method == "search" and result.verdict == "proven" and network != "as trained":
+        lines["soft"] = _soft(found)
+    console = _console()
+    console.print(f"{result.verdict}: {said[result.verdict]}")
+    for name, line in lines.items():
+        console.print(f"  {name:<8} {line}")
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False)
+    console.soft_wrap = not console.is_terminal
+    return console
 
 
 def _soft(found: "Certificate") -> str:

@@ -50,15 +50,18 @@ class Compile:
 
     def run(self) -> None:
         """Read the certificate, write the files, and print their names."""
-        # Slow imports wait until the options have been checked.
         import numpy as np
 
         from statemix.cli.certify import counted
         from statemix.files import write_file
         from statemix.training.certificates import explore_run
         from statemix.training.folder import lock_folder
+        from statemix.training.outcome import load_outcome
 
-        outcome = self._outcome()
+        outcome = None
+        # A certificate is enough without its run.
+        with contextlib.suppress(RequestError):
+            outcome = load_outcome(self.folder)
         if outcome is not None and outcome.config.task.name == "traces":
             with counted("states") as show:
                 found = explore_run(self.folder, self.weights, on_progress=show)
@@ -73,9 +76,8 @@ class Compile:
             verdict = "proven at every length"
         lines = [verdict]
         for kind, each in names.items():
-            if each == [str(number) for number in range(len(each))]:
-                continue
-            lines.append(f"{kind}: {', '.join(f'{n} {name}' for n, name in enumerate(each))}")
+            if each != [str(number) for number in range(len(each))]:
+                lines.append(f"{kind}: {', '.join(f'{n} {name}' for n, name in enumerate(each))}")
         try:
             source = machine.to_c(self.name, "\n".join(lines))
         except ValueError as error:
@@ -89,20 +91,11 @@ class Compile:
                 write_file(written[0], source.encode())
                 write_file(written[1], arrays.getvalue())
         except OSError as error:
-            raise RequestError(
-                f"{name} must be writable, got {target}: {error.strerror}"
-            ) from error
+            message = f"{name} must be writable, got {target}: {error.strerror}"
+            raise RequestError(message) from error
         print("\n".join(lines))
         print(machine.summary)
         print(f"written: {', '.join(map(str, written))}")
-
-    def _outcome(self) -> "Outcome | None":
-        from statemix.training.outcome import load_outcome
-
-        # A certificate is enough without its run.
-        with contextlib.suppress(RequestError):
-            return load_outcome(self.folder)
-        return None
 
     def _proven(
         self, outcome: "Outcome | None"
@@ -128,21 +121,19 @@ class Compile:
         given = {name: certificate.get(name) for name in ("letters", "answers", "places")}
         # JSON may name a letter by half of a surrogate pair, which no file can hold.
         names = {
-            name: [str(one).encode(errors="backslashreplace").decode() for one in each]
-            for name, each in given.items()
+            kind: [str(name).encode(errors="backslashreplace").decode() for name in each]
+            for kind, each in given.items()
             if isinstance(each, list)
         }
         tables = certificate["tables"]
         by_structure = isinstance(tables, dict) and tables.get("format") == 2
-        kind = EntryMachine if by_structure else StateMachine
         try:
-            machine = kind.from_tables(tables)
+            machine = (EntryMachine if by_structure else StateMachine).from_tables(tables)
         except Invalid as error:
             raise RequestError(f"{path} must hold the tables of a proof, got: {error}") from error
         except (ValueError, OverflowError) as error:
             raise RequestError(f"{path} cannot be compiled: {error}") from error
-        if outcome is not None:
-            trained = outcome.weights.get(WEIGHT_FILES[self.weights])
-            if certificate.get("weights_sha256") != trained:
-                raise RequestError(f"{path} must be about the weights of the run; {advice}")
+        trained = None if outcome is None else outcome.weights.get(WEIGHT_FILES[self.weights])
+        if outcome is not None and certificate.get("weights_sha256") != trained:
+            raise RequestError(f"{path} must be about the weights of the run; {advice}")
         return machine, names

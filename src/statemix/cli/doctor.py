@@ -17,7 +17,6 @@ from statemix.ops import backends
 from statemix.ops.cpu import CPU
 from statemix.ops.triton.selfcheck import check_kernels
 
-_COMPILERS = ("g++", "clang++")
 _CHECK = "{device:<8}{backend:<8}{outcome:<14}{case:<42}{detail}"
 
 
@@ -40,8 +39,7 @@ class Doctor:
         """Print the report."""
         found = examine()
         if not self.json:
-            for line in _lines(found):
-                print(line)
+            print("\n".join(_lines(found)))
         if self.check:
             found["checks"] = []
             if not self.json:
@@ -53,10 +51,10 @@ class Doctor:
                     print(_CHECK.format(**check))
         if self.json:
             print(json.dumps(found, indent=2))
-        wrong = [one for one in found.get("checks", []) if one["outcome"] in ("disagrees", "fails")]
-        if wrong:
+        checks = found.get("checks", [])
+        if wrong := sum(check["outcome"] in ("disagrees", "fails") for check in checks):
             raise RunsFailedError(
-                f"{len(wrong)} of {len(found['checks'])} checks failed; please report this output"
+                f"{wrong} of {len(checks)} checks failed; please report this output"
             )
 
 
@@ -85,13 +83,7 @@ def _checks(devices: Iterable[str]) -> Iterator[dict[str, str]]:
 
 
 def examine() -> dict[str, Any]:
-    """Describe this installation and this machine as plain data.
-
-    Returns:
-        The entries of :func:`statemix.provenance.describe`, with the version of triton added to
-        ``packages``, and ``compiler``, ``devices``, ``threads`` and ``operators`` (the rows of
-        :func:`statemix.ops.backends.report`).
-    """
+    """Describe this installation and this machine as plain data."""
     found = provenance.describe()
     devices = {"cpu": found["cpu"], **_accelerators()}
     return {
@@ -105,7 +97,6 @@ def examine() -> dict[str, Any]:
 
 
 def _accelerators() -> dict[str, str]:
-    """Name -> description of each device other than the CPU."""
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
         return {}
@@ -116,15 +107,13 @@ def _accelerators() -> dict[str, str]:
 
 
 def _compiler() -> dict[str, str] | None:
-    """Path and version of the C++ compiler that would build the kernels, or None.
-
-    The path is followed by further words of CXX, as in "/usr/bin/ccache g++".
-    """
+    """Return the C++ compiler that would build the kernels, with all words of CXX."""
     try:
         program, *words = shlex.split(os.environ.get("CXX", "")) or [""]
     except ValueError:  # an unclosed quotation
         return None
-    path = next(filter(None, map(shutil.which, [program] if program else _COMPILERS)), None)
+    programs = [program] if program else ["g++", "clang++"]
+    path = next(filter(None, map(shutil.which, programs)), None)
     if path is None:
         return None
     command = [path, *words]
@@ -142,9 +131,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         "compiler": f"{compiler['path']} ({compiler['version']})" if compiler else "none",
         "threads": f"{found['threads']} of {found['cpu_count']} cores",
         **{f"device {name}": what for name, what in found["devices"].items()},
-        **{
-            f"backend {name}": detail or "unavailable" for name, detail in found["backends"].items()
-        },
+        **{f"backend {name}": what or "unavailable" for name, what in found["backends"].items()},
     }
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -154,7 +141,19 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield "The CPU kernels are missing: recurrences on the CPU run a slower loop in PyTorch."
         yield f"To get them, {_cure(compiler)}."
         yield ""
-    yield from _serving(found["operators"])
+    header = {name: name for name in ("operator", "device", "dtype", "backend")}
+    for row in (header, *found["operators"]):
+        backend = row["backend"] or "none"
+        yield f"{row['operator']:<10}{row['device']:<8}{row['dtype']:<10}{backend}".rstrip()
+    yield ""
+    # A backend that cannot run here at all has that one reason, and not a device that it needs.
+    reasons = dict.fromkeys(
+        backends.BACKENDS[name].unavailable() or reason
+        for row in found["operators"]
+        for name, reason in row["others"].items()
+    )
+    for reason in reasons:
+        yield f"- {reason}"
 
 
 def _cure(compiler: Mapping[str, str] | None) -> str:
@@ -164,22 +163,3 @@ def _cure(compiler: Mapping[str, str] | None) -> str:
     asked = os.environ.get("CXX")
     first = f"correct or unset CXX={asked!r}" if asked else "install g++ or clang++"
     return f"{first}, then repeat `pip install .`"
-
-
-def _serving(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The backend that serves each operator, then each distinct reason against the others.
-
-    A backend that cannot run here at all has that one reason, and not a device that it needs.
-    """
-    header = {"operator": "operator", "device": "device", "dtype": "dtype", "backend": "backend"}
-    for row in (header, *rows):
-        backend = row["backend"] or "none"
-        yield f"{row['operator']:<10}{row['device']:<8}{row['dtype']:<10}{backend}".rstrip()
-    yield ""
-    reasons = dict.fromkeys(
-        backends.BACKENDS[name].unavailable() or reason
-        for row in rows
-        for name, reason in row["others"].items()
-    )
-    for reason in reasons:
-        yield f"- {reason}"

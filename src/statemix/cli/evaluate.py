@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -17,18 +17,13 @@ from statemix.files import append
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
 from statemix.training.config import Device
-from statemix.training.devices import (
-    build_fabric,
-    check_device,
-)
+from statemix.training.devices import build_fabric, check_device
 from statemix.training.evaluation import SplitEvaluator, sequences_at
 from statemix.training.outcome import Weights
 from statemix.training.schedules import attributes_set
 from statemix.training.settings import built, finite, to_plain
 
 EVALUATIONS = "evaluations.jsonl"
-# Width of the table if the output is not a terminal.
-_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -71,12 +66,7 @@ class Evaluate:
     """Python modules to import first, which register your own layers or tasks."""
 
     def run(self) -> None:
-        """Score, print and record.
-
-        Raises:
-            RequestError: if the folder holds no finished run or cannot be written, or a number is
-                out of range.
-        """
+        """Score, print and record."""
         for name in ("sequences", "tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -99,18 +89,15 @@ class Evaluate:
             record.open("a").close()
         except OSError as error:
             advice = "" if self.output else "; choose a folder by --output"
-            condition = f"must be writable, got: {error.strerror}{advice}"
-            raise RequestError(f"{record} {condition}") from error
+            message = f"{record} must be writable, got: {error.strerror}{advice}"
+            raise RequestError(message) from error
         rows = []
         with attributes_set(model, config.evaluation.attributes):
             for length, evaluator in evaluators.items():
                 scores = evaluator(model, autocast=fabric.autocast)
                 rows.append((self.weights, length, scores))
-                row = {
-                    "weights": self.weights,
-                    "length": length,
-                    "scores": finite(to_plain(scores)),
-                }
+                row: dict[str, Any] = {"weights": self.weights, "length": length}
+                row["scores"] = finite(to_plain(scores))
                 time = datetime.now(UTC).isoformat(timespec="seconds")
                 append(record, json.dumps({"time": time, **row}) + "\n")
                 if self.json:
@@ -137,21 +124,14 @@ def print_scores(rows: Iterable[tuple[str, int, Mapping[str, Scores]]]) -> None:
     """Print rows of (weights, length, head -> scores) as a table."""
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
-        console = Console(markup=False, highlight=False, width=_WIDTH)
+        console.width = 100
     table = Table(box=SIMPLE_HEAD)
     table.add_column("weights")
     for title in ("length", "head", "sequences", "token acc.", "MAD acc.", "sequence acc.", "loss"):
         table.add_column(title, justify="right")
     for weights, length, heads in rows:
         for head, scores in heads.items():
-            table.add_row(
-                weights,
-                f"{length:,}",
-                head,
-                f"{scores.num_sequences:,}",
-                f"{scores.token_accuracy:.4f}",
-                f"{scores.mad_accuracy:.4f}",
-                f"{scores.sequence_accuracy:.4f}",
-                f"{scores.loss:.4f}",
-            )
+            numbers = scores.token_accuracy, scores.mad_accuracy, scores.sequence_accuracy
+            cells = [f"{number:.4f}" for number in (*numbers, scores.loss)]
+            table.add_row(weights, f"{length:,}", head, f"{scores.num_sequences:,}", *cells)
     console.print(table)

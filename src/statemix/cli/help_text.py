@@ -19,12 +19,8 @@ from statemix.cli.commands import commands, parse, stored_help
 class HelpText(TypedDict):
     """The help of a command, before its lines are wrapped.
 
-    Attributes:
-        usage: the command line.
-        description: paragraphs above the options.
-        parts: name and summary of each subcommand.
-        options: flags and text of each option.
-        epilog: paragraphs below the options.
+    Descriptions and epilogs are paragraphs; ``parts`` has the name and summary of each subcommand,
+    and ``options`` the flags and text of each option.
     """
 
     usage: str
@@ -89,25 +85,25 @@ def _read(file: Path | None) -> dict[str, HelpText]:
 def _all_texts() -> dict[str, HelpText]:
     """Return every help, by the words that name it. Commands without a stored help are asked."""
     texts: dict[str, HelpText] = {}
-    for name in commands():
+    known = commands()
+    for name in known:
         if name not in texts:
             texts |= _read(stored_help(name)) or _texts_of(name)
-    return {name: text for name, text in texts.items() if name.split()[0] in commands()}
+    return {name: text for name, text in texts.items() if name.split()[0] in known}
 
 
 def summaries() -> str:
     """Return a line for each command, with the first sentence of its help."""
     texts = {name: text for name, text in _all_texts().items() if " " not in name}
     width = max(shutil.get_terminal_size().columns, 40)
-    return "\n".join(
-        textwrap.fill(
-            re.split(r"(?<=\.) ", text["description"][0])[0],
-            width,
-            initial_indent=f"  {name:<12}  ",
-            subsequent_indent=" " * 16,
+    lines = []
+    for name, text in texts.items():
+        sentence, *_ = re.split(r"(?<=\.) ", text["description"][0])
+        first = f"  {name:<12}  "
+        lines.append(
+            textwrap.fill(sentence, width, initial_indent=first, subsequent_indent=" " * 16)
         )
-        for name, text in texts.items()
-    )
+    return "\n".join(lines)
 
 
 def completions(line: str) -> list[str]:
@@ -121,9 +117,7 @@ def completions(line: str) -> list[str]:
     for depth in (1, 2):
         text = texts.get(" ".join(words[:depth])) if words[depth - 1 : depth] else None
         if text is not None:
-            flags = [
-                flag for flags, _ in text["options"] for flag in re.findall(r"--[\w.-]+", flags)
-            ]
+            flags = re.findall(r"--[\w.-]+", " ".join(flags for flags, _ in text["options"]))
             choices = {*(name for name, _ in text["parts"]), *flags, "--help"}
     return sorted(choice for choice in choices if choice.startswith(last))
 
@@ -139,19 +133,16 @@ def texts_of_files() -> dict[Path, dict[str, HelpText]]:
 
 
 def _texts_of(command: str) -> dict[str, HelpText]:
-    texts: dict[str, HelpText] = {}
-
     def ask(*words: str) -> HelpText:
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 parse(command, [*words, "--help"])
         except HelpShown as shown:
-            texts[" ".join([command, *words])] = shown.text
-        return texts[" ".join([command, *words])]
+            return shown.text
+        raise RuntimeError(f"{command} has shown no help")
 
-    for name, _ in ask()["parts"]:
-        ask(name)
-    return texts
+    text = ask()
+    return {command: text} | {f"{command} {name}": ask(name) for name, _ in text["parts"]}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from statemix.cli import help_text
-from statemix.cli.commands import LABORATORY, OWN, commands, find_command, parse
+from statemix.cli.commands import LABORATORY, commands, find_command, parse
 from statemix.errors import OptionError, RequestError, RunsFailedError, suggestion
 from statemix.files import naming
 from statemix.interrupts import TERMINABLE, handled
@@ -118,42 +118,17 @@ def _dispatch(arguments: list[str]) -> int:
         if name in LABORATORY:
             needed = f"{name} comes with statemix-lab: in a clone, pip install ./laboratory"
             return _fail(needed, WRONG_REQUEST)
-        known = [*commands()]
-        advice = suggestion(name, known)
-        return _fail(
-            f"command must be one of {', '.join(known)}, got {name!r}{advice}", WRONG_REQUEST
-        )
+        known = ", ".join(commands())
+        advice = suggestion(name, commands())
+        return _fail(f"command must be one of {known}, got {name!r}{advice}", WRONG_REQUEST)
     text = help_text.stored(arguments)
     if text is not None:
         help_text.show(text)
         return DONE
-    extra = {"doctor": None, "lm": "lm"}.get(name, "train") if name in OWN else None
-    missing = [] if extra is None else missing_packages(extra)
-    if missing:
-        needed = f"{name} needs {', '.join(missing)}"
-        return _fail(f"{needed}: pip install 'statemix[{extra}]'", WRONG_REQUEST)
-    return _run(name, rest)
-
-
-def missing_packages(extra: str) -> list[str]:
-    """Return the packages of an extra that are not installed, by the metadata of statemix."""
-    from importlib.metadata import PackageNotFoundError, requires, version
-
-    missing = []
-    # A checkout that is not installed has no metadata.
-    with contextlib.suppress(PackageNotFoundError):
-        for stated in requires("statemix") or []:
-            if not stated.endswith(f'extra == "{extra}"'):
-                continue
-            package, *inner = re.findall(r"[\w.-]+", stated.partition(";")[0])
-            if package == "statemix":
-                missing += missing_packages(inner[0])
-                continue
-            try:
-                version(package)
-            except PackageNotFoundError:
-                missing.append(package)
-    return missing
+    try:
+        return _run(name, rest)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
 
 
 def extra_with(package: str) -> str | None:
@@ -173,13 +148,6 @@ def extra_with(package: str) -> str | None:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    try:
-        return _attempt(name, arguments)
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
-
-
-def _attempt(name: str, arguments: list[str]) -> int:
     # Import PyTorch only now, so that --help and --version answer at once.
     from statemix.memory import is_shortage
     from statemix.ops import BackendUnavailableError
@@ -200,13 +168,13 @@ def _attempt(name: str, arguments: list[str]) -> int:
     except (FloatingPointError, RunsFailedError) as error:
         return _fail(str(error), FAILED)
     except ModuleNotFoundError as error:
-        # Some parts of a command need more than the command itself.
         package = (error.name or "").partition(".")[0]
         extra = extra_with(package)
         if extra is None:
             raise
-        needed = f"this command needs {package}: pip install '{extra}'"
-        return _fail(needed, WRONG_REQUEST)
+        # The extra "lm" also has what "train" has.
+        extra = "statemix[lm]" if (name, extra) == ("lm", "statemix[train]") else extra
+        return _fail(f"{name} needs {package}: pip install '{extra}'", WRONG_REQUEST)
     except (MemoryError, RuntimeError) as error:
         # Other errors are defects: they keep their traceback, and Python exits with 1.
         if is_shortage(error):

@@ -62,11 +62,10 @@ def options_of(assignments: Iterable[str]) -> dict[str, Any]:
     given: set[str] = set()
     for assignment in assignments:
         option, equals, text = assignment.partition("=")
-        if not (option and equals and text):
+        if not (option and text):
             reason = ", which has no value" if option and equals else ""
-            raise RequestError(
-                f"an option must have the form option=value, got {assignment!r}{reason}"
-            )
+            message = f"an option must have the form option=value, got {assignment!r}"
+            raise RequestError(message + reason)
         if option in given:
             raise RequestError(f"option {option!r} must be given once, got {assignment!r} as well")
         given.add(option)
@@ -75,11 +74,7 @@ def options_of(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def tables_of(words: Sequence[str], head: str) -> list[dict[str, Any]]:
-    """Read tables: a word without "=" begins a table, and its options follow.
-
-    Args:
-        words: words of the command line.
-        head: key under which a table stores its first word.
+    """Read tables: a word without "=" begins a table, which stores it under ``head``.
 
     Example:
         >>> tables_of(["bd_lru", "num_blocks=4", "block_size=2", "lstm"], "name")
@@ -122,24 +117,19 @@ def split_values(text: str) -> list[Text]:
 
 def bare(annotation: Any) -> Any:
     """Return a type without its bounds and without None: what ``Annotated[int, ...] | None`` is."""
-    while get_origin(annotation) in (Annotated, Union, UnionType):
-        members = get_args(annotation)
-        if get_origin(annotation) is Annotated:
-            members = members[:1]
-        members = tuple(member for member in members if member is not type(None))
-        if len(members) > 1:
-            break
-        (annotation,) = members
+    if get_origin(annotation) is Annotated:
+        return bare(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        return bare(members[0]) if len(members) == 1 else annotation
     return annotation
 
 
 def head_of(kind: Any) -> str | None:
     """Return the key of a table's first word, or None if values of this type are no tables."""
-    if isinstance(kind, type) and issubclass(kind, Spec):
-        return "name"
-    if isinstance(kind, type) and issubclass(kind, Settings):
-        return next(iter(kind.model_fields))
-    return None
+    if not isinstance(kind, type) or not issubclass(kind, Spec | Settings):
+        return None
+    return "name" if issubclass(kind, Spec) else next(iter(kind.model_fields))
 
 
 def takes_many(annotation: Any) -> bool:
@@ -152,17 +142,17 @@ def read_words(annotation: Any, words: Sequence[str], name: str) -> Any:
     """Return the words of one flag as plain data for a value of this type."""
     kind = bare(annotation)
     try:
-        if get_origin(kind) is tuple:
-            if len(words) == 1 and isinstance(value_of(words[0]), list):
-                return typed(words[0])
-            member = bare(get_args(kind)[0])
-            head = head_of(member)
-            if head is not None:
-                return tables_of(words, head)
-            return [_read_word(member, word) for word in words]
         if kind is Assignments:
             return options_of(words)
-        head = head_of(kind)
+        is_list = get_origin(kind) is tuple
+        member = bare(get_args(kind)[0]) if is_list else kind
+        head = head_of(member)
+        if is_list:
+            if len(words) == 1 and isinstance(value_of(words[0]), list):
+                return typed(words[0])
+            if head is None:
+                return [_read_word(member, word) for word in words]
+            return tables_of(words, head)
         if head is not None and len(words) != 1:
             tables = tables_of(words, head)
             if len(tables) != 1:

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import itertools
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,8 @@ Groups = list[tuple[str, list[str]]]
 class Argument:
     """How a field appears on the command line, where its name and type do not say it.
 
-    Attributes:
-        metavar: word for the value in the help.
-        name: name of the flag.
-        positional: whether the value has no flag.
+    ``metavar`` is the word for the value in the help, ``name`` the name of the flag, and a
+    ``positional`` value has no flag.
     """
 
     metavar: str = ""
@@ -40,15 +39,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Option:
-    """A field of a command.
-
-    Attributes:
-        field: name of the field.
-        annotation: type of the field.
-        default: default value; ``dataclasses.MISSING`` if it must be given.
-        doc: what the option is for.
-        argument: how it appears on the command line.
-    """
+    """A field of a command; without a default, ``default`` is ``dataclasses.MISSING``."""
 
     field: str
     annotation: Any
@@ -67,28 +58,21 @@ class Option:
 def options_of_class(kind: type) -> list[Option]:
     """Return the options of a command: the fields of its dataclass."""
     hints = get_type_hints(kind, include_extras=True)
-    documented: dict[str, str] = {}
+    docs: dict[str, str] = {}
+    # In the source of a class, the text about a field follows it.
     for parent in reversed(kind.__mro__[:-1]):
-        documented |= _documented(parent)
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        body: list[ast.stmt] = tree.body  # type: ignore[attr-defined]
+        for field, doc in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
+                docs[ast.unparse(field.target)] = ast.literal_eval(doc.value)
     options = []
-    for field in dataclasses.fields(kind):
-        marks = [mark for mark in get_args(hints[field.name]) if isinstance(mark, Argument)]
-        made = field.default_factory
-        default = field.default if made is dataclasses.MISSING else made()
-        doc = documented.get(field.name, "")
-        options.append(Option(field.name, hints[field.name], default, doc, *marks))
+    for each in dataclasses.fields(kind):
+        marks = [mark for mark in get_args(hints[each.name]) if isinstance(mark, Argument)]
+        options.append(
+            Option(each.name, hints[each.name], each.default, docs.get(each.name, ""), *marks)
+        )
     return options
-
-
-def _documented(kind: type) -> dict[str, str]:
-    """Return the strings that follow the fields in the source of a class."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    found = {}
-    for field, doc in zip(tree.body, tree.body[1:], strict=False):  # type: ignore[attr-defined]
-        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
-            text = ast.literal_eval(doc.value)
-            found[ast.unparse(field.target)] = inspect.cleandoc(text) if text else ""
-    return found
 
 
 def split_flags(arguments: Sequence[str]) -> Groups:
@@ -111,13 +95,7 @@ def normal(name: str) -> str:
 
 
 def parse_class(kind: type[C], arguments: Sequence[str], prog: str) -> C:
-    """Parse a command line into an instance of a command's class.
-
-    Args:
-        kind: a dataclass whose fields are the options.
-        arguments: words after the program's name.
-        prog: the program's name, with the command.
-    """
+    """Parse the words after ``prog``, such as "statemix tasks", into a command's dataclass."""
     options = options_of_class(kind)
     groups = split_flags(arguments)
     if ("--help", []) in groups:
@@ -195,12 +173,7 @@ def show_help(
 ) -> NoReturn:
     """Print the help of a command, and exit.
 
-    Args:
-        prog: the program's name, with the command.
-        description: paragraphs above the options.
-        options: the options.
-        epilog: paragraphs below the options.
-        parts: class of each subcommand, whose docstring begins with its summary.
+    ``parts`` are the classes of subcommands, whose docstrings begin with a summary.
     """
     positional = [option.flag for option in options if option.argument.positional]
     end = ["COMMAND"] * bool(parts) + positional + ["[OPTIONS]"]
@@ -221,14 +194,13 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _flags(option: Option) -> str:
-    flags = option.flag
-    if bare(option.annotation) is bool:
-        if option.default or "." in option.field:
-            head, dot, last = flags.removeprefix("--").rpartition(".")
-            flags += f", --{head}{dot}no-{last}"
-    elif not option.argument.positional:
-        flags += f" {option.argument.metavar or _metavar(option.annotation)}"
-    return flags
+    if bare(option.annotation) is not bool:
+        metavar = option.argument.metavar or _metavar(option.annotation)
+        return option.flag if option.argument.positional else f"{option.flag} {metavar}"
+    if not option.default and "." not in option.field:
+        return option.flag
+    head, dot, last = option.flag.removeprefix("--").rpartition(".")
+    return f"{option.flag}, --{head}{dot}no-{last}"
 
 
 def _text(option: Option) -> str:

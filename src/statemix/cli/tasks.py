@@ -1,12 +1,10 @@
 """``statemix tasks``: the names of the tasks, or the options and examples of one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args, get_origin
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from statemix.cli.options import options_of, text_of
 from statemix.cli.parser import Argument
@@ -48,11 +46,7 @@ class Tasks:
     """Python modules to import first, which register your own tasks."""
 
     def run(self) -> None:
-        """Print the list or the examples.
-
-        Raises:
-            RequestError: if the task, an option or a value is unknown or out of range.
-        """
+        """Print the list or the examples."""
         if not 1 <= self.count <= _MOST:
             raise RequestError(f"count must be in 1..{_MOST}, got {self.count}")
         console = Console(markup=False, highlight=False, soft_wrap=True)
@@ -66,35 +60,36 @@ class Tasks:
                 _print_overview(console, name)
                 return
         task = self._task(name, options)
-        examples = self._examples(task)
+        # All examples are made before any output: a request beyond the split must fail first.
+        numbers = range(self.start, self.start + self.count)
+        examples = [built("start", task.describe, number, self.split) for number in numbers]
         if options:
-            _print_heading(console, name)
+            console.print(name, style="bold")
         else:
             _print_overview(console, name)
             console.print()
-        for line in (*_facts(task), *(line for text in examples for line in ("", text))):
-            console.print(line)
+        console.print(
+            f"{task.vocab_size} tokens, length {task.length:,}, "
+            f"training examples: {_train_size(task)}"
+        )
+        for head, classes in task.heads.items():
+            chance = task.chance[head]
+            console.print(f"{head}: {classes} classes, accuracy of guessing {chance:.4f}")
+        for text in examples:
+            console.print(f"\n{text}")
 
     def _task(self, name: str, options: Sequence[str]) -> Task:
         """Build the task, if its examples can be read on a terminal."""
         spec = read_spec(TaskSpec, {"name": name, **options_of(options)})
         task: Task = built(f"task {name}", spec.build)
+        length = f"{task.length:,}"
         if task.length > _MOST_TOKENS:
-            raise RequestError(
-                f"length must be at most {_MOST_TOKENS:,} where examples are shown, got "
-                f"{task.length:,}"
-            )
+            most = f"{_MOST_TOKENS:,} where examples are shown"
+            raise RequestError(f"length must be at most {most}, got {length}")
         if self.count * task.length > _MOST_TOKENS:
-            raise RequestError(
-                f"count must be at most {_MOST_TOKENS // task.length} at length "
-                f"{task.length:,}, got {self.count}"
-            )
+            most = f"{_MOST_TOKENS // task.length} at length {length}"
+            raise RequestError(f"count must be at most {most}, got {self.count}")
         return task
-
-    def _examples(self, task: Task) -> list[str]:
-        """Make all examples before any output: a request beyond the split must fail first."""
-        numbers = range(self.start, self.start + self.count)
-        return [built("start", task.describe, number, self.split) for number in numbers]
 
 
 def _print_names(console: Console) -> None:
@@ -109,7 +104,7 @@ def _summary(name: str) -> str:
 
 
 def _print_overview(console: Console, name: str) -> None:
-    _print_heading(console, name)
+    console.print(name, style="bold")
     console.print(_summary(name))
     options = [
         (option, _accepted(annotation), "(required)" if default is REQUIRED else text_of(default))
@@ -120,18 +115,11 @@ def _print_overview(console: Console, name: str) -> None:
     _print_table(console, ("option", "values", "default"), options)
     data_sets = []
     for title, chosen in _data_sets(name):
-        if not _required(name) <= chosen.keys():
-            continue
-        task: Task = TASKS.build(name, **chosen)
-        data_sets.append(
-            (
-                title,
-                " ".join(f"{option}={_line(value)}" for option, value in chosen.items()),
-                str(task.vocab_size),
-                _train_size(task),
-                _chance(task),
-            )
-        )
+        if _required(name) <= chosen.keys():
+            task: Task = TASKS.build(name, **chosen)
+            given = " ".join(f"{option}={_line(value)}" for option, value in chosen.items())
+            chance = _chance(task)
+            data_sets.append((title, given, str(task.vocab_size), _train_size(task), chance))
     header = ("data set", "options", "tokens", "training", "chance")
     if data_sets:
         _print_table(console, header, data_sets)
@@ -176,27 +164,9 @@ def _chance(task: Task) -> str:
     return ", ".join(f"{head} {chance:.4f}" for head, chance in task.chance.items())
 
 
-def _facts(task: Task) -> Iterator[str]:
-    yield (
-        f"{task.vocab_size} tokens, length {task.length:,}, training examples: {_train_size(task)}"
-    )
-    for head, classes in task.heads.items():
-        yield f"{head}: {classes} classes, accuracy of guessing {task.chance[head]:.4f}"
-
-
-def _print_heading(console: Console, text: str) -> None:
-    console.print(text, style="bold")
-
-
 def _print_table(
     console: Console, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]
 ) -> None:
-    if console.is_terminal:
-        table = Table(*header, box=SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        return
     console.print()
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in (header, *rows):

@@ -122,29 +122,25 @@ class Train:
     """The run."""
 
     def run(self) -> None:
-        """Train, and print the scores.
-
-        Raises:
-            RequestError: if the configuration or the folder is invalid.
-            FloatingPointError: if the loss is not finite.
-            RunsFailedError: if a run of a grid failed, or none finished.
-            KeyboardInterrupt: after Ctrl-C, with a checkpoint saved.
-        """
-        if not self.grid:
-            if self.workers is not None:
-                raise RequestError("--workers needs --grid, got none")
-            if self.retry:
-                raise RequestError("--retry needs --grid, got none")
-            with shown() as show:
-                outcome = train(
-                    self.run_config,
-                    self.folder,
-                    on_event=lambda event: show(self.folder.name, event),
-                    checkpoint_every_s=self.checkpoint_every_s,
-                    extend=self.extend,
-                )
-            _print_outcome(outcome)
+        """Train, and print the scores."""
+        if self.grid:
+            self._train_grid()
             return
+        if self.workers is not None:
+            raise RequestError("--workers needs --grid, got none")
+        if self.retry:
+            raise RequestError("--retry needs --grid, got none")
+        with shown() as show:
+            outcome = train(
+                self.run_config,
+                self.folder,
+                on_event=lambda event: show(self.folder.name, event),
+                checkpoint_every_s=self.checkpoint_every_s,
+                extend=self.extend,
+            )
+        _print_outcome(outcome)
+
+    def _train_grid(self) -> None:
         if self.extend:
             raise RequestError("--extend needs a single run, got --grid")
         if self.workers is not None:
@@ -152,10 +148,8 @@ class Train:
         axes = [_axis(text) for text in self.grid]
         for axis in axes:
             if self.recipe is not None and _is_of_task(axis.name):
-                raise RequestError(
-                    f"grid must not change the task of a recipe, which is made for one, got "
-                    f"{axis.name}"
-                )
+                reason = "the task of a recipe, which is made for one"
+                raise RequestError(f"grid must not change {reason}, got {axis.name}")
         jobs = grid(self.run_config, self.folder, axes)
         with shown() as show:
             ended = run_all(
@@ -206,16 +200,12 @@ def parse(arguments: Sequence[str]) -> Train:
     given: dict[str, list[str]] = {}
     for flag, words in split_flags(arguments):
         name = normal(flag)
-        # Words after the first may be settings in the form NAME=VALUE.
-        kept = (
-            0 if not flag or (name in settings and bare(settings[name].annotation) is bool) else 1
-        )
-        many = name in settings and takes_many(settings[name].annotation)
-        assigned = [
-            word
-            for place, word in enumerate(words)
-            if name != "grid" and place >= kept and _is_setting(word, dotted=many)
-        ]
+        annotation = settings[name].annotation if name in settings else None
+        # Words after the value of a flag may be settings in the form NAME=VALUE.
+        first = 1 if flag and bare(annotation) is not bool else 0
+        dotted = annotation is not None and takes_many(annotation)
+        after = [] if name == "grid" else words[first:]
+        assigned = [word for word in after if _is_setting(word, dotted=dotted)]
         words = [word for word in words if word not in assigned]
         if not flag or name in flags or name == "help":
             groups.append((flag, words))
@@ -230,10 +220,8 @@ def parse(arguments: Sequence[str]) -> Train:
     if unknown := [name for name in given if name.split(".")[0] not in RunConfig.model_fields]:
         known = [*(option.flag for option in own), *(f"--{name}" for name in settings)]
         flag = f"--{unknown[0].replace('_', '-')}"
-        raise RequestError(
-            f"option must be one that `statemix train --help` lists, got {flag}"
-            + suggestion(flag, known)
-        )
+        message = f"option must be one that `statemix train --help` lists, got {flag}"
+        raise RequestError(message + suggestion(flag, known))
     command = Train(**read_fields(own, groups))
     tree = _base(command, given, settings).to_plain()
     if command.recipe is not None:
@@ -266,9 +254,7 @@ def _changed(
     for name, words in sorted(given.items(), key=lambda setting: setting[0].count(".")):
         head, dot, last = name.rpartition(".")
         positive = f"{head}{dot}{last.removeprefix('no_')}"
-        if name in settings and words:
-            put(tree, name, read_words(settings[name].annotation, words, name))
-        elif positive in settings and bare(settings[positive].annotation) is bool and not words:
+        if not words and positive in settings and bare(settings[positive].annotation) is bool:
             put(tree, positive, positive == name)
         else:
             annotation = settings[name].annotation if name in settings else Any
@@ -284,6 +270,8 @@ def _base(
     chosen = [flag for flag, value in sources.items() if value is not None]
     if len(chosen) > 1:
         raise RequestError(f"{' and '.join(chosen)} must not be given together")
+    if command.from_run is not None:
+        return load_asked(command.from_run)
     if command.recipe is not None:
         if command.recipe not in RECIPES:
             raise RequestError(f"--recipe must be one of {list(RECIPES)}, got {command.recipe!r}")
@@ -295,7 +283,7 @@ def _base(
             return config_from_plain(tree)
         except RequestError as error:
             raise RequestError(f"{command.config}: {error}") from error
-    return RunConfig() if command.from_run is None else load_asked(command.from_run)
+    return RunConfig()
 
 
 def _is_of_task(setting: str) -> bool:
@@ -303,13 +291,11 @@ def _is_of_task(setting: str) -> bool:
 
 
 def _registries() -> str:
+    titles: dict[str, Registry[Any]]
+    titles = {"Tasks": TASKS, "Layers": LAYERS, "Channel mixers": CHANNEL_MIXERS}
     entries: list[str] = []
-    for title, factories in (
-        ("Tasks, with their options:", TASKS),
-        ("Layers, with their options:", LAYERS),
-        ("Channel mixers, with their options:", CHANNEL_MIXERS),
-    ):
-        entries.append(title)
+    for title, factories in titles.items():
+        entries.append(f"{title}, with their options:")
         entries += [_entry(factories, name) for name in factories]
     return "\n\n".join(entries)
 
@@ -337,16 +323,14 @@ def _print_grid(
         table.add_column(title, justify="right")
     stored = []
     for row in ended:
-        scores: list[float | str] = ["", ""]
+        scores: list[float] = []
         if row.job.name in outcomes:
             best = outcomes[row.job.name].test_at_best_validation
             (test,) = best.test.values()
             scores = [best.validation_accuracy, accuracy(test)]
         values = [text_of(axis.value_in(row.job.config)) for axis in axes]
-        table.add_row(
-            *values, row.status, *(f"{score:.4f}" if score != "" else "" for score in scores)
-        )
-        cells = (*values, row.status, *scores, row.job.folder.name)
+        table.add_row(*values, row.status, *(f"{score:.4f}" for score in scores))
+        cells = (*values, row.status, *(scores or ("", "")), row.job.folder.name)
         stored.append(dict(zip(titles, cells, strict=True)))
     Console(markup=False, highlight=False).print(table)
     _store_grid(folder / GRID, stored)

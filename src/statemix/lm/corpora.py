@@ -42,13 +42,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Document:
-    """A text.
-
-    Attributes:
-        name: where it comes from, such as a path.
-        group: the unit of the split.
-        text: the text.
-    """
+    """A text, where it comes from, and the group by which it is split."""
 
     name: str
     group: str
@@ -67,11 +61,7 @@ class Document:
 class CorpusReading:
     """What has been read of a corpus, and what has been left out.
 
-    Attributes:
-        files: number of files.
-        documents: number of documents.
-        num_bytes: bytes of their texts as UTF-8.
-        notes: what was left out, or is unusual -> "count", and "first" names.
+    ``notes`` has what was left out, or is unusual -> "count", and "first" names.
     """
 
     files: int = 0
@@ -120,9 +110,6 @@ def read_corpus(
         field: name of the text in rows.
         suffixes: suffixes of files in folders, in any case; none means .py, .txt, .md and .rst.
         reading: counts what is read and left out.
-
-    Raises:
-        RequestError: if a source does not exist or cannot be read, or a suffix has no dot.
     """
     if without := [suffix for suffix in suffixes if not suffix.startswith(".")]:
         raise RequestError(f"suffixes must begin with a dot, got {', '.join(without)}")

@@ -26,12 +26,9 @@ class CurveLog(Hook):
 
 
 class TensorBoardCurves(CurveLog):
-    """Writes the curves for TensorBoard.
+    """Writes the curves for TensorBoard into a folder.
 
     A resumed run tells TensorBoard to forget the points after its checkpoint, which it logs again.
-
-    Args:
-        folder: folder of the event files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,18 +57,12 @@ class TensorBoardCurves(CurveLog):
 
 
 class WandbCurves(CurveLog):
-    """Logs the curves to Weights & Biases; a resumed run continues its curves there.
-
-    Args:
-        project: name of the project.
-        folder: folder of the run, whose name it has there.
-    """
+    """Logs the curves of a run's folder to Weights & Biases; a resumed run continues them there."""
 
     def __init__(self, project: str, folder: Path) -> None:
         if importlib.util.find_spec("wandb") is None:
-            raise RequestError(
-                f"wandb must be installed for the project {project!r}: pip install wandb"
-            )
+            needed = f"wandb must be installed for the project {project!r}: pip install wandb"
+            raise RequestError(needed)
         self._project, self._folder = project, folder
         self._id = uuid.uuid4().hex
         self._run: Any = None
@@ -81,17 +72,11 @@ class WandbCurves(CurveLog):
         import wandb
 
         try:
-            self._run = wandb.init(
-                project=self._project,
-                id=self._id,
-                name=self._folder.name,
-                dir=str(self._folder),
-                resume="allow",
-            )
+            names = {"project": self._project, "id": self._id, "name": self._folder.name}
+            self._run = wandb.init(**names, dir=str(self._folder), resume="allow")
         except wandb.Error as error:
-            raise RequestError(
-                f"wandb cannot open the project {self._project!r}: {error}"
-            ) from error
+            message = f"wandb cannot open the project {self._project!r}: {error}"
+            raise RequestError(message) from error
 
     def note(self, event: Event) -> None:
         points = curve_points(event)

@@ -26,22 +26,19 @@ class GatedMixer(nn.Module):
 
     .. math:: y = \mathrm{layer}(\mathrm{silu}(\mathrm{conv}(x))) \odot \mathrm{silu}(W x)
 
-    Args:
-        config: configuration of the model.
-        place: number of the block. Attention has neither convolution nor gate.
+    Attention has neither convolution nor gate.
     """
 
     def __init__(self, config: StatemixConfig, place: int) -> None:
         super().__init__()
-        is_attention = config.layer_types[place] == ATTENTION
-        spec = spec_of(config.block_mixers[place])
-        self.layer: Layer = spec.build(hidden_size=config.hidden_size)
+        is_attention, width = config.layer_types[place] == ATTENTION, config.hidden_size
+        self.layer: Layer = spec_of(config.block_mixers[place]).build(hidden_size=width)
         self.conv: CausalConv | None = None
         self.output_gate: nn.Linear | None = None
         if not is_attention and config.conv_size:
-            self.conv = CausalConv(config.hidden_size, kernel_size=config.conv_size, depthwise=True)
+            self.conv = CausalConv(width, kernel_size=config.conv_size, depthwise=True)
         if not is_attention and config.output_gate:
-            self.output_gate = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+            self.output_gate = nn.Linear(width, width, bias=False)
 
     def forward(
         self,

@@ -50,11 +50,6 @@ class StatemixConfig(PreTrainedConfig):
     Attributes:
         block_mixers: name and options of the layer of each block.
 
-    Raises:
-        OptionError: if a layer is unknown, an option does not fit it, the number of ``layer_types``
-            or of ``mixers`` in a list is not ``num_hidden_layers``, or transformers knows no such
-            layer type.
-
     Example:
         >>> config = StatemixConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)
         >>> config.mixers["linear_attention"]
@@ -90,24 +85,22 @@ class StatemixConfig(PreTrainedConfig):
         eos_token_id: int | list[int] | None = None,
         **kwargs: Any,
     ) -> None:
-        for name, size, least in (
-            ("vocab_size", vocab_size, 1),
-            ("hidden_size", hidden_size, 1),
-            ("num_hidden_layers", num_hidden_layers, 0),
-            ("intermediate_size", 1 if intermediate_size is None else intermediate_size, 1),
-            ("conv_size", conv_size, 0),
-            ("training_length", 1 if training_length is None else training_length, 1),
-        ):
-            if not isinstance(size, int) or isinstance(size, bool) or size < least:
+        sizes = {"vocab_size": vocab_size, "hidden_size": hidden_size}
+        sizes |= {"num_hidden_layers": num_hidden_layers, "conv_size": conv_size}
+        if intermediate_size is not None:
+            sizes["intermediate_size"] = intermediate_size
+        if training_length is not None:
+            sizes["training_length"] = training_length
+        for name, size in sizes.items():
+            least = 0 if name in ("num_hidden_layers", "conv_size") else 1
+            if type(size) is not int or size < least:
                 raise OptionError(f"{name} must be an integer of at least {least}, got {size!r}")
         if not isinstance(norm_eps, int | float) or not 0 <= norm_eps <= 1:
             raise OptionError(f"norm_eps must be in 0..1, got {norm_eps!r}")
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        if intermediate_size is None:
-            intermediate_size = -(-8 * hidden_size // 3 // 64) * 64
-        self.intermediate_size = intermediate_size
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        self.num_hidden_layers, self.conv_size = num_hidden_layers, conv_size
+        default_width = -(-8 * hidden_size // 3 // 64) * 64
+        self.intermediate_size = sizes.get("intermediate_size", default_width)
         given = "layer_types"
         if layer_types is None and isinstance(mixers, list | tuple):
             given, names = "mixers", [_name_of(table) for table in mixers]
@@ -129,11 +122,8 @@ class StatemixConfig(PreTrainedConfig):
                 "one for each block, needs no layer types"
             )
         self.mixers = _mixers(mixers or {}, self.layer_types, hidden_size)
-        self.conv_size = conv_size
-        self.output_gate = output_gate
-        self.norm_eps = norm_eps
-        self.initializer_range = initializer_range
-        self.use_cache = use_cache
+        self.output_gate, self.norm_eps = output_gate, norm_eps
+        self.initializer_range, self.use_cache = initializer_range, use_cache
         self.training_length = training_length
         # Common checks of transformers ask for it.
         heads = [table["num_heads"] for table in self.block_mixers if table["name"] == "attention"]
@@ -156,10 +146,6 @@ class StatemixConfig(PreTrainedConfig):
         """Let ``layer_types`` and ``mixers`` follow attributes that the constructor has not seen.
 
         ``from_pretrained(folder, num_hidden_layers=2)`` sets the attribute afterwards.
-
-        Raises:
-            OptionError: if ``num_hidden_layers`` is no integer, or larger than the number of layer
-                types; or as in the constructor.
         """
         number, known = self.num_hidden_layers, len(self.layer_types)
         if not isinstance(number, int) or not 0 <= number <= known:

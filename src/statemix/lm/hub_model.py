@@ -54,7 +54,6 @@ class StatemixPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        std = self.config.initializer_range
         if isinstance(module, Layer):
             # A layer draws all its weights, but those of a checkpoint must stay.
             kept = {
@@ -66,7 +65,7 @@ class StatemixPreTrainedModel(PreTrainedModel):
             for tensor, value in kept.items():
                 tensor.copy_(value)
         elif isinstance(module, nn.Linear | nn.Embedding):
-            init.normal_(module.weight, 0.0, std)
+            init.normal_(module.weight, 0.0, self.config.initializer_range)
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
@@ -136,17 +135,13 @@ class StatemixModel(StatemixPreTrainedModel):
                 process gives a slice of time, in the order of ranks, and all call this together.
             **kwargs: arguments for other models, which are ignored.
 
-        Raises:
-            ValueError: if packed sequences come with a cache or padding, ``sequence_group`` with
-                one of the three, or an argument does not fit.
         """
         cache = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
-        if cache is not None and (
-            not isinstance(cache, StateCache) or len(cache.layers) != len(self.layers)
-        ):
-            depth = f" of {len(cache.layers)}" if isinstance(cache, StateCache) else ""
+        is_own = isinstance(cache, StateCache)
+        if cache is not None and not (is_own and len(cache.layers) == len(self.layers)):
+            depth = f" of {len(cache.layers)}" if is_own else ""
             raise ValueError(
                 f"the cache must be a StateCache of {len(self.layers)} layers, got a "
                 f"{type(cache).__name__}{depth}; layers have no keys and values to prefix, so use "
@@ -163,11 +158,10 @@ class StatemixModel(StatemixPreTrainedModel):
         if cache is None and use_cache:
             cache = StateCache(len(self.layers))
 
+        if bounds is not None and cache is not None:
+            raise ValueError("packed sequences must come without a cache, got both")
         shape, mask = x.shape, None
-        if bounds is not None:
-            if cache is not None:
-                raise ValueError("packed sequences must come without a cache, got both")
-        elif attention_mask is not None:
+        if bounds is None and attention_mask is not None:
             mask = _padding(attention_mask, x, cache)
 
         def tokens(rows: Tensor) -> Tensor:
@@ -180,10 +174,7 @@ class StatemixModel(StatemixPreTrainedModel):
             return tokens.view(shape) if mask is None else unpack(tokens, mask)
 
         passed = []
-        if mask is None:
-            x = tokens(x)
-        else:
-            x, bounds = pack(x, mask)
+        x, bounds = (tokens(x), bounds) if mask is None else pack(x, mask)
         if sequence_group is not None and (bounds is not None or cache is not None):
             raise ValueError("sequence_group must come without a cache, padding and bounds")
         for place, block in enumerate(self.layers):
@@ -256,9 +247,10 @@ def _bounds(
     if seq_idx is not None:
         explicit.append(_bounds_of(seq_idx.diff() != 0))
     if explicit:
-        if any(
+        differ = (
             len(other) != len(explicit[0]) or (other != explicit[0]).any() for other in explicit
-        ):
+        )
+        if any(differ):
             raise ValueError("cu_seqlens, cu_seq_lens_q and seq_idx must have the same bounds")
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("attention_mask must have no padding with packed sequences")
@@ -334,27 +326,21 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
             return_dict=True,
             **kwargs,
         )
-        kept: slice | Tensor = (
-            slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        )
+        kept: Any = logits_to_keep
+        if isinstance(logits_to_keep, int):
+            kept = slice(-logits_to_keep, None)
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs
-            )
-        found = {CACHE: outputs.get(CACHE)}
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, **found
-        )
+            given = {"logits": logits, "labels": labels, "vocab_size": self.vocab_size}
+            loss = self.loss_function(**given, **kwargs)
+        states = {"hidden_states": outputs.hidden_states, CACHE: outputs.get(CACHE)}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **states)
 
     # `generate` reads the names of the arguments.
     @functools.wraps(GenerationMixin.prepare_inputs_for_generation, assigned=())
     def prepare_inputs_for_generation(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Return the arguments of the next call, with the cache under both of its names.
-
-        Without a cache under "past_key_values", PEFT repeats its soft prompt in every call.
-        """
+        # Without a cache under "past_key_values", PEFT repeats its soft prompt in every call.
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(*arguments, **options)
         return inputs | {"past_key_values": inputs.get(CACHE)}
 
@@ -377,7 +363,6 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-        """Return the mask itself: layers need no mask of pairs."""
         del kwargs
         return attention_mask
 
@@ -416,29 +401,26 @@ class _Classifier(StatemixPreTrainedModel):
         which divides the summed loss. None means the labels of this batch. The other arguments are
         those of :meth:`StatemixModel.forward`.
         """
-        given = past_key_values if cache is None else cache
+        states = past_key_values if cache is None else cache
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            cache=given,
+            cache=states,
             return_dict=True,
             **kwargs,
         )
         hidden = outputs.last_hidden_state
         packed = (kwargs.get(name) for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"))
-        bounds = _bounds(hidden, attention_mask, position_ids, given, *packed)
+        bounds = _bounds(hidden, attention_mask, position_ids, states, *packed)
         logits = self._logits(hidden, input_ids, attention_mask, bounds)
         loss = None
         if labels is not None:
-            scores, number = logits.float(), num_items_in_batch
+            number = num_items_in_batch
+            given = {"logits": logits.float(), "labels": labels, "config": self.config}
             loss = self.loss_function(
-                logits=scores,
-                pooled_logits=scores,
-                labels=labels,
-                config=self.config,
-                num_items_in_batch=number,
+                **given, pooled_logits=given["logits"], num_items_in_batch=number
             )
             is_mean = self.config.problem_type in ("regression", "multi_label_classification")
             if number is not None and is_mean and self.loss_type == "ForSequenceClassification":
@@ -471,14 +453,14 @@ class StatemixForSequenceClassification(_Classifier):
     ) -> Any:
         if bounds is not None:
             return self.score(hidden.flatten(0, 1)[bounds[1:] - 1])
-        batch_size, length = hidden.shape[:2]
-        kept = hidden.new_ones(batch_size, length, dtype=torch.bool)
+        length = hidden.shape[1]
+        kept = torch.ones_like(hidden[..., 0], dtype=torch.bool)
         if attention_mask is not None:
             kept = attention_mask[:, -length:].bool()
         elif input_ids is not None and self.config.pad_token_id is not None:
             kept = input_ids != self.config.pad_token_id
         last = (kept * torch.arange(length, device=kept.device)).argmax(-1)
-        return self.score(hidden[torch.arange(batch_size, device=hidden.device), last])
+        return self.score(hidden[torch.arange(len(last), device=hidden.device), last])
 
 
 class StatemixForTokenClassification(_Classifier):

@@ -24,13 +24,8 @@ class MuonAdamW(torch.optim.Optimizer):
 
     Muon replaces the momentum of a matrix by the nearest orthogonal matrix (Jordan et al., 2024).
     Its steps are scaled to the size of AdamW's steps, so both have the same learning rate (Liu et
-    al., "Muon is scalable for LLM training", 2025).
-
-    Args:
-        for_muon: groups of 2-dimensional parameters.
-        for_adamw: groups of all other parameters.
-        lr: learning rate.
-        betas: coefficients of AdamW.
+    al., "Muon is scalable for LLM training", 2025). The groups of parameters ``for_muon`` must be
+    matrices.
     """
 
     def __init__(
@@ -45,18 +40,13 @@ class MuonAdamW(torch.optim.Optimizer):
             "muon": torch.optim.Muon(for_muon, lr=lr, adjust_lr_fn="match_rms_adamw"),
             "adamw": torch.optim.AdamW(for_adamw, lr=lr, betas=betas),
         }
-        groups = [
-            {**group, "kind": kind}
-            for kind, part in self._parts.items()
-            for group in part.param_groups
-        ]
+        parts = self._parts.items()
+        groups = [{**group, "kind": kind} for kind, part in parts for group in part.param_groups]
         super().__init__(groups, {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Change all parameters that have a gradient."""
-        if closure is not None:
-            raise RequestError("closure must be None")
         for kind, part in self._parts.items():
             # The state and the groups are those of this optimiser, which checkpoints restore.
             part.state = self.state

@@ -24,13 +24,10 @@ _LARGE_VOCABULARY = 8192
 
 
 def summed_loss(model: Any, tokens: Tensor, sequence_group: Any = None) -> Tensor:
-    """Return the summed cross-entropy of all tokens but the first.
+    """Return the summed cross-entropy of all tokens, (B, T + 1), but the first.
 
-    Args:
-        model: the model.
-        tokens: shape (B, T + 1).
-        sequence_group: processes that share the sequences, as of :meth:`StatemixModel.forward`.
-            The last token of a slice is the first of the next.
+    Processes of a ``sequence_group`` share the sequences, as in :meth:`StatemixModel.forward`. The
+    last token of a slice is the first of the next.
     """
     shared = {} if sequence_group is None else {"sequence_group": sequence_group}
     hidden = model.model(tokens[:, :-1], use_cache=False, **shared).last_hidden_state.flatten(0, 1)
@@ -60,13 +57,8 @@ def bits_per_byte(
     window that has it. A model of transformers reads windows of its largest number of positions,
     at most 8,192, and predicts the first token from ``config.bos_token_id`` if it has one.
 
-    Args:
-        model: a causal language model in evaluation mode.
-        tokens: the documents.
-        most_bytes: stop after the document that reaches this number of bytes.
-
-    Returns:
-        "bits_per_byte" and "perplexity", exp of the mean loss of a token.
+    Scoring stops after the document that reaches ``most_bytes``. "perplexity" is exp of the mean
+    loss of a token.
     """
     total, num_tokens, num_bytes = 0.0, 0, 0
     counts = document_bytes(tokens)
@@ -79,11 +71,10 @@ def bits_per_byte(
         if window is None:
             cache = None
             for place in range(0, len(targets), _PIECE):
-                output = model(
-                    inputs[None, place : place + _PIECE], use_cache=True, **{CACHE: cache}
-                )
+                piece = slice(place, place + _PIECE)
+                output = model(inputs[None, piece], use_cache=True, **{CACHE: cache})
                 cache = output[CACHE]
-                total += _summed(output.logits[0], targets[place : place + _PIECE])
+                total += _summed(output.logits[0], targets[piece])
         else:
             for rows, wanted in _windows(inputs, targets, window):
                 total += _summed(model(rows, use_cache=False).logits, wanted)
@@ -140,11 +131,6 @@ def _windows(inputs: Tensor, targets: Tensor, length: int) -> Iterator[tuple[Ten
 
 
 def _summed(logits: Tensor, targets: Tensor) -> float:
-    return float(
-        functional.cross_entropy(
-            logits.flatten(0, -2).float(),
-            targets.flatten(),
-            ignore_index=_NOT_COUNTED,
-            reduction="sum",
-        )
-    )
+    rows, wanted = logits.flatten(0, -2).float(), targets.flatten()
+    loss = functional.cross_entropy(rows, wanted, ignore_index=_NOT_COUNTED, reduction="sum")
+    return float(loss)

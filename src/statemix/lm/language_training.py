@@ -43,12 +43,9 @@ class TokenBatches:
     An epoch cuts the tokens, from an offset of its own, into windows of ``length`` + 1 tokens that
     overlap by one, and visits them in an order of its own.
 
-    Args:
-        ids: all token ids.
-        settings: sizes and seed.
-        ranks: processes of the run, each of which gets its share of each step.
-        sequence_parallel: let the processes share every sequence instead of the sequences. Each
-            process gets the tokens of its slice of time, and the first token of the next slice.
+    Each process of ``ranks`` gets its share of each step. With ``sequence_parallel``, the processes
+    share every sequence instead: each gets the tokens of its slice of time, and the first token of
+    the next slice.
 
     Attributes:
         step: last step that asked for its batches.
@@ -120,13 +117,11 @@ class TokenBatches:
 def _digest(tokens: TokenFile) -> str:
     """Return a hash of tokens, by the checksums that their file states if it does."""
     stated = tokens.info.get("sha256")
-    content = (
-        np.ascontiguousarray(tokens.ids).data if stated is None else json.dumps(stated).encode()
-    )
+    content: Any = json.dumps(stated).encode() if stated else np.ascontiguousarray(tokens.ids).data
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str:
+def _describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str:
     """Return where the sequences of a batch begin in a token file, for a reader."""
     shown = []
     for place in places[:_SHOWN]:
@@ -136,18 +131,13 @@ def describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str
         named = f"document {first}" if first == last else f"documents {first} to {last}"
         shown.append(f"{place} ({named})")
     rest = len(places) - len(shown)
-    return f"the sequences of its batch begin in {tokens.path} at token {', '.join(shown)}" + (
-        f" and {rest} further tokens" if rest else ""
-    )
+    further = f" and {rest} further tokens" if rest else ""
+    begin = f"the sequences of its batch begin in {tokens.path} at token {', '.join(shown)}"
+    return begin + further
 
 
-def check_sequence_parallel(config: StatemixConfig, *, compiled: bool) -> None:
-    """Check that processes can share the sequences of a model.
-
-    Raises:
-        RequestError: if a layer carries a state that processes cannot hand on, or an option
-            excludes it.
-    """
+def _check_sequence_parallel(config: StatemixConfig, *, compiled: bool) -> None:
+    """Check that processes can share the sequences of a model."""
     if compiled:
         raise RequestError("compile must be off with sequence_parallel, got it on")
     for place, options in enumerate(config.block_mixers):
@@ -185,39 +175,18 @@ def train_language_model(
 ) -> tuple[StatemixForCausalLM, Fitted]:
     """Train a language model, or resume its training, and store it for transformers.
 
-    The folder receives what a run has, and ``model/`` for ``AutoModelForCausalLM``.
+    The folder receives what a run has, and ``model/`` for ``AutoModelForCausalLM``. The options are
+    those of ``statemix lm train`` (``most_bytes`` is its ``--evaluate-bytes``) and of
+    :func:`statemix.training.fit`, as are the errors. If a loss is not finite, they name the batch.
 
-    Args:
-        config: the model.
-        tokens: the training split.
-        held_out: the held-out split.
-        folder: folder of the run.
-        settings: how to train.
-        most_bytes: held-out bytes that evaluations during training read; None means all.
-        compiled: compile the blocks with ``torch.compile``. Evaluations are not compiled.
-        gradient_checkpointing: keep only the inputs of the blocks for the backward pass, and
-            compute the rest again.
-        sequence_parallel: let the processes of torchrun share every sequence, each with a slice of
-            its time, instead of the sequences.
-        precision: precision of weights and arithmetic.
-        device: as in :func:`statemix.training.fit`.
-        on_event: function called with each event. The text of the event of a step is its step line.
-        curves: logs that receive the numbers of each event.
-        hooks: further hooks of the loop.
-        information: as in :func:`statemix.training.fit`.
-        **options: further options of :func:`statemix.training.fit`.
-
-    Raises:
-        RequestError: as in :func:`statemix.training.fit`, or if the tokens or the processes do not
-            fit the model.
-        FloatingPointError: if the loss or the gradient is not finite. The message names the step,
-            the last good checkpoint and the batch.
+    Blocks are compiled in training alone. ``on_event`` is called with each event, in which the text
+    of a step is its step line, and ``curves`` log the numbers of each event.
     """
     if sequence_parallel:
-        check_sequence_parallel(config, compiled=compiled)
+        _check_sequence_parallel(config, compiled=compiled)
     for given in (tokens, held_out):
-        size = given.info.get("vocab_size")
-        if size is not None and size > config.vocab_size:
+        size = given.info.get("vocab_size", 0)
+        if size > config.vocab_size:
             raise RequestError(
                 f"{given.path} must have at most {config.vocab_size} tokens, got {size}"
             )
@@ -246,12 +215,10 @@ def train_language_model(
     }
     for name in ("transformers_version", "training_length"):
         identity["model"].pop(name, None)
-    # A run may be extended.
-    del identity["training"]["steps"], identity["training"]["evaluate_every"]
-    if settings.optimizer == "adamw":
-        # Runs of older versions state no optimiser.
-        del identity["training"]["optimizer"]
-
+    # A run may be extended, and runs of older versions state no optimiser.
+    left_out = ["steps", "evaluate_every", *(["optimizer"] * (settings.optimizer == "adamw"))]
+    for name in left_out:
+        del identity["training"][name]
     if gradient_checkpointing:
         # transformers 5.24 has renamed the method.
         old = model.gradient_checkpointing_enable
@@ -311,7 +278,7 @@ def train_language_model(
             **options,
         )
     except FloatingPointError as error:
-        text = describe_batch(tokens, batches.places(batches.step), settings.length)
+        text = _describe_batch(tokens, batches.places(batches.step), settings.length)
         raise FloatingPointError(f"{error}; {text}") from error
     if ranks.is_first:
         with without_progress_bars(), lock_folder(folder / "model", patience_s=WRITING_S):

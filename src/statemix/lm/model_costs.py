@@ -22,15 +22,15 @@ MATMUL_DTYPES: dict[Precision, torch.dtype] = {
 """Precision -> dtype of matrix products."""
 
 
-def _on_meta(config: StatemixConfig) -> StatemixForCausalLM:
+def _on_meta(config: StatemixConfig) -> tuple[StatemixForCausalLM, list[Layer]]:
     with torch.device("meta"):
-        return StatemixForCausalLM(config)
+        model = StatemixForCausalLM(config)
+    return model, [module for module in model.modules() if isinstance(module, Layer)]
 
 
 def count_sizes(config: StatemixConfig) -> dict[str, int]:
     """Return the parameters of a model, and the bytes of the state of one sequence in float32."""
-    model = _on_meta(config)
-    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    model, layers = _on_meta(config)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "state_bytes": 4 * sum(layer.state_size for layer in layers),
@@ -45,17 +45,12 @@ def training_flops(config: StatemixConfig, length: int) -> tuple[int, int]:
     where W runs over all weight matrices but the embedding, r counts the rest of a layer, and T is
     the length. The backward pass counts twice the forward pass: it has the gradient of the input
     and the gradient of the weights. What gradient checkpointing computes again does not count. A
-    layer that does not count its FLOPs counts its matrices alone.
-
-    Args:
-        config: the model.
-        length: tokens of a training sequence. It matters to attention.
+    layer that does not count its FLOPs counts its matrices alone. The length matters to attention.
 
     Returns:
         The FLOPs of products with weight matrices, and the rest.
     """
-    model = _on_meta(config)
-    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    model, layers = _on_meta(config)
     inside = {part for layer in layers for part in layer.modules()}
     outside = (m for m in model.modules() if isinstance(m, nn.Linear) and m not in inside)
     projections = sum(2 * linear.weight.numel() for linear in outside)
@@ -72,12 +67,7 @@ def training_flops(config: StatemixConfig, length: int) -> tuple[int, int]:
 
 @functools.cache
 def matmul_speed(device: str, dtype: torch.dtype) -> float:
-    """Return the FLOP/s of the best of a few products of large square matrices.
-
-    Args:
-        device: "cpu", with the present number of threads, or "cuda".
-        dtype: dtype of the matrices.
-    """
+    """Return the FLOP/s of the best of a few products of large matrices on "cpu" or "cuda"."""
     side = _SIDE[device]
     left, right = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(2))
     best = 0.0

@@ -60,16 +60,11 @@ def prepare(
 ) -> dict[str, TokenFile]:
     """Write the tokens of a corpus: one file to train on, one that is held out.
 
-    Args:
-        sources: as in :func:`statemix.lm.corpora.read_corpus`.
-        folder: folder that receives the files.
-        tokenizer: "bytes"; "bpe:SIZE", trained on the training split; a file; or a model.
-        field: name of the text in rows.
-        suffixes: suffixes of files in folders.
-        most_documents: number of documents to read; None means all.
-        held_out: share of the text to hold out. The name of a group decides whether the group is
-            held out. If there are fewer than ``1 / held_out`` groups, or none is held out, or all
-            are, then the end of the text is held out.
+    Sources, field and suffixes are those of :func:`statemix.lm.corpora.read_corpus`. The tokenizer
+    is "bytes"; "bpe:SIZE", trained on the training split; a file; or a model.
+
+    The name of a group decides whether the group is held out. If there are fewer than
+    ``1 / held_out`` groups, or none is held out, or all are, then the end of the text is held out.
 
     Returns:
         "train" and "held_out" -> their tokens. Their ``info`` states how the text was split, and
@@ -106,12 +101,11 @@ def prepare(
                     f"sources must have texts to train on and to hold out, got {found} in "
                     f"{', '.join(sources)}"
                 )
-            split = f"{held_out:g} of the groups are held out, by the SHA-256 of their names"
-            if cut is not None:
-                split = f"the last {held_out:g} of the text is held out"
+            by_name = f"{held_out:g} of the groups are held out, by the SHA-256 of their names"
+            by_place = f"the last {held_out:g} of the text is held out"
             info = {
                 "source": list(sources),
-                "split": split,
+                "split": by_name if cut is None else by_place,
                 "tokenizer": tokenizer,
                 "tokenizer_sha256": digest_of(chosen),
                 "reading": asdict(reading),
@@ -236,9 +230,8 @@ def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     }
     for reason, names in wrong.items():
         if names:
-            raise RequestError(
-                f"weights of {chosen} must fit its config.json: {min(names)} {reason}"
-            )
+            condition = f"must fit its config.json: {min(names)} {reason}"
+            raise RequestError(f"weights of {chosen} {condition}")
     return model.eval(), load_tokenizer(str(chosen / TOKENIZER))
 
 

@@ -9,23 +9,7 @@ PresetName = Literal["nano", "10M", "140M", "210M"]
 
 @dataclass(frozen=True)
 class LanguageSettings:
-    """How a language model is trained.
-
-    Attributes:
-        length: tokens of a sequence.
-        batch_size: sequences of an optimiser step.
-        accumulate: forward passes of an optimiser step.
-        steps: optimiser steps.
-        learning_rate: rate after the warm-up.
-        min_learning_rate: rate at the end.
-        warmup_share: share of the steps in which the rate rises from 0.
-        weight_decay: decay of matrices; vectors do not decay.
-        clip_norm: largest norm of the gradient.
-        evaluate_every: steps between two evaluations.
-        seed: seed of weights and of the order of the data.
-        optimizer: "adamw", or "muon": Muon for matrices of MLPs and for value and output
-            projections, AdamW for the rest.
-    """
+    """How a language model is trained; the options of ``statemix lm train`` explain each number."""
 
     length: int
     batch_size: int

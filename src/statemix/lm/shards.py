@@ -75,12 +75,7 @@ def check_ids(name: str, ids: Any, vocab_size: int) -> None:
 
 
 class TokenWriter:
-    """Writes documents into a ``.bin``, and into an ``.idx`` and a ``.json`` beside it.
-
-    Args:
-        path: path of the ``.bin``, which must not exist.
-        vocab_size: number of tokens.
-    """
+    """Writes documents into a ``.bin``, which must not exist, an ``.idx`` and a ``.json``."""
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self.path, self._vocab_size = path, vocab_size
@@ -118,8 +113,7 @@ class TokenWriter:
             os.fsync(self._file.fileno())
             self._file.close()
         lengths = np.asarray(self._lengths, dtype=np.int64)
-        itemsize = np.dtype(self._dtype).itemsize
-        places = np.concatenate([[0], lengths.cumsum()]) * itemsize
+        places = np.concatenate([[0], lengths.cumsum()]) * np.dtype(self._dtype).itemsize
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         (code,) = (code for code, dtype in _CODES.items() if dtype is self._dtype)
         index = b"".join(
@@ -154,14 +148,9 @@ class TokenWriter:
 def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
     """Open a ``.bin`` with its index, without reading the tokens.
 
-    Args:
-        path: the ``.bin`` file.
-        verify: also compare the checksums of the ``.json``, which reads all files. The result is
-            remembered in a ``.verified`` beside them for as long as their sizes and modification
-            times stay.
-
-    Raises:
-        RequestError: if a file is absent, truncated, or of another format, or a checksum differs.
+    ``verify`` also compares the checksums of the ``.json``, which reads all files. The result is
+    remembered in a ``.verified`` beside them for as long as their sizes and modification times
+    stay.
     """
     if not path.is_file():
         raise RequestError(f"{path} must be a file of tokens, found none")

@@ -34,7 +34,6 @@ class StateLayer(CacheLayerMixin):
         self.reset()
 
     def reset(self) -> None:
-        """Forget all tokens."""
         self.state: State | None = None
         self.pending: Tensor | None = None
         # State before the recorded tokens, their inputs, and which columns had tokens.
@@ -49,14 +48,11 @@ class StateLayer(CacheLayerMixin):
     def store(
         self, before: State | None, state: State, inputs: Tensor | None, mask: Tensor | None
     ) -> None:
-        """Take what a call of the block returned.
+        """Take what a call of the block returned: the states before and after its tokens.
 
-        Args:
-            before: state before the tokens of the call.
-            state: state after them.
-            inputs: inputs of the block without padding, (B, T, hidden_size); None if rows have
-                unequal lengths, and cannot be rolled back.
-            mask: which columns of the call are tokens, (1, columns); None means all.
+        ``inputs`` are those of the block without padding, (B, T, hidden_size); None if rows have
+        unequal lengths, and cannot be rolled back. ``mask`` says which columns of the call are
+        tokens, (1, columns); None means all.
         """
         if not self.record_past or inputs is None:
             self._before = self._inputs = self._columns = None
@@ -100,11 +96,9 @@ class StateLayer(CacheLayerMixin):
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these sequences, in this order."""
         self._rows(lambda part: part[indices.to(part.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every sequence."""
         self._rows(lambda part: part.repeat_interleave(repeats, 0))
 
     def lazy_initialization(self, *arguments: Any, **options: Any) -> None:
@@ -162,22 +156,17 @@ class StateCache(Cache):
     def is_croppable(self) -> bool:
         return True
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        del layer_idx
+    # transformers may name a layer, but all have seen the same tokens.
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
         return self.seen
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        del layer_idx
+    def get_mask_sizes(self, query_length: int, *_: Any, **__: Any) -> tuple[int, int]:
         return self.seen + query_length, 0
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        del layer_idx
+    def get_max_length(self, *_: Any, **__: Any) -> int:
         return -1
 
-    def has_previous_state(
-        self, layer_idx: int | None = None, state_idx: int | None = None
-    ) -> bool:
-        del layer_idx, state_idx
+    def has_previous_state(self, *_: Any, **__: Any) -> bool:
         return self.seen > 0
 
     def crop(self, tokens_to_remove: int) -> None:

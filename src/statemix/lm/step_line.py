@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from statemix.training.hooks import Event, Hook
 from statemix.training.loop import Loop
@@ -14,31 +14,19 @@ from statemix.training.loop import Loop
 _RECENT = 20
 
 
-class Begun(Protocol):
-    """Batches that know when their last step began, by ``time.monotonic``."""
-
-    began: float
-
-
 class StepLine(Hook):
     """Measures training and describes it in the step line and in the rows of the metrics.
 
     A row has the means since the row before: "tokens_per_s" and "utilisation" (FLOP/s of training
-    over those of a matrix product), without evaluations and checkpoints.
-
-    Args:
-        batches: batches of the training.
-        tokens_per_step: tokens of an optimiser step.
-        flops_per_token: FLOPs of a token in training.
-        matmul_speed: FLOP/s of a matrix product on this device.
-        bytes_per_token: mean bytes of text of a token; None if unknown.
+    over those of a matrix product, ``matmul_speed``), without evaluations and checkpoints. The
+    attribute ``began`` of the batches is the time at which their last step began.
     """
 
     changes_results = False
 
     def __init__(
         self,
-        batches: Begun,
+        batches: Any,
         *,
         tokens_per_step: int,
         flops_per_token: float,
@@ -72,19 +60,17 @@ class StepLine(Hook):
             return event
         speeds = self._speeds(self._recent)
         bits = event.loss / math.log(2)
+        step, begun = self._begun
+        # At the speed of this process, with evaluations.
+        left_s = (time.monotonic() - begun) / (event.step - step) * (event.num_steps - event.step)
         parts = [
             f"loss {event.loss:.4f}",
             *([f"{bits / size:.3f} bits per byte"] if (size := self._bytes_per_token) else []),
             f"{speeds['tokens_per_s']:,.0f} tokens/s",
             f"utilisation {speeds['utilisation']:.0%}",
-            f"about {duration(self._left_s(event))} left",
+            f"about {duration(left_s)} left",
         ]
         return replace(event, text=", ".join(parts))
-
-    def _left_s(self, event: Event) -> float:
-        """Return the seconds left at the speed of this process, with evaluations."""
-        step, begun = self._begun
-        return (time.monotonic() - begun) / (event.step - step) * (event.num_steps - event.step)
 
     def _speeds(self, times_s: Collection[float]) -> dict[str, float]:
         # A resumed run may end without a step.

@@ -55,18 +55,17 @@ def load_tokenizer(name: str) -> Tokenizer:
     if path.suffix == ".json" and not path.exists():
         raise RequestError(f"tokenizer must exist, got {path}")
     try:
-        is_file = path.exists()
-        found = (
-            Tokenizer.from_buffer(path.read_bytes()) if is_file else Tokenizer.from_pretrained(name)
-        )
+        if path.exists():
+            tokenizer = Tokenizer.from_buffer(path.read_bytes())
+        else:
+            tokenizer = Tokenizer.from_pretrained(name)
     # The library raises plain exceptions.
     except Exception as error:
-        raise RequestError(
-            f"tokenizer must be bytes, bpe:SIZE, a file or a model, got {name!r} ({error})"
-        ) from error
-    found.no_truncation()
-    found.no_padding()
-    return found
+        known = "tokenizer must be bytes, bpe:SIZE, a file or a model"
+        raise RequestError(f"{known}, got {name!r} ({error})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from statemix import files
 from statemix.cli.parser import Argument
-from statemix.cli.watch import watched
 from statemix.errors import RequestError, RunsFailedError
 from statemix_lab.cli.reproduce import lost_text, show_study
+from statemix_lab.cli.watch import watched
 
 
 @dataclass(frozen=True)

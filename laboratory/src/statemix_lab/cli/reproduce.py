@@ -12,8 +12,8 @@ from rich.console import Console
 
 from statemix import files
 from statemix.cli.parser import Argument
-from statemix.cli.watch import watched
 from statemix.errors import RequestError, RunsFailedError
+from statemix_lab.cli.watch import watched
 
 if TYPE_CHECKING:
     from statemix.sweeps.runner import Ended

@@ -10,11 +10,8 @@ from statemix.cli.lm.train_text import TrainText
 from statemix.cli.parser import parse_part
 
 PARTS: dict[str, type[Any]] = {
-    "prepare": Prepare,
-    "train": TrainText,
-    "generate": Generate,
-    "evaluate": EvaluateText,
-}
+    "prepare": Prepare, "train": TrainText, "generate": Generate, "evaluate": EvaluateText,
+}  # fmt: skip
 
 
 def parse(arguments: Sequence[str]) -> Any:

@@ -2,7 +2,7 @@
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.lm import curve_logs
-from statemix.lm.hub_config import StatemixConfig
+from statemix.lm.curve_logs import CurveLog, TensorBoardCurves, WandbCurves
+from statemix.lm.hub_config import ATTENTION, RECURRENT, StatemixConfig
 from statemix.lm.language_training import train_language_model
 from statemix.lm.model_costs import MATMUL_DTYPES, count_sizes, matmul_speed, training_flops
 from statemix.lm.prepared import prepare, read_prepared
@@ -34,8 +34,8 @@ from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.progress import shown
 
 
-def _silent(*arguments: object) -> None:
-    del arguments
+def _silent(*_: object) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,11 @@ class TrainText:
         # One process reports for all.
         report = print if ranks.is_first else _silent
         report(self._costs(config, settings, len(tokens.ids), ranks.size))
-        curves = self._curves() if ranks.is_first else []
+        curves: list[CurveLog] = []
+        if ranks.is_first:
+            curves.append(TensorBoardCurves(self.folder / "tensorboard"))
+            if self.wandb is not None:
+                curves.append(WandbCurves(self.wandb, self.folder))
         with shown() if ranks.is_first else nullcontext(_silent) as show:
             _, fitted = train_language_model(
                 config,
@@ -214,8 +218,8 @@ class TrainText:
     ) -> str:
         """Return what the run costs, for a reader."""
         sizes, flops = count_sizes(config), sum(training_flops(config, settings.length))
-        one = matmul_speed(chosen_device(self.device), MATMUL_DTYPES[self.precision])
-        speed = processes * one
+        dtype = MATMUL_DTYPES[self.precision]
+        speed = processes * matmul_speed(chosen_device(self.device), dtype)
         to_read = settings.steps * settings.batch_size * settings.length
         return (
             f"{sizes['parameters']:,} parameters, {sizes['state_bytes']:,} bytes of state per "
@@ -225,31 +229,21 @@ class TrainText:
             f"{speed / 1e9:,.0f} GFLOP/s; the step line shows the time left"
         )
 
-    def _curves(self) -> list[curve_logs.CurveLog]:
-        """Return the logs of the curves."""
-        curves: list[curve_logs.CurveLog] = [
-            curve_logs.TensorBoardCurves(self.folder / "tensorboard")
-        ]
-        if self.wandb is not None:
-            curves.append(curve_logs.WandbCurves(self.wandb, self.folder))
-        return curves
-
     def _prepared(self) -> Path:
         """Return the folder of the tokens; it is prepared if none was given."""
-        data = self.tokens
-        if data is None:
-            data = self.folder.parent / f"{self.folder.name}-tokens"
-            # The last file that is made.
-            if not (data / "held_out.bin").exists():
-                prepare(["stdlib"], data)
+        if self.tokens is not None:
+            return self.tokens
+        data = self.folder.parent / f"{self.folder.name}-tokens"
+        # The last file that is made.
+        if not (data / "held_out.bin").exists():
+            prepare(["stdlib"], data)
         return data
 
     def request(self, tokenizer: Tokenizer) -> tuple[StatemixConfig, LanguageSettings]:
         """Return the model and the training that the options ask for."""
         preset = PRESETS[self.size]
-        width = self.hidden_size or preset.hidden_size
-        depth = self.num_layers or preset.num_layers
-        layer = self.layer
+        numbers = vars(preset) | {k: v for k, v in vars(self).items() if v is not None}
+        width, depth, layer = numbers["hidden_size"], numbers["num_layers"], self.layer
         if layer is None:
             num_blocks = max(1, preset.num_blocks * width // preset.hidden_size)
             layer = LayerSpec("bd_lru", num_blocks=num_blocks, block_size=preset.block_size)
@@ -258,12 +252,10 @@ class TrainText:
                 f"attention_every must be at most {depth}, the number of layers, got "
                 f"{self.attention_every}"
             )
-        kinds = [
-            "full_attention"
-            if self.attention_every and place % self.attention_every == 0
-            else "linear_attention"
-            for place in range(1, depth + 1)
-        ]
+        kinds = [RECURRENT] * depth
+        if self.attention_every is not None:
+            last = self.attention_every - 1
+            kinds[last :: self.attention_every] = [ATTENTION] * (depth // self.attention_every)
         # The model folder stores the tokenizer with padding.
         tokenizer, padding = with_padding(tokenizer)
         config = StatemixConfig(
@@ -272,7 +264,7 @@ class TrainText:
             hidden_size=width,
             num_hidden_layers=depth,
             layer_types=kinds,
-            mixers={"linear_attention": {"name": layer.name, **layer.options}},
+            mixers={RECURRENT: {"name": layer.name, **layer.options}},
             conv_size=self.conv_size,
             output_gate=self.output_gate,
             tie_word_embeddings=preset.tied,
@@ -280,18 +272,5 @@ class TrainText:
             eos_token_id=end_of(tokenizer),
             bos_token_id=end_of(tokenizer),
         )
-        settings = LanguageSettings(
-            length=self.length or preset.length,
-            batch_size=self.batch_size or preset.batch_size,
-            accumulate=self.accumulate,
-            steps=self.steps or preset.steps,
-            learning_rate=self.learning_rate or preset.learning_rate,
-            weight_decay=self.weight_decay,
-            min_learning_rate=self.min_learning_rate,
-            warmup_share=self.warmup_share,
-            clip_norm=self.clip_norm,
-            evaluate_every=self.evaluate_every,
-            seed=self.seed,
-            optimizer=self.optimizer,
-        )
-        return config, settings
+        names = [field.name for field in fields(LanguageSettings)]
+        return config, LanguageSettings(**{name: numbers[name] for name in names})

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from statemix.cli.watch import watched
 from statemix.sweeps.runner import Ended, Job
 from statemix.training import Event, RunConfig
+from statemix_lab.cli.watch import watched
 
 
 def test_a_run_that_starts_again_by_itself_has_one_line_and_counts_once():

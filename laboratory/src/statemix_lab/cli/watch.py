@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -18,11 +17,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from statemix.sweeps.runner import Ended, Job
+from statemix.sweeps.study_runs import StudyRun
+from statemix.training import Event, accuracy, load_outcome
 from statemix.training.progress import LINE_EVERY_S
-
-if TYPE_CHECKING:
-    from statemix.sweeps.runner import Ended, Job
-    from statemix.training import Event
 
 
 class _Remaining(ProgressColumn):
@@ -52,7 +50,7 @@ class Watch:
         self.done: dict[str, float] = {}
         self.written = time.monotonic()
 
-    def on_event(self, job: "Job", event: "Event") -> None:
+    def on_event(self, job: Job, event: Event) -> None:
         """Show an event of a run."""
         if event.kind == "started":
             fraction = event.step / event.num_steps
@@ -78,7 +76,7 @@ class Watch:
         if event.kind == "message" or (event.kind == "started" and event.step):
             self.console.print(f"{job.name}: {event.text}")
 
-    def _evaluated(self, job: "Job", event: "Event") -> None:
+    def _evaluated(self, job: Job, event: Event) -> None:
         status = event.text
         if event.row is not None and "test" in event.row:
             (heads,) = event.row["test"].values()
@@ -96,7 +94,7 @@ class Watch:
             self.written = now
             self.console.print(text)
 
-    def on_end(self, ended: "Ended") -> None:
+    def on_end(self, ended: Ended) -> None:
         """Show how a run ended."""
         name = ended.job.name
         self.num_ended += 1
@@ -112,11 +110,7 @@ class Watch:
         if ended.details:
             self.console.print(ended.details)
 
-    def _done(self, ended: "Ended", *, reused: bool) -> str:
-        from statemix.sweeps.study_runs import StudyRun
-        from statemix.training import load_outcome
-        from statemix.training.evaluation import accuracy
-
+    def _done(self, ended: Ended, *, reused: bool) -> str:
         if isinstance(ended.job.config, StudyRun):
             return ended.job.config.ending(ended.job.folder) + (" (reused)" if reused else "")
         outcome = load_outcome(ended.job.folder)
@@ -129,7 +123,7 @@ class Watch:
         self.progress.update(self.all_runs, total=self.to_do)
 
 
-def _undone(ended: "Ended") -> str:
+def _undone(ended: Ended) -> str:
     """One line on how a run without a result ended."""
     text = f"{ended.status}: {ended.message}"
     if ended.started or ended.status not in ("diverged", "failed"):

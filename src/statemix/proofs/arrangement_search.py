@@ -44,9 +44,6 @@ def prove_places(
         The certificate by structure, unless a search proves all heads of a network, or refutes a
         head of the last one. For a model that no structure can prove, it is that of the search. The
         certificate of a search that proves has the most pairs and the least margin of all heads.
-
-    Raises:
-        RequestError: as in :func:`prove_by_structure`.
     """
     by_structure = prove_by_structure(model, rules)
     automata = None if by_structure.verdict == "proven" else place_automata(rules)

@@ -114,11 +114,6 @@ def prove(
             of the hardened model.
         max_pairs: as in :func:`search`.
         on_progress: as in :func:`search`.
-
-    Raises:
-        ValueError: as in :func:`search`, or if the automaton scores no answer.
-        TypeError: as in :func:`search`.
-        RequestError: as in :func:`search`.
     """
     if not isinstance(automaton, Automaton):
         raise TypeError(f"automaton must be an Automaton, got {automaton!r}")

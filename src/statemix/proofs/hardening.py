@@ -50,9 +50,6 @@ def harden(model: ReadoutModel) -> ReadoutModel:
 
     Args:
         model: any model.
-
-    Raises:
-        ValueError: if no layer has gates, or they are not those of a softmax.
     """
     hard = copy.deepcopy(model)
     layers = [part for part in hard.modules() if isinstance(part, GatedRecurrence)]
@@ -94,9 +91,6 @@ def prune(model: ReadoutModel, automaton: Automaton) -> PrunedModel:
     Args:
         model: a hardened model whose first layer is a BD-LRU; its gates see the token alone.
         automaton: the automaton of the task, with the tokens of the model.
-
-    Raises:
-        TypeError: if the first layer is no BD-LRU.
     """
     copied = copy.deepcopy(model).eval()
     layer = copied.backbone.blocks[0].mixer

@@ -91,10 +91,6 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
         letters: name of each letter.
         classes: name of each answer.
 
-    Raises:
-        OptionError: if a line cannot be read, a letter or an answer is unknown, there is no start
-            or no bad state, or no line leads from the start to a state.
-
     Example:
         >>> watched = parse_property('''
         ... start: closed
@@ -170,9 +166,6 @@ def prove_safety(
         head: head that answers.
         max_states: states of the network after which the search gives up.
         on_progress: function called with the number of states visited, about once per level.
-
-    Raises:
-        ValueError: if the property has other letters or answers than the network.
     """
     expected = model.backbone.vocab_size, model.heads[head]
     if watched.transitions.shape[1:] != expected:

@@ -53,8 +53,7 @@ class StateMachine:
 
         Raises:
             Invalid: if they have another form.
-            ValueError: if the tables do not prove the network.
-            OverflowError: if an answer is 2^31 or more.
+            ValueError: if they do not prove the network.
         """
         _, word = check(tables)
         if word is not None:
@@ -119,10 +118,6 @@ class StateMachine:
         Returns:
             answers: answer after each token, -1 where nothing is scored, the shape of tokens.
             state: states after the words, shape () or (B,).
-
-        Raises:
-            TypeError: if tokens or states are not integers.
-            ValueError: if a shape or a number is out of range, or a token cannot follow.
         """
         words, before = np.asarray(tokens), np.asarray(state)
         require_numbers("tokens", words, self.num_letters)
@@ -154,9 +149,6 @@ class StateMachine:
         Args:
             name: prefix of the functions.
             comment: lines for the comment at the top, such as the names of letters and answers.
-
-        Raises:
-            ValueError: if the name is no identifier of C.
         """
         sink = self.num_states
         return c_source(

@@ -59,9 +59,6 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
 
     Returns:
         The certificate: proven, or open for a reason, such as another layer.
-
-    Raises:
-        RequestError: if the model has other tokens or heads.
     """
     head, *others = model.heads
     if model.backbone.vocab_size != rules.num_tokens or 1 + len(others) != rules.num_heads:

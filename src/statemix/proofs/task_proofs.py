@@ -26,9 +26,6 @@ def prove_task(
         soft: as in :func:`prove`.
         max_pairs: as in :func:`prove`.
         on_progress: as in :func:`prove`.
-
-    Raises:
-        RequestError: if ``soft`` is asked for and the task has places.
     """
     if isinstance(task, HasAutomaton):
         automaton = task.automaton()

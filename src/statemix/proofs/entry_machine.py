@@ -89,10 +89,7 @@ class EntryMachine:
         return f"{entries:,} entries, {letters:,} letters, {len(self.read):,} answers"
 
     def run(self, tokens: ArrayLike, state: ArrayLike | None = None) -> NDArray[np.int32]:
-        """Follow words.
-
-        Letters are maps of entries. Maps are composed in any order without an error, so the maps of
-        neighbours are composed at the same time.
+        """Follow words, whose letters are maps of entries: many are composed at the same time.
 
         Args:
             tokens: integers, shape (T,) or (B, T).

@@ -167,11 +167,10 @@ def walk(model: ReadoutModel, automaton: Automaton) -> Iterator[WalkStep]:
                     waiting.append((state_reached, take_rows(after, torch.tensor([row]).to(new))))
 
 
-def _same_bytes(one: Tensor, other: Tensor) -> Tensor:
+def _same_bytes(state: Tensor, other: Tensor) -> Tensor:
     """Return for each block of states (H, m) or (H, m, C) whether entries have the same bytes."""
-    kinds = {torch.float32: torch.int32, torch.float64: torch.int64}
-    kind = kinds[one.dtype]
-    return (one.contiguous().view(kind) == other.contiguous().view(kind)).flatten(1).all(-1)
+    kind = {torch.float32: torch.int32, torch.float64: torch.int64}[state.dtype]
+    return (state.contiguous().view(kind) == other.contiguous().view(kind)).flatten(1).all(-1)
 
 
 # A network of S_4 had nearly equal initial values: 200 were too few for it and 1,000 enough.
@@ -213,7 +212,7 @@ def fit_readout(
     Args:
         readout: a linear map of float64, which is changed.
         inputs: shape (N, d), float64.
-        answers: classes, shape (N,), int64. ``IGNORED`` marks inputs without an answer.
+        answers: classes, shape (N,); ``IGNORED`` marks inputs without an answer.
         weight_decay: factor of the sum of squared weights in the loss. It leads to small weights,
             whose products rounding moves less, and takes several times as long.
     """
@@ -223,11 +222,11 @@ def fit_readout(
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        found = cross_entropy(readout(inputs), answers, ignore_index=IGNORED)
+        value = cross_entropy(readout(inputs), answers, ignore_index=IGNORED)
         if weight_decay:
-            found = found + weight_decay * readout.weight.square().sum()
-        found.backward()  # type: ignore[no-untyped-call]
-        return found
+            value = value + weight_decay * readout.weight.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
 
     with torch.enable_grad():
         optimizer.step(loss)  # type: ignore[no-untyped-call]

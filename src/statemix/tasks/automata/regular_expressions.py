@@ -30,10 +30,6 @@ def compile_pattern(pattern: str, alphabet: str | None) -> tuple[NamedAutomaton,
     Source: Brzozowski (1964), "Derivatives of Regular Expressions". The automaton is compared with
     the short words of the pattern, which are built from the words of its parts.
 
-    Args:
-        pattern: the pattern.
-        alphabet: the letters; None means those that the pattern names.
-
     Returns:
         The automaton, and the length of the longest words that were compared.
 
@@ -59,16 +55,12 @@ def compile_pattern(pattern: str, alphabet: str | None) -> tuple[NamedAutomaton,
         raise OptionError(f"pattern must match a word, got {pattern!r}, which matches none")
     transitions, kept = merge_states(0, np.array(rows), accepting[:, None])
     if len(kept) > MOST_STATES:
-        raise OptionError(
-            f"pattern must have an automaton of at most {MOST_STATES} states, got {len(kept):,} "
-            f"for {pattern!r}"
-        )
+        most = f"an automaton of at most {MOST_STATES} states"
+        raise OptionError(f"pattern must have {most}, got {len(kept):,} for {pattern!r}")
     automaton = Automaton(0, transitions, accepting[kept][transitions])
-    longest = next(
-        length
-        for length in range(1, _LONGEST_COMPARED + 1)
-        if length == _LONGEST_COMPARED or len(letters) ** (length + 1) > _MOST_COMPARED
-    )
+    longest = 1
+    while longest < _LONGEST_COMPARED and len(letters) ** (longest + 1) <= _MOST_COMPARED:
+        longest += 1
     matched = terms.words(whole, longest)
     for length in range(1, longest + 1):
         for tokens in itertools.product(range(len(letters)), repeat=length):
@@ -91,10 +83,8 @@ def _letters(pattern: object, alphabet: object) -> list[str]:
     assert isinstance(pattern, str)
     if alphabet is None:
         if not re.fullmatch(r"([^\W_]|[|&*+?()\s]|\\.)*", pattern, re.DOTALL):
-            raise OptionError(
-                "alphabet must be given where a pattern has more than letters, digits and | & * + "
-                f"? ( ), got None with {pattern!r}"
-            )
+            more = "a pattern has more than letters, digits and | & * + ? ( )"
+            raise OptionError(f"alphabet must be given where {more}, got None with {pattern!r}")
         named = {token[-1] for token in _tokens(pattern) if token not in OPERATORS}
         letters = sorted(letter for letter in named if not letter.isspace())
         if not letters:
@@ -172,16 +162,14 @@ class _Parser:
         if token in ("^", "$"):
             raise self._refused(f"no {token}, as it always matches whole words, or \\{token}")
         if token in OPERATORS:
-            raise self._refused(
-                f"\\{token} for the letter {token}, or something to match before it"
-            )
+            said = f"\\{token} for the letter {token}, or something to match before it"
+            raise self._refused(said)
         letter = token[-1]
         if len(token) == 2 and letter.isascii() and letter.isalnum():
             raise self._refused(f"no {token}: only operators have a backslash")
         if letter not in self._letters:
-            raise self._refused(
-                f"letters of the alphabet {''.join(self._letters)!r} alone, not {letter!r}"
-            )
+            alphabet = "".join(self._letters)
+            raise self._refused(f"letters of the alphabet {alphabet!r} alone, not {letter!r}")
         return letter
 
     def _class(self) -> list[str]:

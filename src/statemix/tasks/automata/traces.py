@@ -38,8 +38,6 @@ class Traces(DrawnTask):
         num_states: states that an automaton with these answers may need, at most; the recipe
             ``exact`` makes room for them.
         flipped: share of labels that may be wrong, which the recipe ``exact`` accepts.
-        train_size: number of training examples, which are draws; None means an endless stream.
-        seed: seed of the draws, 0 <= seed < 2^64.
 
     Attributes:
         letters: name of each token, in the order of the file.

@@ -36,8 +36,6 @@ class ModularArithmetic(StringTask):
         length: tokens of the longest training string, at most 65,536; tests may go beyond the
             training length. Strings have an even number of tokens: an odd length counts as one
             less.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Example:
         >>> task = ModularArithmetic(min_length=2, length=2)
@@ -62,34 +60,26 @@ class ModularArithmetic(StringTask):
         start, ended = ("", 0, 0), ("=", 0, 0)
         states = [start, ended]
         after: list[dict[int, tuple[str, int, int]]] = []
-        answers: list[dict[int, int]] = []
-        for state in states:
-            kind, total, product = state
+        answers: list[int] = []
+        for kind, total, product in states:
+            value = (total + product) % MODULUS
             moves: dict[int, tuple[str, int, int]] = {}
             if kind == "digit":
-                value = (total + product) % MODULUS
-                moves = {
-                    TIMES: ("*", total, product),
-                    PLUS: ("+", value, 0),
-                    MINUS: ("-", value, 0),
-                }
-                moves[EQUALS] = ended
-                answers.append({EQUALS: value})
-            else:
-                answers.append({})
-            if kind not in ("digit", "="):
+                moves = {TIMES: ("*", total, product), EQUALS: ended}
+                moves |= {PLUS: ("+", value, 0), MINUS: ("-", value, 0)}
+            elif kind != "=":
                 factor = {"": 1, "+": 1, "-": -1, "*": product}[kind]
                 for digit in range(MODULUS):
                     moves[digit] = ("digit", total, factor * digit % MODULUS)
             after.append(moves)
-            states += [one for one in dict.fromkeys(moves.values()) if one not in states]
+            answers.append(value)
+            states += [state for state in dict.fromkeys(moves.values()) if state not in states]
         transitions = np.full((len(states), self.vocab_size), NEVER)
-        outputs = np.full((len(states), self.vocab_size), IGNORED)
-        for place, (moves, answer) in enumerate(zip(after, answers, strict=True)):
+        for place, moves in enumerate(after):
             for token, state in moves.items():
                 transitions[place, token] = states.index(state)
-            for token, value in answer.items():
-                outputs[place, token] = value
+        outputs = np.full_like(transitions, IGNORED)
+        outputs[:, EQUALS] = np.where(transitions[:, EQUALS] == NEVER, IGNORED, answers)
         return Automaton(0, transitions, outputs)
 
     def _strings(self, raw: Raw, lengths: NDArray[np.int64], length: int) -> tuple[Tokens, Tokens]:
@@ -125,8 +115,6 @@ class BracketArithmetic(StringTask):
         min_length: tokens of the shortest training string.
         length: tokens of the longest training string, at most 65,536; tests may go beyond the
             training length.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Example:
         >>> task = BracketArithmetic(min_length=6, length=6)

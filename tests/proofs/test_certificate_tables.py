@@ -184,22 +184,6 @@ def test_corruptions_with_a_new_seal_are_found_unless_they_prove_something_else(
     assert outcomes >= {"invalid", "refuted"}
 
 
-def test_a_rule_may_look_a_value_up():
-    """Parity as a position: the letter 1 swaps the two values."""
-    tables = {
-        "format": 1,
-        "values": 2,
-        "start": [0],
-        "letters": [[0], [[1, 0]]],
-        "states": [[0], [1]],
-        "answers": [[0, 0], [1, 1]],
-        "automaton": {"start": 0, "transitions": [[0, 1], [1, 0]], "outputs": [[0, 1], [1, 0]]},
-    }
-    assert check(sealed(tables)) == (2, None)
-    tables["letters"][1] = [[1, 1]]
-    assert check(sealed(tables))[1] == (1, 1)
-
-
 def test_a_certificate_of_too_many_states_is_refused_at_once(tmp_path):
     """Letter x flips entry x, and nothing is scored: words reach 2^64 states."""
     flips = [[[1, 0] if entry == letter else entry for entry in range(64)] for letter in range(64)]

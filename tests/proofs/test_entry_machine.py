@@ -89,24 +89,6 @@ def test_only_entries_that_answer_are_kept_and_those_that_they_copy():
     assert EntryMachine.from_tables(signed(other)).contents.tolist() == [[3, 4, 5, 6, -1]]
 
 
-def test_a_rule_may_load_a_value_beyond_the_number_of_entries():
-    tables = signed(
-        {
-            "format": 2,
-            "values": 5,
-            "start": [4],
-            "letters": [[0], *([-1 - value] for value in range(5))],
-            "places": {"start": [4], "letters": [[0], *([-1 - value] for value in range(5))]},
-            "heads": 1,
-            "followers": [[0]],
-            "codes": [[[value, value] for value in range(5)]],
-        }
-    )
-    machine = EntryMachine.from_tables(tables)
-    for word in ([], [0], [3, 0], [5, 1]):
-        assert machine.answers(machine.run(word)).tolist() == contents_after(tables, word)
-
-
 def test_a_machine_with_millions_of_values_is_refused():
     letters = [[0, -2, 1, 2], [0, -(2**31), 1, 2]]
     codes = [[[5, 2], [4, 1], [3, 0], [5, 2**31 - 1]]] * 3

@@ -6,14 +6,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
-from statemix.proofs import harden, hardening, product_search, prove, prune, search
+from statemix.proofs import harden, product_search, prove, prune, search
 from statemix.proofs.hardening import walk
 from statemix.tasks.chomsky.arithmetic import ModularArithmetic
 from statemix.tasks.chomsky.string_tasks import CycleNavigation
@@ -47,7 +47,7 @@ def allowed(automaton, word):
     return True
 
 
-@pytest.mark.parametrize("name", ["S_2", "S_3", "S_4", "A_5", "S_5"])
+@pytest.mark.parametrize("name", ["S_3", "A_5"])
 def test_the_exact_block_of_a_group_is_proven(of_group, name):
     task = Permutation(group=name)
     levels = []
@@ -63,7 +63,7 @@ def test_the_exact_block_of_a_group_is_proven(of_group, name):
     assert levels == [task.group.order] * 2
 
 
-@pytest.mark.parametrize("name", ["S_2", "S_3", "S_4"])
+@pytest.mark.parametrize("name", ["S_2", "S_4"])
 def test_a_block_with_value_channels_is_proven(of_group_in_channels, name):
     task = Permutation(group=name)
     model = of_group_in_channels(name)
@@ -93,7 +93,7 @@ def test_a_block_tracks_only_if_all_of_its_channels_do(of_group_in_channels):
     assert (found.result.verdict, found.tracking) == ("proven", (0, 1))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_model_of_any_dtype_is_proven(of_group, dtype):
     found = search(harden(of_group("S_3")).to(dtype), Permutation(group="S_3").automaton())
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, 1)
@@ -137,7 +137,7 @@ def test_a_model_is_certified_as_it_is_evaluated(of_group):
     assert (found.verdict, found.pairs) == ("proven", 6)
 
 
-@pytest.mark.parametrize("token", [1, 3, 5])
+@pytest.mark.parametrize("token", [1, 5])
 def test_one_gate_swapped_is_refuted_by_a_shortest_word(of_group, token):
     model = of_group("S_3")
     gates = model.backbone.blocks[0].mixer.gate_proj.weight.view(3, 4, 1, -1)
@@ -198,12 +198,6 @@ def test_blocks_that_do_not_track_are_pruned(of_group):
     assert model.backbone.blocks[0].mixer.value_proj.weight.abs().sum() > 0
 
 
-def test_zeros_of_two_signs_are_two_states_of_a_block_and_one_nan_is_one():
-    one = torch.tensor([[0.0, 1.0], [torch.nan, 1.0]])
-    other = torch.tensor([[-0.0, 1.0], [torch.nan, 1.0]])
-    assert hardening._same_bytes(one, other).tolist() == [False, True]
-
-
 def test_a_block_that_is_pruned_is_not_read(of_group):
     keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]
     model = of_group("S_3", keeps)
@@ -255,7 +249,6 @@ def test_an_lstm_stays_open():
     [
         (0, 1e-6, 1, "open"),
         (1e-5, 0, 1, "open"),
-        (1e-9, 0, 1, "proven"),
         # Roundings are relative to the logits.
         (1e-6, 0, 1e-3, "open"),
         (1e-8, 0, 1e3, "proven"),
@@ -312,33 +305,16 @@ def test_a_tie_is_wrong(of_group):
 
 
 def test_the_only_class_has_no_margin():
-    model = TokenClassifier(2, {"answer": 1}, 4, [LayerSpec("bd_lru", num_blocks=1, block_size=2)])
-    only = Automaton(0, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64))
-    found = prove(model, only)
-    assert (found.result.verdict, found.result.margin) == ("proven", None)
+    layer = LayerSpec("bd_lru", num_blocks=2, block_size=2, input_gate_bias=6.0)
+    model = TokenClassifier(2, {"answer": 1}, 8, [layer], seed=0)
+    table = np.array([[0, 1], [1, 0]])
+    found = prove(model, Automaton(0, table, np.zeros_like(table)))
+    # No block tracks.
+    assert (found.result.verdict, found.result.margin, found.tracking) == ("proven", None, ())
     json.dumps(found.to_plain(), allow_nan=False)
 
 
-def test_an_lstm_that_has_learned_its_task_stays_open():
-    """Its answers are right as far as the search goes, and its states never repeat."""
-    torch.manual_seed(0)
-    model = TokenClassifier(2, {"answer": 2}, 16, [LayerSpec("lstm")])
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(200):
-        tokens = torch.randint(0, 2, (64, 12))
-        logits = model(tokens)["answer"].flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, (tokens.cumsum(1) % 2).flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    parity = np.array([[0, 1], [1, 0]])
-    found = search(model.eval(), Automaton(0, parity, parity), max_pairs=1000)
-    assert (found.verdict, found.word, found.checked) == ("open", (), 8)
-    assert found.margin > 1
-    assert found.reason == "more than 1000 pairs of states"
-
-
-@pytest.mark.parametrize(("most", "length"), [(5, 0), (6, 1), (41, 1), (42, 2), (257, 2)])
+@pytest.mark.parametrize(("most", "length"), [(5, 0), (6, 1), (257, 2)])
 def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
     """No two words lead an LSTM to one state, so there are 6, 42, 258 ... of them."""
     model = TokenClassifier(6, {"answer": 6}, 8, [LayerSpec("lstm")])
@@ -348,54 +324,40 @@ def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
     assert found.checked == length
 
 
+ONE_STATE = np.zeros((1, 6), np.int64)
+S_3 = Permutation(group="S_3").automaton()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"head": "x"}, r"head must be one of \['answer'\], got 'x'"),
         ({"max_pairs": 0}, "max_pairs must be at least 1, got 0"),
-        (
-            {"automaton": Permutation(group="S_4").automaton()},
-            "must have the 6 tokens of the model",
-        ),
-        (
-            {"automaton": Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), 6))},
-            "outputs must be below the 6 classes of the model, got 6",
-        ),
+        ({"automaton": Automaton(0, ONE_STATE[:, 1:], ONE_STATE[:, 1:])}, "the 6 tokens .* got 5"),
+        ({"automaton": Automaton(0, ONE_STATE, ONE_STATE + 6)}, "outputs must be below the 6"),
+        ({"automaton": [[0]]}, r"automaton must be an Automaton, got \[\[0\]\]"),
     ],
 )
 def test_bad_requests_are_named(of_group, changes, message):
-    request = {"automaton": Permutation(group="S_3").automaton()} | changes
-    with pytest.raises(ValueError, match=message):
-        search(of_group("S_3"), **request)
+    for proof in (search, prove):
+        with pytest.raises((ValueError, TypeError), match=message):
+            proof(of_group("S_3"), **{"automaton": S_3} | changes)
 
 
-def test_what_is_no_automaton_is_named(of_group):
-    with pytest.raises(TypeError, match=r"automaton must be an Automaton, got \[\[0\]\]"):
-        search(of_group("S_3"), [[0]])
-    with pytest.raises(TypeError, match="automaton must be an Automaton"):
-        prove(of_group("S_3"), [[0]])
-    for tokens in (5, 7):
-        other = Automaton(0, np.zeros((1, tokens), np.int64), np.zeros((1, tokens), np.int64))
-        with pytest.raises(ValueError, match=f"the 6 tokens of the model, got {tokens}"):
-            prove(of_group("S_3"), other)
-    nothing = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
-    with pytest.raises(ValueError, match="automaton must score an answer"):
-        prove(of_group("S_3"), nothing)
-    stuck = Automaton(0, np.full((1, 6), NEVER), np.zeros((1, 6), np.int64))
+@pytest.mark.parametrize(
+    "automaton",
+    [Automaton(0, ONE_STATE, ONE_STATE + IGNORED), Automaton(0, ONE_STATE + NEVER, ONE_STATE)],
+)
+def test_an_automaton_must_score_an_answer_to_some_word(of_group, automaton):
     with pytest.raises(ValueError, match="automaton must score an answer to some word, got none"):
-        prove(of_group("S_3"), stuck)
+        prove(of_group("S_3"), automaton)
 
 
-def test_an_autoencoder_has_no_steps():
+def test_only_classifiers_are_searched():
     layers = [LayerSpec("bd_lru", num_blocks=2, block_size=2)]
-    model = SequenceAutoencoder(6, {"answer": 6}, 8, layers)
-    with pytest.raises(TypeError, match="model must be a TokenClassifier, got SequenceAuto"):
-        search(model, Permutation(group="S_3").automaton())
-
-
-def test_a_module_of_ones_own_is_no_classifier():
-    with pytest.raises(TypeError, match="model must be a TokenClassifier, got Linear"):
-        prove(torch.nn.Linear(2, 2), Permutation(group="S_3").automaton())
+    for model in (SequenceAutoencoder(6, {"answer": 6}, 8, layers), torch.nn.Linear(2, 2)):
+        with pytest.raises(TypeError, match=r"model must be a TokenClassifier, got [SL]"):
+            search(model, S_3)
 
 
 def hard_blocks(draw, tracker):
@@ -451,7 +413,6 @@ def own_automaton(sources, values, readout, rng, damaged):
     return Automaton(0, np.array(transitions), outputs)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_verdicts_agree_with_all_words_of_up_to_six_tokens(tracker, data):
     model, automaton = hard_blocks(data.draw, tracker)
@@ -493,12 +454,10 @@ def test_words_that_are_no_expressions_are_named():
     ("start", "transitions", "outputs", "error"),
     [
         (0, [[0, 1]], np.zeros((1, 2), np.int64), TypeError),
-        (0, np.zeros((1, 2)), np.zeros((1, 2), np.int64), TypeError),
         (0, np.zeros((0, 2), np.int64), np.zeros((0, 2), np.int64), ValueError),
         (0, np.zeros((1, 2), np.int64), np.zeros((2, 1), np.int64), ValueError),
         (1, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), ValueError),
         (0.5, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), TypeError),
-        ("0", np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), TypeError),
         (0, np.full((1, 2), 1), np.zeros((1, 2), np.int64), ValueError),
         (0, np.full((1, 2), -2), np.zeros((1, 2), np.int64), ValueError),
         (0, np.zeros((1, 2), np.int64), np.full((1, 2), -1), ValueError),
@@ -544,11 +503,3 @@ def test_an_answer_that_rounding_may_change_is_no_proof(of_group):
     # A readout that is fitted again has no common part.
     again = prove(model, automaton)
     assert (again.verdict, again.network) == ("proven", "refitted")
-
-
-def test_a_model_with_one_class_and_no_block_that_tracks_is_proven():
-    layer = LayerSpec("bd_lru", num_blocks=2, block_size=2, input_gate_bias=6.0)
-    model = TokenClassifier(2, {"answer": 1}, 8, [layer], seed=0)
-    table = np.array([[0, 1], [1, 0]])
-    found = prove(model, Automaton(0, table, np.zeros_like(table)))
-    assert (found.verdict, found.tracking) == ("proven", ())

@@ -286,9 +286,5 @@ def test_the_configurations_of_the_paper():
     assert Compression.presets["baseline"] == {"vocab_size": 16, "train_size": 20_000, "length": 64}
     assert Recall.presets["length-128"]["num_pairs"] == 64
     assert SelectiveCopying.presets["vocabulary-32"]["vocab_size"] == 32
-    assert FuzzyRecall.presets["examples-800"] == {
-        "vocab_size": 16,
-        "train_size": 800,
-        "length": 128,
-    }
+    assert FuzzyRecall.presets["examples-800"]["train_size"] == 800
     assert len(FuzzyRecall.presets) == 1 + 3 + 3 + 4

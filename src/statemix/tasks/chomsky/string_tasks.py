@@ -63,8 +63,7 @@ class StringTask(DrawnTask):
     def _count(self, length: int) -> int:
         return length + 1
 
-    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        del split
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:  # noqa: ARG002
         low = self.min_length if length <= self.length else self.length + 1
         low = min(low, length)
         lengths = low + addressing.below(raw[:, -1], length - low + 1)
@@ -127,10 +126,6 @@ class CycleNavigation(_Sum):
     Args:
         min_length: moves of the shortest training walk.
         length: moves of the longest training walk; tests may go beyond.
-
-    Example:
-        >>> CycleNavigation(min_length=5, length=5).examples("train", 0, 3).tokens.shape
-        (3, 5)
     """
 
     name: ClassVar[str] = "cycle_navigation"

@@ -35,9 +35,6 @@ class Recall(DrawnTask):
             more with a single query.
         multi_query: score every repeated key, not only the last one.
 
-    Example:
-        >>> Recall(num_pairs=32).examples("test", 0, 3).tokens.shape
-        (3, 63)
     """
 
     name: ClassVar[str] = "recall"
@@ -156,9 +153,6 @@ class NoisyRecall(DrawnTask):
         num_pairs: pairs of a sequence, at least 2; its length is ``2 * num_pairs - 1``.
         noise: probability that a pair is noise, 0 <= noise < 1.
 
-    Example:
-        >>> NoisyRecall(num_pairs=64).examples("test", 0, 3).tokens.shape
-        (3, 127)
     """
 
     name: ClassVar[str] = "noisy_recall"

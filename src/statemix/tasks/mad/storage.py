@@ -77,8 +77,7 @@ class Memorization(DrawnTask):
     def _count(self, length: int) -> int:
         return length // 2
 
-    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        del split
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:  # noqa: ARG002
         keys = addressing.below(raw, self._num_keys)
         tokens = np.full((len(raw), length), self.vocab_size - 1)
         tokens[:, ::2] = keys
@@ -131,8 +130,7 @@ class Compression(DrawnTask):
     def _count(self, length: int) -> int:
         return length
 
-    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        del split
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:  # noqa: ARG002
         tokens = addressing.below(raw, self.vocab_size - 1)
         tokens[:, length - 1 :] = self.vocab_size - 1
         return Examples(tokens, {self.head: tokens.copy()})
@@ -194,8 +192,7 @@ class SelectiveCopying(DrawnTask):
     def _count(self, length: int) -> int:
         return length - self.num_copied - 1
 
-    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        del split
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:  # noqa: ARG002
         number, copied = len(raw), self.num_copied
         content = addressing.below(raw[:, :copied], self.vocab_size - 2)
         gaps = addressing.below(raw[:, copied:], copied)

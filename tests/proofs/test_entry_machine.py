@@ -2,14 +2,13 @@
 
 import ctypes
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.proofs.test_certificate_tables import CERTIFICATES, sealed
 
 from statemix.proofs import EntryMachine, check_certificate
 
-CERTIFICATES = Path(__file__).parents[2] / "laboratory" / "results" / "certificates"
 # The second letter loads value 2 into entry 0; entry 2 copies entry 0, and answers nothing.
 SWAP = EntryMachine(
     np.array([0, 1, 0], np.int32),
@@ -59,10 +58,6 @@ def test_a_word_may_be_cut_anywhere(monkeypatch):
     assert machine.run(np.zeros((0, 7), int)).shape == (0, 48)
 
 
-def signed(tables):
-    return {**tables, "sha256": check_certificate.digest(tables)}
-
-
 # Entry 0 answers nothing. Entry 3 answers, and copies entry 2, which copies entry 1.
 CHAIN = {
     "format": 2,
@@ -77,7 +72,7 @@ CHAIN = {
 
 
 def test_only_entries_that_answer_are_kept_and_those_that_they_copy():
-    tables = signed(CHAIN)
+    tables = sealed(CHAIN)
     machine = EntryMachine.from_tables(tables)
     assert machine.summary == "3 entries, 2 letters, 1 answers"
     assert machine.start.tolist() == [0, 1, 2]
@@ -86,13 +81,13 @@ def test_only_entries_that_answer_are_kept_and_those_that_they_copy():
     for word in ([], [0], [0, 1], [0, 1, 1], [1, 0, 0, 1]):
         assert machine.answers(machine.run(word)).tolist() == contents_after(tables, word)
     other = {**CHAIN, "start": [4, 0, 1, 2]}
-    assert EntryMachine.from_tables(signed(other)).contents.tolist() == [[3, 4, 5, 6, -1]]
+    assert EntryMachine.from_tables(sealed(other)).contents.tolist() == [[3, 4, 5, 6, -1]]
 
 
 def test_a_machine_with_millions_of_values_is_refused():
     letters = [[0, -2, 1, 2], [0, -(2**31), 1, 2]]
     codes = [[[5, 2], [4, 1], [3, 0], [5, 2**31 - 1]]] * 3
-    tables = signed({**CHAIN, "values": 2**40, "letters": letters, "codes": codes})
+    tables = sealed({**CHAIN, "values": 2**40, "letters": letters, "codes": codes})
     with pytest.raises(ValueError, match="values must be at most 1,000,000, got 2,147,483,648"):
         EntryMachine.from_tables(tables)
 
@@ -110,14 +105,14 @@ def test_a_place_that_takes_several_entries_to_tell_is_named():
         "codes": [[[0, 0, 0], [1, 0, 1], [2, 1, 0], [3, 1, 1]]],
     }
     with pytest.raises(ValueError, match="no single entry determines the content of place 0"):
-        EntryMachine.from_tables(signed(tables))
+        EntryMachine.from_tables(sealed(tables))
 
 
 def test_tables_that_prove_nothing_are_refused():
     tables = tables_of("cube")
     tables["letters"][0][0] ^= 1
     with pytest.raises(check_certificate.Invalid, match="letter 0 at place 0"):
-        EntryMachine.from_tables(signed({**tables, "sha256": ""}))
+        EntryMachine.from_tables(sealed({**tables, "sha256": ""}))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,10 @@ from statemix.tasks.chomsky.arithmetic import ModularArithmetic
 from statemix.tasks.chomsky.string_tasks import CycleNavigation
 from statemix.tasks.permutation import Permutation
 
+S_3 = Permutation(group="S_3").automaton()
+ONE_STATE = np.zeros((1, 6), np.int64)
+ANYTHING = Automaton(0, ONE_STATE, ONE_STATE + IGNORED)
+
 
 def failing_words(model, automaton, length):
     """All words of a length whose last answer is wrong, by the forward pass on the whole words."""
@@ -85,17 +89,17 @@ def test_a_block_tracks_only_if_all_of_its_channels_do(of_group_in_channels):
     held[0, :, 1, 2] = 5
     held[1, :, 1, 2] = np.arange(7)
     model = of_group_in_channels("S_3", (loads, held[0]), (loads, held[1]))
-    pruned = prune(harden(model), Permutation(group="S_3").automaton())
+    pruned = prune(harden(model), S_3)
     assert (pruned.tracking, pruned.varying, pruned.num_blocks) == ((0, 1), (0,), 3)
     loads = pruned.model.backbone.blocks[0].mixer.value_proj.weight.view(3, 3, 3, -1)
     assert [bool(loads[:, :, block].any()) for block in range(3)] == [True, True, False]
-    found = prove(model, Permutation(group="S_3").automaton())
+    found = prove(model, S_3)
     assert (found.result.verdict, found.tracking) == ("proven", (0, 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_model_of_any_dtype_is_proven(of_group, dtype):
-    found = search(harden(of_group("S_3")).to(dtype), Permutation(group="S_3").automaton())
+    found = search(harden(of_group("S_3")).to(dtype), S_3)
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, 1)
 
 
@@ -108,12 +112,11 @@ def test_soft_gates_are_proven_where_they_round_to_hard_ones(of_group):
 
 
 def test_a_stack_of_layers_is_proven_as_a_whole(of_group, stacked):
-    automaton = Permutation(group="S_3").automaton()
     model = stacked(of_group("S_3"))
-    found = search(harden(model), automaton)
+    found = search(harden(model), S_3)
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, 1)
     # No block of a stack is pruned, as other layers read it.
-    whole = prove(model, automaton)
+    whole = prove(model, S_3)
     assert (whole.result.verdict, whole.network) == ("proven", "hardened")
 
 
@@ -133,7 +136,7 @@ def test_a_model_is_certified_as_it_is_evaluated(of_group):
     model = harden(of_group("S_3"))
     layer = model.backbone.blocks[0].mixer
     layer.out_proj = torch.nn.Sequential(layer.out_proj, torch.nn.Dropout(0.5))
-    found = search(model.train(), Permutation(group="S_3").automaton())
+    found = search(model.train(), S_3)
     assert (found.verdict, found.pairs) == ("proven", 6)
 
 
@@ -143,17 +146,13 @@ def test_one_gate_swapped_is_refuted_by_a_shortest_word(of_group, token):
     gates = model.backbone.blocks[0].mixer.gate_proj.weight.view(3, 4, 1, -1)
     with torch.no_grad():
         gates[0, :, 0, token] = gates[0, [1, 2, 0, 3], 0, token]
-    automaton, hard = Permutation(group="S_3").automaton(), harden(model)
-    found = search(hard, automaton)
+    hard = harden(model)
+    found = search(hard, S_3)
     assert found.verdict == "refuted"
-    lengths = [length for length in range(1, 6) if failing_words(hard, automaton, length)]
-    assert len(found.word) == lengths[0]
-    assert found.word in failing_words(hard, automaton, lengths[0])
-    logits = hard(torch.tensor([found.word]))["answer"][0, -1]
-    assert (found.answer, found.expected) == (
-        int(logits.argmax()),
-        automaton.answers(found.word)[-1],
-    )
+    failing = next(filter(None, (failing_words(hard, S_3, length) for length in range(1, 6))))
+    assert found.word in failing
+    answer = int(hard(torch.tensor([found.word]))["answer"][0, -1].argmax())
+    assert (found.answer, found.expected) == (answer, S_3.answers(found.word)[-1])
     assert found.answer != found.expected
 
 
@@ -186,26 +185,20 @@ def test_blocks_that_do_not_track_are_pruned(of_group):
     keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]
     shifts = [[(entry + 1) % 3 for entry in range(3)]] * 6 + [[-1] * 3]
     model = harden(of_group("S_3", keeps, shifts))
-    automaton = Permutation(group="S_3").automaton()
-    whole = search(model, automaton)
+    whole = search(model, S_3)
     assert whole.verdict == "proven"
     assert whole.pairs > 6
-    rest = prune(model, automaton)
+    rest = prune(model, S_3)
     # All entries of the block that is shifted hold one value, so nothing is there to follow.
     assert (rest.tracking, rest.num_blocks) == ((0, 2), 3)
-    found = search(rest.model, automaton)
+    found = search(rest.model, S_3)
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, whole.margin)
     assert model.backbone.blocks[0].mixer.value_proj.weight.abs().sum() > 0
-
-
-def test_a_block_that_is_pruned_is_not_read(of_group):
-    keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]
-    model = of_group("S_3", keeps)
+    # The other block is not read, whatever the readout does.
     with torch.no_grad():
         model.readouts["answer"].weight[0, 3:6] = 10
-    automaton = Permutation(group="S_3").automaton()
-    assert search(harden(model), automaton).verdict == "refuted"
-    assert search(prune(harden(model), automaton).model, automaton).verdict == "proven"
+    assert search(model, S_3).verdict == "refuted"
+    assert search(prune(model, S_3).model, S_3).verdict == "proven"
 
 
 def test_a_block_that_is_pruned_forgets_its_learned_state(of_group):
@@ -214,11 +207,10 @@ def test_a_block_that_is_pruned_forgets_its_learned_state(of_group):
     model = of_group("S_3", turns, initial_state="learned")
     with torch.no_grad():
         model.backbone.blocks[0].mixer.learned_state[1] = torch.tensor([1.0, 2.0, 3.0])
-    automaton = Permutation(group="S_3").automaton()
-    assert search(harden(model), automaton).pairs == 12
-    rest = prune(harden(model), automaton)
+    assert search(harden(model), S_3).pairs == 12
+    rest = prune(harden(model), S_3)
     assert rest.tracking == (0,)
-    assert search(rest.model, automaton).pairs == 6
+    assert search(rest.model, S_3).pairs == 6
 
 
 def test_the_head_that_answers_may_be_chosen(of_group):
@@ -226,22 +218,22 @@ def test_the_head_that_answers_may_be_chosen(of_group):
     other = torch.nn.Linear(model.readouts["answer"].in_features, 6)
     model.readouts = torch.nn.ModuleDict({"other": other, "answer": model.readouts["answer"]})
     model.heads = {"other": 6, "answer": 6}
-    automaton = Permutation(group="S_3").automaton()
-    assert search(model, automaton, head="answer").verdict == "proven"
-    assert search(model, automaton).verdict == "refuted"
+    assert search(model, S_3, head="answer").verdict == "proven"
+    assert search(model, S_3).verdict == "refuted"
 
 
-def test_an_lstm_stays_open():
+@pytest.mark.parametrize(("most", "length"), [(5, 0), (6, 1), (257, 2)])
+def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
+    """No two words lead an LSTM to one state, so there are 6, 42, 258 ... of them."""
     model = TokenClassifier(6, {"answer": 6}, 8, [LayerSpec("lstm")])
-    anything = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
-    found = search(model, anything, max_pairs=500)
+    found = search(model, ANYTHING, max_pairs=most)
     assert (found.verdict, found.margin, found.word) == ("open", None, ())
-    assert (found.answer, found.expected) == (None, None)
-    assert found.reason == "more than 500 pairs of states"
+    assert (found.answer, found.expected, found.checked) == (None, None, length)
+    assert found.reason == f"more than {most} pairs of states"
     with pytest.raises(ValueError, match="model must have a layer with gates to harden"):
         harden(model)
     with pytest.raises(TypeError, match="the first layer must be a BD-LRU to prune, got LSTM"):
-        prune(model, anything)
+        prune(model, ANYTHING)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +261,7 @@ def test_rows_may_round_logits_by_their_place_and_nothing_else(
         return y + output * places, after + state * places
 
     monkeypatch.setattr(layer, "forward", leaky)
-    found = search(model, Permutation(group="S_3").automaton())
+    found = search(model, S_3)
     assert found.verdict == verdict
     if verdict == "open":
         assert found.pairs == 0
@@ -281,7 +273,7 @@ def test_a_failure_of_steps_alone_is_not_a_refutation(of_group, monkeypatch):
     monkeypatch.setattr(model, "forward", of_group("S_3").forward)
     with torch.no_grad():
         model.readouts["answer"].weight[3] *= -1
-    found = search(model, Permutation(group="S_3").automaton())
+    found = search(model, S_3)
     assert found.verdict == "open"
     assert found.reason == "steps fail on the word [3], the whole does not"
 
@@ -290,7 +282,7 @@ def test_what_is_no_number_is_wrong(of_group):
     model = harden(of_group("S_3"))
     with torch.no_grad():
         model.readouts["answer"].weight[2] = torch.nan
-    found = search(model, Permutation(group="S_3").automaton())
+    found = search(model, S_3)
     assert (found.verdict, found.answer, found.expected) == ("refuted", None, found.word[0])
 
 
@@ -314,20 +306,6 @@ def test_the_only_class_has_no_margin():
     json.dumps(found.to_plain(), allow_nan=False)
 
 
-@pytest.mark.parametrize(("most", "length"), [(5, 0), (6, 1), (257, 2)])
-def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
-    """No two words lead an LSTM to one state, so there are 6, 42, 258 ... of them."""
-    model = TokenClassifier(6, {"answer": 6}, 8, [LayerSpec("lstm")])
-    anything = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
-    found = search(model, anything, max_pairs=most)
-    assert found.reason == f"more than {most} pairs of states"
-    assert found.checked == length
-
-
-ONE_STATE = np.zeros((1, 6), np.int64)
-S_3 = Permutation(group="S_3").automaton()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -346,7 +324,7 @@ def test_bad_requests_are_named(of_group, changes, message):
 
 @pytest.mark.parametrize(
     "automaton",
-    [Automaton(0, ONE_STATE, ONE_STATE + IGNORED), Automaton(0, ONE_STATE + NEVER, ONE_STATE)],
+    [ANYTHING, Automaton(0, ONE_STATE + NEVER, ONE_STATE)],
 )
 def test_an_automaton_must_score_an_answer_to_some_word(of_group, automaton):
     with pytest.raises(ValueError, match="automaton must score an answer to some word, got none"):
@@ -469,7 +447,7 @@ def test_tables_that_are_no_automaton_are_refused(start, transitions, outputs, e
 
 
 def test_pairs_beyond_memory_are_refused(of_group, monkeypatch):
-    model, automaton = harden(of_group("S_3")), Permutation(group="S_3").automaton()
+    model, automaton = harden(of_group("S_3")), S_3
     state = 3 * 4
     monkeypatch.setattr(product_search, "available_bytes", lambda: 1000 * (150 + state))
     assert search(model, automaton, max_pairs=1000).verdict == "proven"
@@ -493,13 +471,12 @@ def test_a_token_leads_to_the_same_bytes_whatever_tokens_can_follow():
 def test_an_answer_that_rounding_may_change_is_no_proof(of_group):
     """A constant that is added to all logits changes no difference, but makes rounding larger."""
     model = of_group("S_3")
-    automaton = Permutation(group="S_3").automaton()
-    assert prove(model, automaton).verdict == "proven"
+    assert prove(model, S_3).verdict == "proven"
     with torch.no_grad():
         model.readouts["answer"].weight += 2.0**18
-    found = search(harden(model), automaton)
+    found = search(harden(model), S_3)
     assert found.verdict == "open"
     assert found.reason.startswith("rounding may change the answer after the word [")
     # A readout that is fitted again has no common part.
-    again = prove(model, automaton)
+    again = prove(model, S_3)
     assert (again.verdict, again.network) == ("proven", "refitted")

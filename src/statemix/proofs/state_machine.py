@@ -63,7 +63,7 @@ class StateMachine:
         answers = dict(zip(map(tuple, tables["states"]), tables["answers"], strict=True))
         first = tuple(tables["start"])
         # State -> its row of next states and of answers, -1 where no word has the letter.
-        moves, given = (defaultdict(lambda: [-1] * len(letters)) for _ in range(2))
+        moves, given = (defaultdict[Any, list[int]](lambda: [-1] * len(letters)) for _ in range(2))
         numbers, waiting = {first: 0}, [(first, tables["automaton"]["start"])]
         seen = set(waiting)
         for state, place in waiting:

@@ -135,39 +135,6 @@ def test_many_words_hash_as_on_every_other_machine(alphabet_size, length, expect
     assert digest.hexdigest()[:16] == expected
 
 
-def philox_block(counter, key):
-    """Philox4x64-10 of Salmon et al. (2011), from its definition: four 64-bit values."""
-    multipliers, increments = (
-        (0xD2E7470EE14C6C93, 0xCA5A826395121157),
-        (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B),
-    )
-    mask = 2**64 - 1
-    x0, x1, x2, x3 = (counter >> shift & mask for shift in (0, 64, 128, 192))
-    k0, k1 = key
-    for _ in range(10):
-        first, second = multipliers[0] * x0, multipliers[1] * x2
-        x0, x1, x2, x3 = (
-            second >> 64 ^ x1 ^ k0,
-            second & mask,
-            first >> 64 ^ x3 ^ k1,
-            first & mask,
-        )
-        k0, k1 = (k0 + increments[0]) & mask, (k1 + increments[1]) & mask
-    return x0, x1, x2, x3
-
-
-def test_a_word_is_its_own_stretch_of_the_philox_stream():
-    """Key (seed, split), counter (index in words, alphabet size, length), symbol floor(u * n)."""
-    seed, index, length = 77, 123_456_789, 18
-    values = [
-        value
-        for block in range(index * 5, (index + 1) * 5)  # 18 symbols take 5 blocks of 4 values
-        for value in philox_block(1 + block + (24 << 128) + (length << 192), (seed, 3))
-    ]
-    expected = [(value >> 5) * 24 >> 59 for value in values[:length]]
-    assert make(24, length, index, index + 1, seed=seed, split="test").tolist() == [expected]
-
-
 def test_a_request_beyond_a_small_space_names_the_numbers():
     message = r"stop must be at most 8192 .*the test split .* 65536 words .*, got 8193"
     with pytest.raises(ValueError, match=message):

@@ -17,7 +17,7 @@ from statemix.errors import OptionError, SettingError
 from statemix.tasks import TASKS, TaskSpec, addressing
 from statemix.tasks.automata import regular_expressions
 from statemix.tasks.automata.automaton_text import parse_automaton
-from statemix.tasks.automata.known_languages import LANGUAGES, TOMITA
+from statemix.tasks.automata.known_languages import LANGUAGES
 from statemix.tasks.automata.word_kinds import BalancedWords
 
 PARITY = """
@@ -255,26 +255,6 @@ def odd_run_after_an_odd_run(word):
     return any(bit == "1" and n % 2 and m % 2 for (bit, n), (_, m) in pairs)
 
 
-DEFINITIONS = (
-    lambda word: "0" not in word,
-    lambda word: word == "10" * (len(word) // 2),
-    lambda word: not odd_run_after_an_odd_run(word),
-    lambda word: "000" not in word,
-    lambda word: word.count("0") % 2 == word.count("1") % 2 == 0,
-    lambda word: (word.count("0") - word.count("1")) % 3 == 0,
-    lambda word: re.fullmatch("0*1*0*1*", word) is not None,
-)
-
-
-@pytest.mark.parametrize("number", range(1, 8))
-def test_tomita_languages_equal_their_definitions(number):
-    automaton = tasks.build("regex", **TOMITA[f"tomita-{number}"]).automaton()
-    for bits in itertools.product("01", repeat=11):
-        word = "".join(bits)
-        matches = [DEFINITIONS[number - 1](word[:n]) for n in range(1, 12)]
-        assert automaton.answers(map(int, word)) == matches
-
-
 def nested(word, most):
     depths = [0]
     for letter in word:
@@ -285,6 +265,13 @@ def nested(word, most):
 @pytest.mark.parametrize(
     ("name", "matches"),
     [
+        ("tomita-1", lambda word: "0" not in word),
+        ("tomita-2", lambda word: word == "10" * (len(word) // 2)),
+        ("tomita-3", lambda word: not odd_run_after_an_odd_run(word)),
+        ("tomita-4", lambda word: "000" not in word),
+        ("tomita-5", lambda word: word.count("0") % 2 == word.count("1") % 2 == 0),
+        ("tomita-6", lambda word: (word.count("0") - word.count("1")) % 3 == 0),
+        ("tomita-7", lambda word: re.fullmatch("0*1*0*1*", word) is not None),
         ("even-pairs", lambda word: (word.count("ab") + word.count("ba")) % 2 == 0),
         ("P_2_ab", lambda word: word[2:].startswith("ab")),
         ("P_4_abba", lambda word: word[4:].startswith("abba")),
@@ -293,10 +280,11 @@ def nested(word, most):
     ],
 )
 def test_known_languages_equal_their_definitions(name, matches):
-    automaton = TaskSpec("regex", preset=name).build().automaton()
-    for letters in itertools.product("ab", repeat=10):
-        answers = automaton.answers(map("ab".index, letters))
-        assert answers[-1] == matches("".join(letters))
+    language = TaskSpec("regex", preset=name).build().language
+    for letters in itertools.product(language.letters, repeat=10):
+        word = "".join(letters)
+        answers = language.automaton.answers(map(language.letters.index, letters))
+        assert answers == [matches(word[:n]) for n in range(1, 11)]
 
 
 def test_the_recipe_has_room_for_known_languages():
@@ -310,22 +298,15 @@ def test_the_recipe_has_room_for_known_languages():
         ("file-handle", "read open-read write read close close", "no ok no ok ok no"),
         ("tcp-handshake", "ack syn data ack data fin data ack data", "no ok no ok ok ok no ok no"),
         ("login", "wrong wrong wrong right use unlock right", "ok ok ok no no ok ok"),
+        ("flip-flop", "ignore write1 ignore ignore write0 ignore", "0 1 1 1 0 0"),
+        ("modular-sum", "4 3 0 1 2 4", "4 2 2 3 0 4"),
     ],
 )
-def test_monitors_watch_their_protocols(preset, calls, answers):
+def test_known_tables_answer_as_they_should(preset, calls, answers):
     task = TaskSpec("automaton", preset=preset).build()
     word = [task.language.letters.index(call) for call in calls.split()]
     found = [task.label(answer) for answer in task.automaton().answers(word)]
-    assert found == [{"no": "violation", "ok": "ok"}[one] for one in answers.split()]
-
-
-def test_known_tables_equal_their_definitions():
-    flip_flop = TaskSpec("automaton", preset="flip-flop").build()
-    assert flip_flop.language.letters == ("write0", "write1", "ignore")
-    assert flip_flop.automaton().answers([2, 1, 2, 2, 0, 2]) == [0, 1, 1, 1, 0, 0]
-    digits = [4, 3, 0, 1, 2, 4]
-    total = TaskSpec("automaton", preset="modular-sum").build().automaton()
-    assert total.answers(digits) == [sum(digits[: n + 1]) % 5 for n in range(6)]
+    assert found == [{"no": "violation"}.get(answer, answer) for answer in answers.split()]
 
 
 PATTERNS = [

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -151,35 +151,27 @@ class RightAnswers(NamedTuple):
     errors: Tensor
 
 
+@dataclass
 class ProductSearch:
     """The search of :func:`search`, with arguments that are not checked.
 
     ``observe`` is called with all right answers; if it returns a reason, the search ends.
     """
 
-    def __init__(
-        self,
-        model: TokenClassifier,
-        automaton: Automaton,
-        head: str,
-        max_pairs: int,
-        *,
-        on_progress: Callable[[int], None] | None = None,
-        observe: Callable[[RightAnswers], str] | None = None,
-    ) -> None:
-        self.model = model
-        self.automaton = automaton
-        self.head = head
-        self.max_pairs = max_pairs
-        self.on_progress = on_progress
-        self.observe = observe
-        # Bytes of the model's state and number of the automaton's -> number of the pair.
-        self.pairs: dict[tuple[bytes, int], int] = {}
-        # Number of the pair -> the pair before it, -1 for the empty word, and the token between.
-        self.origins: list[tuple[int, int]] = []
-        self.margin = math.inf
-        # Tokens up to which the answers of all words are right.
-        self.checked = 0
+    model: TokenClassifier
+    automaton: Automaton
+    head: str
+    max_pairs: int
+    _: KW_ONLY
+    on_progress: Callable[[int], None] | None = None
+    observe: Callable[[RightAnswers], str] | None = None
+    # Bytes of the model's state and number of the automaton's -> number of the pair.
+    pairs: dict[tuple[bytes, int], int] = field(default_factory=dict, init=False)
+    # Number of the pair -> the pair before it, -1 for the empty word, and the token between.
+    origins: list[tuple[int, int]] = field(default_factory=list, init=False)
+    margin: float = field(default=math.inf, init=False)
+    # Tokens up to which the answers of all words are right.
+    checked: int = field(default=0, init=False)
 
     def run(self) -> SearchResult:
         """Visit all pairs, level by level."""
@@ -260,8 +252,9 @@ class ProductSearch:
         readout, errors = self.model.readouts.get_submodule(self.head), list[Tensor]()
         assert isinstance(readout, nn.Linear)
         # How far rounding can move the logits.
-        note = lambda _, given, __: errors.append(rounding_of(readout, given[0]))  # noqa: E731
-        handle = readout.register_forward_hook(note)
+        handle = readout.register_forward_hook(
+            lambda _, given, __: errors.append(rounding_of(readout, given[0]))
+        )
         try:
             logits, after = self.model.extend(read, before)
         finally:
@@ -334,18 +327,14 @@ def may_change(logits: Tensor, errors: Tensor, answers: Tensor) -> Tensor:
     return ~(margins(moved, answers) > 0)
 
 
-@dataclass(frozen=True)
-class _Level:
-    """Pairs that words of one length have reached first.
+class _Level(NamedTuple):
+    """Pairs that words of one length have reached first."""
 
-    Attributes:
-        states: states of the model as rows; None before the first token.
-        places: states of the automaton.
-        numbers: numbers of the pairs; -1 for the empty word.
-    """
-
+    # Of the model, as rows; None before the first token.
     states: State | None
+    # States of the automaton.
     places: NDArray[np.int64]
+    # Of the pairs; -1 for the empty word.
     numbers: NDArray[np.int64]
 
 

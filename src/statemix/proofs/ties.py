@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from statemix.models import ReadoutModel
 from statemix.ops.layout import at_least_float32
 
 
+@dataclass
 class GateGaps:
     """Differences between the largest and the second largest raw gate of all rows or columns seen.
 
@@ -24,9 +26,8 @@ class GateGaps:
             another order of sums may choose another gate.
     """
 
-    def __init__(self) -> None:
-        self.smallest = math.inf
-        self.nearest = math.inf
+    smallest: float = math.inf
+    nearest: float = math.inf
 
     @property
     def finite(self) -> float | None:

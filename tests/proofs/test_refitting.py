@@ -58,8 +58,6 @@ def test_states_that_differ_by_little_are_told_apart():
         recurrence.learned_state.copy_(torch.tensor([[-1.0, -0.9998, 1 / 3, 1.0]]))
     cut = prune(harden(model), task.automaton())
     assert cut.tracking == (0,)
-    refitted = search(refit(cut.model, task.automaton(), "answer"), task.automaton())
-    assert refitted.reason.startswith("rounding may change the answer after the word")
     # Small weights answer with the same distances in numbers that rounding moves less.
     found = prove(model, task.automaton())
     assert (found.verdict, found.network) == ("proven", "refitted")

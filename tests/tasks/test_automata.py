@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import random
 import re
-import shutil
 from collections import Counter
 
 import numpy as np
@@ -245,7 +244,7 @@ def test_balanced_words_are_uniform_among_those_with_their_last_transition():
 
 def test_balanced_words_of_a_language_that_shrinks_have_no_underflow():
     task = tasks.build("regex", pattern="(ab)*", labels="last", words="balanced")
-    found = last_answers(task, 60, 4096)
+    found = last_answers(task, 60, 2400)
     assert set(found[:, 1]) == {0, 1}
 
 
@@ -402,9 +401,9 @@ def test_letters_of_the_pattern_are_the_alphabet_unless_given(pattern, alphabet,
             for pattern in ["a{}", "a{2", "a{,}", "a{2,3,4}", "a{-1}", "a{99999}", "a{٢}"]
         ),
         ("a{1001}", "counts of at most 1,000"),
-        ("a{3,2}", "no {3,2}, which nothing"),
+        ("a{3,2}", r"no \{3,2\}, which nothing"),
         (r"\d", r"no \\d: only operators"),
-        ("a\\", r"\\ for the letter \, or something"),
+        ("a\\", r"\\\\ for the letter \\, or something"),
         ("[a", r"a \] for every \[, got '\[a'"),
         ("[]", r"a letter in every \[...\]"),
         ("a[b-a]", "no b-a, which nothing matches"),
@@ -415,13 +414,13 @@ def test_letters_of_the_pattern_are_the_alphabet_unless_given(pattern, alphabet,
         ("a||b", r"something to match before '\|'"),
         ("*a", r"\\\* for the letter \*, or something to match"),
         ("(" * 51 + "a" + ")" * 51, "at most 50 parentheses within each other"),
-        ("a&b", "must match a word, got 'a&b', which matches none"),
+        ("a&b", "match a word, got 'a&b', which matches none"),
         *(
             (pattern, "at most 500 states, .* too many steps")
             for pattern in ["(a{1000}){1000}", "((a*){100}){100}", "(a|b)*a(a|b){20}"]
         ),
         ("a{600}", "an automaton of at most 500 states, got 602 for"),
-        (3, "must be a string, got 3"),
+        (3, "be a string, got 3"),
     ],
 )
 def test_patterns_that_cannot_be_read_are_named(pattern, message):
@@ -559,8 +558,6 @@ def test_a_run_outlives_its_file_and_is_certified(tmp_path, capsys):
     assert main(["certify", run]) == 1
     assert "refuted: wrong after" in capsys.readouterr().out
     assert main(["evaluate", run]) == 0
-    copy = shutil.copytree(run, tmp_path / "copy")
-    assert main(["inspect", str(copy)]) == 0
 
 
 def test_tasks_list_the_published_languages(capsys):

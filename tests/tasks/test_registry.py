@@ -12,7 +12,7 @@ from statemix import tasks
 from statemix.errors import SettingError
 from statemix.registry import REQUIRED
 from statemix.tasks import IGNORED, TASKS, TaskSpec, addressing
-from statemix.tasks.drawn import DrawnTask
+from statemix.tasks.drawn import AddressedTask, DrawnTask
 from statemix.training.settings import read_spec
 
 each_task = pytest.mark.parametrize("name", TASKS)
@@ -47,7 +47,7 @@ def test_task_is_built_from_its_defaults_and_its_options(name, build, required_o
 @each_task
 def test_examples_have_the_promised_form(name, build):
     task = build(name)
-    for split, count in (("train", 7), ("validation", 7), ("test", 300)):
+    for split, count in (("train", 7), ("validation", 7), ("test", 45)):
         tokens, targets, lengths = task.examples(split, 3, 3 + count)
         assert (tokens.shape, tokens.dtype) == ((count, task.length), np.int64)
         assert 0 <= tokens.min() <= tokens.max() < task.vocab_size
@@ -81,6 +81,8 @@ def test_seed_and_split_choose_the_examples(name, build):
 @given(start=st.integers(0, 10**12), count=st.integers(0, 5), seed=st.integers(0, 2**64 - 1))
 def test_an_example_depends_on_its_address_alone(name, build, start, count, seed):
     task = build(name, train_size=None, seed=seed, **SHORT.get(name, {}))
+    # Only examples that are drawn never end.
+    start = start if issubclass(TASKS[name], AddressedTask) else start % 40
     for split in addressing.SPLITS:
         whole = task.examples(split, start, start + 5)
         equal(task.examples(split, start + count, start + 5), whole, slice(count, None))

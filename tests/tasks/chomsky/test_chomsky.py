@@ -108,8 +108,8 @@ def test_lengths_out_of_range_are_named(kind, options, length, message):
         kind(**options).examples("test", 0, 1, length)
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", [ModularArithmetic, BracketArithmetic])
 def test_the_longest_strings_are_made(kind):
-    tokens, _, lengths = kind(seed=1).examples("test", 0, 1, kind._longest)
-    assert tokens.shape == (1, kind._longest)
-    assert lengths[0] <= kind._longest
+    tokens, _, lengths = kind(seed=1).examples("test", 0, 1, 65536)
+    assert tokens.shape == (1, 65536)
+    assert lengths[0] <= 65536

@@ -434,9 +434,8 @@ def pytest_configure(config):
 
 OPERATOR_TESTS = Path(__file__).parent / "ops"
 
-# The compiler takes half of the time, and its input does not depend on the kernel. Every backend
-# widens 16 bits in the same way.
-SELECTED = "toy and not compile and not finite_differences and not float16 and not largest"
+# A part of the suite that takes seconds.
+SELECTED = "toy and (dispatch or packing) and not compile and not float16"
 
 
 @pytest.mark.slow
@@ -451,7 +450,7 @@ def test_the_suite_runs_over_a_registered_backend_by_itself():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
-    assert passed > 50
+    assert passed > 20
     assert "skipped" not in done.stdout
 
 

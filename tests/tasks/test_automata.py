@@ -374,7 +374,7 @@ def test_an_automaton_is_compared_with_the_words_of_its_pattern(monkeypatch):
     assert (
         task.checked_against == "the words of the pattern 'a{0}b*', on all words of 1 to 8 letters"
     )
-    monkeypatch.setattr(regular_expressions._Terms, "after", lambda self, term, letter: term)
+    monkeypatch.setattr(regular_expressions._Terms, "_derivative", lambda self, term, _: term)
     with pytest.raises(RuntimeError):
         tasks.build("regex", pattern="(ab)*", alphabet="ab")
 

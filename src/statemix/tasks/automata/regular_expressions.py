@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,10 @@ class _Terms:
 
     Attributes:
         has_empty_word: whether each term matches the empty word.
+        after: function from a term and a letter to the term that matches what may follow the letter
+            in the words of the term.
+        words: function from a term and a length to the words of at most this length that it
+            matches.
     """
 
     NOTHING, EMPTY_WORD = 0, 1
@@ -231,8 +236,7 @@ class _Terms:
         self._pattern, self._work = pattern, 0
         self._terms: list[tuple[str, Any]] = [("nothing", None), ("empty word", None)]
         self._numbers: dict[tuple[str, Any], int] = {}
-        self._after: dict[tuple[int, str], int] = {}
-        self._words: dict[int, frozenset[str]] = {}
+        self.after, self.words = cache(self._derivative), cache(self._short_words)
         self.has_empty_word = [False, True]
 
     @property
@@ -304,12 +308,6 @@ class _Terms:
         empty = all(self.has_empty_word[part] for part in parts)
         return self._number("both", parts, has_empty_word=empty)
 
-    def after(self, term: int, letter: str) -> int:
-        """Return the term that matches what may follow a letter in the words of a term."""
-        if (term, letter) not in self._after:
-            self._after[term, letter] = self._derivative(term, letter)
-        return self._after[term, letter]
-
     def _derivative(self, term: int, letter: str) -> int:
         kind, parts = self._terms[term]
         if kind == "letters":
@@ -330,12 +328,6 @@ class _Terms:
             return self.either(after) if kind == "either" else self.both(after)
         return self.NOTHING
 
-    def words(self, term: int, longest: int) -> frozenset[str]:
-        """Return the words of at most some length, always the same, that a term matches."""
-        if term not in self._words:
-            self._words[term] = self._short_words(term, longest)
-        return self._words[term]
-
     def _short_words(self, term: int, longest: int) -> frozenset[str]:
         kind, parts = self._terms[term]
         if kind == "letters":
@@ -343,20 +335,20 @@ class _Terms:
         if kind in ("either", "both"):
             words = [self.words(part, longest) for part in parts]
             return words[0].union(*words) if kind == "either" else words[0].intersection(*words)
-        found = frozenset([""])
+        matched = frozenset([""])
         if kind == "join":
             for part in parts:
-                found = _joined(found, self.words(part, longest), longest)
+                matched = _joined(matched, self.words(part, longest), longest)
         if kind == "repeat":
             body, least, most = parts
             once = self.words(body, longest)
             # More repetitions make words that are too long, or the same words.
             for _ in range(min(least, longest + 1)):
-                found = _joined(found, once, longest)
+                matched = _joined(matched, once, longest)
             for _ in range(longest if most is None else min(most - least, longest)):
-                found |= _joined(found, once, longest)
-        return found if kind != "nothing" else frozenset()
+                matched |= _joined(matched, once, longest)
+        return matched if kind != "nothing" else frozenset()
 
 
 def _joined(first: frozenset[str], second: frozenset[str], longest: int) -> frozenset[str]:
-    return frozenset(one + two for one in first for two in second if len(one + two) <= longest)
+    return frozenset(a + b for a in first for b in second if len(a + b) <= longest)

@@ -104,15 +104,12 @@ def test_without_a_working_compiler_the_package_installs_without_kernels(
 
 
 @pytest.mark.slow
-def test_a_wheel_without_kernels_names_none(tree, old_library):
+def test_a_wheel_and_an_editable_install_without_kernels_name_none(tree, old_library):
     setup(tree, "bdist_wheel")
     assert not library_in_wheel(tree)
     (wheel,) = tree.glob("dist/*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
-
-
-@pytest.mark.slow
-def test_an_editable_install_without_kernels_names_none(tree, old_library):
+    old_library.write_text("of other sources")
     setup(tree, "editable_wheel", "--dist-dir", "dist")
     assert not old_library.exists()
 

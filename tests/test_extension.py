@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from statemix import ops
 from statemix.cli import doctor
+from statemix.cli.main import main
 from statemix.layers import LAYERS, Layer, LayerSpec, State, build, take_rows
 from statemix.layers.state import tensors
 from statemix.models import CHANNEL_MIXERS, ChannelMixer, MixerSpec, TokenClassifier
 from statemix.ops import backends
-from statemix.tasks import IGNORED, TASKS, Examples, TaskSpec, addressing
-from statemix.training import evaluate, load_model, load_outcome
+from statemix.tasks import IGNORED, TASKS, Examples, addressing
+from statemix.training import load_model, load_outcome
 from statemix.training.folder import read_metrics
-from statemix.training.settings import checked
 
 
 class AveragingState(NamedTuple):
@@ -330,117 +330,11 @@ def test_a_state_of_parts_is_carried_stepped_and_reordered(registered):
     )
     with pytest.raises(ValueError, match=r"state.average must have shape \(B=2, 6\), got \(2, 5\)"):
         layer.step(x[rows, 0], state._replace(average=state.average[:, :5]))
-    with pytest.raises(TypeError, match=r"state\.inner must be a LSTMState, got Tensor"):
-        layer.step(x[rows, 0], state._replace(inner=state.average))
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"name": "averaging"}, "inner of layer 'averaging' must be given$"),
-        ({"name": "averaging", "inner": "bd"}, r"inner.name: layer must be one of .* got 'bd'"),
-        (
-            {"name": "averaging", "inner": {"name": "lstm", "gate": "relu"}},
-            r"at.inner: options of layer 'lstm' must be among \['memory_size'\], got 'gate'",
-        ),
-        ({"name": "averaging", "inner": "lstm", "decay": "x"}, "at.decay must be a valid number"),
-    ],
-)
-def test_bad_options_of_own_parts_are_named(registered, spec, message):
-    with pytest.raises(ValueError, match=message):
-        checked(LayerSpec, spec, "at")
-
-
-def test_an_own_task_of_unequal_lengths_is_shown_by_the_command(project):
-    loader = "import own, sys; from statemix.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    shown = subprocess.run(
-        [sys.executable, "-c", loader, "tasks", "bits", "length=6"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "parity: 2 classes, accuracy of guessing 0.5000" in shown.stdout
-
-
-def test_specs_of_own_parts_are_equal_however_defaults_are_written(registered):
-    inner = LayerSpec("lstm")
-    written = LayerSpec("averaging", inner=inner, decay=0.5)
-    assert written == LayerSpec("averaging", inner=inner)
-    assert hash(written) == hash(LayerSpec("averaging", inner=inner))
-    assert TaskSpec("bits", length=9) != TaskSpec("bits")
-
-
-class CacheState(NamedTuple):
-    """Keys and values of all tokens so far, (B, T, hidden_size) each: T grows."""
-
-    keys: Tensor
-    values: Tensor
-
-
-class Attention(Layer):
-    """One head of causal attention without positions; its state grows with the sequence."""
-
-    name = "cached"
-
-    def __init__(self, hidden_size, *, device=None, dtype=None):
-        super().__init__()
-        self.hidden_size = hidden_size
-        self.proj = nn.Linear(hidden_size, 3 * hidden_size, device=device, dtype=dtype)
-
-    def reset_parameters(self, generator=None):
-        for parameter in self.proj.parameters():
-            nn.init.uniform_(parameter, -0.5, 0.5, generator=generator)
-
-    def init_state(self, batch_size, device=None, dtype=None):
-        weight = self.proj.weight
-        device = weight.device if device is None else device
-        empty = torch.zeros(batch_size, 0, self.hidden_size, device=device, dtype=weight.dtype)
-        return CacheState(empty, empty)
-
-    def check_state(self, state, num_sequences, axis="B"):
-        if len(state.keys) != num_sequences or state.keys.shape != state.values.shape:
-            raise ValueError(f"state must be of {axis}={num_sequences} sequences")
-
-    def forward(self, x, state=None, cu_seqlens=None):
-        num_sequences = self._check_sequence(x, state, cu_seqlens)
-        state = self.init_state(num_sequences) if state is None else state
-        queries, keys, values = self.proj(x).chunk(3, dim=-1)
-        keys = torch.cat([state.keys, keys], dim=1)
-        values = torch.cat([state.values, values], dim=1)
-        past = keys.shape[1] - x.shape[1]
-        seen = torch.ones(x.shape[1], keys.shape[1], dtype=torch.bool).tril(past)
-        y = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
-        return y, CacheState(keys, values)
-
-    def step(self, x_t, state):
-        y, state = self(x_t.unsqueeze(1), state)
-        return y.squeeze(1), state
-
-
-def test_a_cache_that_grows_is_a_state_like_others():
-    LAYERS.register(Attention)
-    try:
-        layers = [LayerSpec("bd_lru", num_blocks=2, block_size=2), LayerSpec("cached")]
-        model = TokenClassifier(5, {"next": 5}, 6, layers, bos=True).double()
-        tokens = torch.randint(5, (3, 9), generator=torch.Generator().manual_seed(0))
-        whole = model(tokens)["next"]
-        first, state = model.extend(tokens[:, :4])
-        # The learned token and four others; the recurrence of the first layer does not grow.
-        assert [part.shape[1:] for part in (state[1].keys, state[0])] == [(5, 6), (2, 2)]
-        rows = torch.tensor([2, 0, 2])
-        rest, state = model.extend(tokens[rows, 4:], take_rows(state, rows))
-        torch.testing.assert_close(first, {"next": whole[:, :4]})
-        torch.testing.assert_close(rest, {"next": whole[rows, 4:]})
-        assert state[1].keys.shape == (3, 10, 6)
-        with pytest.raises(ValueError, match="state must be of B=2 sequences"):
-            model.backbone.blocks[1].mixer(torch.zeros(2, 1, 6).double(), state[1])
-        # Evaluation works in pieces, too.
-        examples = Examples(tokens.numpy(), {"next": tokens.numpy()})
-        scores = evaluate(model, examples)["next"]
-        assert scores.token_accuracy == float((whole.argmax(-1) == tokens).double().mean())
-    finally:
-        LAYERS.remove("cached")
+def test_an_own_task_of_unequal_lengths_is_shown_by_the_command(registered, capsys):
+    assert main(["tasks", "bits", "length=6"]) == 0
+    assert "parity: 2 classes, accuracy of guessing 0.5000" in capsys.readouterr().out
 
 
 @torch.autocast("cpu", enabled=False)
@@ -540,9 +434,8 @@ def pytest_configure(config):
 
 OPERATOR_TESTS = Path(__file__).parent / "ops"
 
-# The compiler takes half of the time, and its input does not depend on the kernel. Every backend
-# widens 16 bits in the same way.
-SELECTED = "toy and not compile and not finite_differences and not float16 and not largest"
+# A part of the suite that takes seconds.
+SELECTED = "toy and (dispatch or packing) and not compile and not float16"
 
 
 @pytest.mark.slow
@@ -557,7 +450,7 @@ def test_the_suite_runs_over_a_registered_backend_by_itself():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
-    assert passed > 500
+    assert passed > 20
     assert "skipped" not in done.stdout
 
 

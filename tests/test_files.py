@@ -37,18 +37,12 @@ def test_a_file_that_cannot_be_written_leaves_nothing_and_keeps_the_old(tmp_path
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_append_begins_a_line_of_its_own(tmp_path):
+def test_append_adds_lines_to_the_end(tmp_path):
     path = tmp_path / "rows"
-    path.write_text("one\ntwo")
-    append(path, "three\n")
-    assert path.read_text() == "one\ntwo\nthree\n"
-
-
-def test_append_adds_to_the_end(tmp_path):
-    path = tmp_path / "rows"
-    append(path, "one\n")
+    append(path, "one")
     append(path, "zwölf\n")
-    assert path.read_text() == "one\nzwölf\n"
+    append(path, "three\n")
+    assert path.read_text() == "one\nzwölf\nthree\n"
 
 
 def test_a_row_that_does_not_fit_leaves_nothing_behind(tmp_path):
@@ -66,33 +60,24 @@ def test_a_row_that_does_not_fit_leaves_nothing_behind(tmp_path):
     assert path.read_text() == "one\ntwo\n"
 
 
-def test_a_file_that_cannot_be_appended_to_is_refused_by_its_option(tmp_path):
-    open_for_append("output", tmp_path / "deep" / "ops.jsonl")
-    (tmp_path / "deep" / "ops.jsonl").touch()
-    with pytest.raises(RequestError, match="output must be a writable file, got"):
-        open_for_append("output", tmp_path)
-    with pytest.raises(RequestError, match="store must be a writable file, got"):
-        open_for_append("store", tmp_path / "deep" / "ops.jsonl" / "below")
-
-
-def test_a_folder_that_cannot_be_made_is_refused_by_its_option(tmp_path):
+def test_what_cannot_be_written_is_refused_by_its_option(tmp_path):
+    file, pipe = tmp_path / "file", tmp_path / "pipe"
+    file.touch()
+    os.mkfifo(pipe)
+    # A pipe is not waited for.
+    for path, reason in ((tmp_path, ""), (file / "below", ""), (pipe, r"\(a pipe\)")):
+        with pytest.raises(RequestError, match=f"output must be a writable file, got .*{reason}"):
+            open_for_append("output", path)
+    with pytest.raises(RequestError, match=r"^output must be a writable folder, got .*/file/below"):
+        make_folder("output", file / "below")
     for _ in range(2):
         make_folder("output", tmp_path / "deep" / "runs")
     assert (tmp_path / "deep" / "runs").is_dir()
-    (tmp_path / "file").touch()
-    with pytest.raises(RequestError, match=r"^output must be a writable folder, got .*/file/below"):
-        make_folder("output", tmp_path / "file" / "below")
-
-
-def test_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(RequestError, match=r"output must be .* \(a pipe\)"):
-        open_for_append("output", tmp_path / "pipe")
 
 
 def test_what_can_be_appended_to_is_left_as_it_was(tmp_path):
     open_for_append("output", tmp_path / "new" / "certificate.json")
-    assert not (tmp_path / "new" / "certificate.json").exists()
+    assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "old").write_text("x")
     open_for_append("output", tmp_path / "old")
     assert (tmp_path / "old").read_text() == "x"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from statemix.errors import OptionError, SettingError
-from statemix.layers import LAYERS, Layer, LayerSpec
+from statemix.layers import LAYERS, LayerSpec
 from statemix.models import MixerSpec
 from statemix.registry import REQUIRED, Registry, Spec
 from statemix.training.settings import checked, read_spec
@@ -18,13 +18,10 @@ def colours():
     return Registry("colour", [SimpleNamespace(name="red"), SimpleNamespace(name="blue")])
 
 
-def test_entries_are_a_mapping_in_the_order_of_registration(colours):
+def test_an_entry_can_be_added_once_and_removed(colours):
     assert list(colours) == ["red", "blue"]
     assert len(colours) == 2
     assert colours["red"].name == colours.find("red").name == "red"
-
-
-def test_an_entry_can_be_added_once_and_removed(colours):
     green = SimpleNamespace(name="green")
     assert colours.register(green) is green
     assert colours.find("green") is green
@@ -34,15 +31,15 @@ def test_an_entry_can_be_added_once_and_removed(colours):
     assert list(colours) == ["red", "blue"]
 
 
-@pytest.mark.parametrize("name", ["pink", 3, None, ["red"]])
+@pytest.mark.parametrize("name", ["pink", ["red"]])
 def test_unknown_names_are_listed_with_the_choices(colours, name):
     with pytest.raises(SettingError) as caught:
         colours.find(name)
     assert str(caught.value) == f"colour must be one of ['red', 'blue'], got {name!r}"
 
 
-class Wrapped(Layer):
-    """Wraps another layer, given as an option."""
+class Wrapped:
+    """Holds another layer, given as an option."""
 
     name = "wrapped"
 
@@ -56,25 +53,7 @@ class Wrapped(Layer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.hidden_size = hidden_size
-        self.times = times
         self.inner = inner.build(hidden_size=hidden_size, device=device, dtype=dtype)
-        self.beside = beside
-
-    def reset_parameters(self, generator=None):
-        self.inner.reset_parameters(generator)
-
-    def init_state(self, batch_size, device=None, dtype=None):
-        return self.inner.init_state(batch_size, device, dtype)
-
-    def forward(self, x, state=None, cu_seqlens=None):
-        y, state = self.inner(x, state, cu_seqlens)
-        return self.times * y, state
-
-    def step(self, x_t, state):
-        y, state = self.inner.step(x_t, state)
-        return self.times * y, state
 
 
 @pytest.fixture
@@ -98,10 +77,7 @@ def test_options_are_the_parameters_of_the_constructor(wrapped):
 def test_a_layer_contains_another_that_is_chosen_by_name(wrapped):
     spec = LayerSpec("wrapped", inner=INNER)
     layer = spec.build(hidden_size=4, dtype=torch.float64)
-    assert layer.inner.block_size == 3
-    assert layer.state_size == 6
-    x = torch.randn(2, 5, 4, dtype=torch.float64)
-    torch.testing.assert_close(layer(x)[0], 2 * layer.inner(x)[0])
+    assert (layer.inner.block_size, layer.inner.state_size) == (3, 6)
 
 
 def test_nested_specifications_survive_plain_data_and_pickling(wrapped):
@@ -195,23 +171,10 @@ def test_a_specification_is_immutable_and_shows_what_was_given():
     assert repr(MixerSpec("mlp")) == "MixerSpec('mlp')"
 
 
-class Pick:
-    name = "pick"
-
-    def __init__(self, *, value: bool | int | float = 1) -> None:
-        self.value = value
-
-
-class PickSpec(Spec):
-    kind = "pick"
-
-
 def test_values_that_are_equal_to_python_may_be_other_options():
-    Registry("pick", [Pick])
-    assert PickSpec("pick", value=1) == PickSpec("pick")
-    assert PickSpec("pick", value=True) != PickSpec("pick")
-    assert PickSpec("pick", value=1.0) != PickSpec("pick")
-    assert PickSpec("pick", value=(2, 3)) != PickSpec("pick", value=(2, 3.0))
-    assert PickSpec("pick", value=(2, 3)) == PickSpec("pick", value=(2, 3))
-    true, one = (LayerSpec("attention", num_heads=2, rope=rope) for rope in (True, 1))
-    assert true != one
+    def spec(**options):
+        return LayerSpec("attention", **{"num_heads": 2} | options)
+
+    assert spec(rope=True) == spec(rope=True) != spec(rope=1)
+    assert spec(num_heads=2.0) != spec()
+    assert spec(num_heads=(2, 3)) == spec(num_heads=(2, 3)) != spec(num_heads=(2, 3.0))

@@ -25,12 +25,12 @@ def reachable(successors: Sequence[Iterable[int]], start: int) -> set[int]:
         >>> sorted(reachable([[1, NEVER], [0], [0]], 0))
         [0, 1]
     """
-    found, waiting = {start}, [start]
+    reached, waiting = {start}, [start]
     for state in waiting:
-        new = set(successors[state]) - found - {NEVER}
-        found |= new
+        new = set(successors[state]) - reached - {NEVER}
+        reached |= new
         waiting += new
-    return found
+    return reached
 
 
 def merge_states(
@@ -64,18 +64,16 @@ def merge_states(
             break
         count = classes.max() + 1
         key = np.column_stack([classes, np.where(after == NEVER, NEVER, classes[after])])
-    numbers = {NEVER: NEVER, int(classes[start]): 0}
-    kept, rows = [start], []
+    numbers, kept = {int(classes[start]): 0}, [start]
     for state in kept:
-        row = []
-        for after_state in transitions[state].tolist():
-            reached = NEVER if after_state == NEVER else int(classes[after_state])
-            if reached not in numbers:
-                numbers[reached] = len(kept)
-                kept.append(after_state)
-            row.append(numbers[reached])
-        rows.append(row)
-    return np.array(rows, np.int64), np.array(kept, np.int64)
+        for reached in transitions[state].tolist():
+            if reached != NEVER and int(classes[reached]) not in numbers:
+                numbers[int(classes[reached])] = len(kept)
+                kept.append(reached)
+    renumbered = np.zeros_like(classes)
+    renumbered[list(numbers)] = list(numbers.values())
+    rows = transitions[kept]
+    return np.where(rows == NEVER, NEVER, renumbered[classes[rows]]), np.array(kept, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +89,6 @@ class Automaton:
         transitions: delta, shape (states, tokens), int64; ``NEVER`` where a token cannot follow.
         outputs: lambda, shape (states, tokens), int64: the class to predict; ``IGNORED`` where the
             position is not scored.
-
-    Raises:
-        TypeError: if a table is not an array of int64, or the start is not an int.
-        ValueError: if the tables are empty, their shapes differ, or a state or a class is out of
-            range.
 
     Example:
         >>> parity = Automaton(0, np.array([[0, 1], [1, 0]]), np.array([[0, 1], [1, 0]]))
@@ -124,8 +117,8 @@ class Automaton:
         if not 0 <= self.start < self.num_states:
             raise ValueError(f"start must be in 0..{self.num_states - 1}, got {self.start}")
         if self.transitions.min() < NEVER or self.transitions.max() >= self.num_states:
-            found = sorted({int(one) for one in self.transitions.flat})
-            raise ValueError(f"transitions must be in -1..{self.num_states - 1}, got {found}")
+            states = np.unique(self.transitions).tolist()
+            raise ValueError(f"transitions must be in -1..{self.num_states - 1}, got {states}")
         if ((self.outputs < 0) & (self.outputs != IGNORED)).any():
             raise ValueError(f"outputs must be at least 0, or {IGNORED}, got {self.outputs.min()}")
 
@@ -140,21 +133,17 @@ class Automaton:
         return int(self.transitions.shape[1])
 
     def answers(self, word: Iterable[int]) -> list[int]:
-        """Return the outputs along a word.
-
-        Raises:
-            ValueError: if a token is out of range, or cannot follow those before it.
-        """
-        state, found = self.start, []
+        """Return the outputs along a word."""
+        state, answers = self.start, []
         for position, token in enumerate(word):
             if not 0 <= token < self.num_tokens:
                 raise ValueError(f"tokens must be in 0..{self.num_tokens - 1}, got {token}")
             after = int(self.transitions[state, token])
             if after == NEVER:
                 raise ValueError(f"token {token} cannot stand at position {position}")
-            found.append(int(self.outputs[state, token]))
+            answers.append(int(self.outputs[state, token]))
             state = after
-        return found
+        return answers
 
 
 @runtime_checkable

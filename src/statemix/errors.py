@@ -22,7 +22,7 @@ ABSENT: Any = _Absent()
 class RequestError(ValueError):
     """A request of the user that cannot be met; the message gives the reason in one line.
 
-    Only invalid requests raise this class. Any other ValueError is a defect of the library.
+    Any other ValueError is a defect of the library.
     """
 
 
@@ -31,10 +31,9 @@ class RunsFailedError(Exception):
 
 
 class OptionError(ValueError):
-    """A layer, task or mixer refuses an option of its constructor.
+    """A layer, task or mixer refuses the type or the value of an option of its constructor.
 
-    This is the only exception by which they refuse an option, whether its type or its value is
-    wrong. Any other exception of a constructor is a defect of that class.
+    Any other exception of a constructor is a defect of that class.
     """
 
 
@@ -60,13 +59,9 @@ class SettingError(RequestError, OptionError):
 
     def below(self, path: str) -> "SettingError":
         """Return the same error with the name of the setting preceded by ``path``."""
-        return SettingError(
-            ".".join(part for part in (path, self.path) if part),
-            self.condition,
-            self.value,
-            subject=self.subject,
-            advice=self.advice,
-        )
+        name = ".".join(part for part in (path, self.path) if part)
+        words = {"subject": self.subject, "advice": self.advice}
+        return SettingError(name, self.condition, self.value, **words)
 
     def __reduce__(self) -> Any:
         words = {"subject": self.subject, "advice": self.advice}

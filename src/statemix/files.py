@@ -1,11 +1,10 @@
 """Files: folders, rows, atomic writes, and errors that name their file."""
 
-import contextlib
 import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,7 @@ from statemix.errors import RequestError
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path to errors of the operating system that lack it.
-
-    A failing ``open`` reports the path; a failing ``write`` or ``fsync``, as on a full disk, does
-    not.
-
-    Raises:
-        OSError: the error raised inside, of the same subclass, with ``path`` as its ``filename``.
-
-    Example:
-        >>> with naming(Path("metrics.jsonl")):
-        ...     raise OSError(28, "No space left on device")
-        Traceback (most recent call last):
-        ...
-        OSError: [Errno 28] No space left on device: 'metrics.jsonl'
-    """
+    """Add the path to errors of the operating system that lack it, as on a full disk."""
     try:
         yield
     except OSError as error:
@@ -38,38 +23,22 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read_json(path: Path, content: str) -> dict[str, Any]:
-    """Read a JSON file that holds a table.
-
-    Args:
-        path: the file.
-        content: what the file holds, for the message.
-
-    Raises:
-        RequestError: if it holds something else, or cannot be read.
-    """
+    """Read a JSON file that holds a table; ``content`` says in messages what that is."""
     try:
         if path.exists() and not path.is_file():
             # Some devices and pipes never end.
             raise ValueError("no regular file")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"{path} must hold {content}, got: {reason}") from error
-    if not isinstance(found, dict):
-        raise RequestError(f"{path} must hold {content}, got a {type(found).__name__}")
-    return found
+    if not isinstance(table, dict):
+        raise RequestError(f"{path} must hold {content}, got a {type(table).__name__}")
+    return table
 
 
 def make_folder(name: str, path: Path) -> None:
-    """Create the folder ``path``, and the folders above it, if necessary.
-
-    Args:
-        name: the option that holds the path.
-        path: the folder.
-
-    Raises:
-        RequestError: if it cannot be made.
-    """
+    """Create the folder that the option ``name`` holds, and those above it, if necessary."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,17 +48,10 @@ def make_folder(name: str, path: Path) -> None:
 
 
 def open_for_append(name: str, path: Path, advice: str = "") -> None:
-    """Check, before long work, that ``path`` can be appended to, and make its folder.
+    """Check, before long work, that the file of the option ``name`` can be appended to.
 
-    A file that did not exist does not exist afterwards: the work may end without a result.
-
-    Args:
-        name: the option that holds the path.
-        path: the file.
-        advice: end of the message.
-
-    Raises:
-        RequestError: if it is not writable.
+    Its folder is made. A file that did not exist does not exist afterwards: the work may end
+    without a result. ``advice`` ends the message.
     """
     if path.is_fifo():
         # Opening it would wait for a reader.
@@ -109,14 +71,11 @@ def append(path: Path, text: str) -> None:
     """Append all of ``text`` or nothing: a row cut off by a full disk would corrupt the next.
 
     A last line without a newline, as many editors leave it, gets one first.
-
-    Raises:
-        OSError: if the file cannot be written, with its name.
     """
     rest = text.encode()
     with naming(path), path.open("ab+", buffering=0) as file:
         # Another process must not append between the look at the end and the row.
-        with contextlib.suppress(ImportError, OSError):
+        with suppress(ImportError, OSError):
             from fcntl import LOCK_EX, flock
 
             flock(file, LOCK_EX)
@@ -156,7 +115,7 @@ def write_synced(path: Path, content: bytes) -> None:
 def sync_directory(folder: Path) -> None:
     """Let the names of a folder reach the disk."""
     # Some file systems refuse to sync a directory; the rename is still atomic there.
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

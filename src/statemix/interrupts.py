@@ -18,25 +18,17 @@ TERMINABLE: Mapping[signal.Signals, Handler] = {signal.SIGTERM: signal.default_i
 """Handlers that end a process by SIGTERM as by Ctrl-C, so that its workers have time to save."""
 
 
-def can_be_handled() -> bool:
-    """Return whether this thread may handle the signals and restore their handlers afterwards.
-
-    Only the main thread may, and a handler that Python did not install (None) cannot be restored.
-    """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    return in_main_thread and all(signal.getsignal(number) is not None for number in SIGNALS)
-
-
 @contextmanager
 def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
     """Set handlers, and restore those of all signals on exit, whatever code inside has set.
 
-    The context does nothing where :func:`can_be_handled` is False.
+    The context does nothing outside the main thread, or where Python did not install a handler.
     """
-    if not can_be_handled():
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or None in previous.values():
         yield
         return
-    previous = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in handlers.items():
         signal.signal(number, handler)
     try:
@@ -49,7 +41,7 @@ def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
 class Interrupts:
     """A context that only notes the first signal, so that :meth:`check` raises later.
 
-    A second signal raises at once. The context does nothing where :func:`can_be_handled` is False.
+    A second signal raises at once. The context does nothing where :func:`handled` does nothing.
 
     Attributes:
         noted: whether a signal came.

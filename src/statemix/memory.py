@@ -5,7 +5,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -32,10 +32,7 @@ _SHORTAGES = re.compile(
 
 
 def total_bytes() -> int:
-    """Return the memory of this machine, or the limit of a control group if that is less.
-
-    It is ``sys.maxsize`` if unknown.
-    """
+    """Return the memory of this machine or of its control group; ``sys.maxsize`` if unknown."""
     machine = sys.maxsize
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -69,9 +66,8 @@ def available_bytes() -> int:
 def reuse_freed_memory() -> bool:
     """Keep freed memory in this process, so that each call reuses the outputs of the last.
 
-    By default glibc maps every block above 32 MB anew and returns it to the system when freed. The
-    page faults of writing to it then take longer than many operators. Returns whether the C library
-    accepted both settings, which needs glibc.
+    By default glibc maps every block above 32 MB anew, and the page faults of writing to it take
+    longer than many operators. Returns whether the C library, which must be glibc, accepted.
     """
     # A trim threshold of -1 is the largest possible one.
     return _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})
@@ -86,9 +82,7 @@ def map_large_blocks() -> bool:
 def freed_memory_kept() -> Iterator[None]:
     """Keep freed memory for the next steps of a training, and return it at the end.
 
-    Blocks of many sizes fragment the heap, so the process may hold more memory than it uses. glibc
-    keeps large blocks only if they come from its first arena. The main thread uses this arena until
-    one of its allocations fails.
+    Blocks of many sizes fragment the heap, so the process may hold more memory than it uses.
     """
     reuse_freed_memory()
     try:
@@ -100,31 +94,22 @@ def freed_memory_kept() -> Iterator[None]:
 
 def release() -> None:
     """Return freed memory to the system, if the C library can."""
-    malloc_trim = _of_c_library("malloc_trim")
-    if malloc_trim is not None:
-        malloc_trim(0)
+    _call_c_library("malloc_trim", 0)
 
 
 def _mallopt(settings: dict[int, int]) -> bool:
-    mallopt = _of_c_library("mallopt")
-    if mallopt is None:
-        return False
-    accepted = [mallopt(*setting) == 1 for setting in settings.items()]
-    return all(accepted)
+    return all(_call_c_library("mallopt", *setting) for setting in settings.items())
 
 
-def _of_c_library(name: str) -> Callable[..., int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    return getattr(ctypes.CDLL(None), name, None)
+def _call_c_library(name: str, *arguments: int) -> bool:
+    """Call a function of the C library; return whether it exists and did not return 0."""
+    linux = sys.platform.startswith("linux")
+    function = getattr(ctypes.CDLL(None), name, None) if linux else None
+    return function is not None and function(*arguments) != 0
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Return whether an error reports that memory was short.
-
-    PyTorch has a type of its own only for some devices. Elsewhere its message decides: a
-    RuntimeError may also mention memory for other reasons, such as an illegal access.
-    """
+    """Return whether an error reports that memory was short."""
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError):
@@ -148,11 +133,7 @@ def gigabytes(number: int) -> str:
 
 
 def _group_limits() -> Iterator[tuple[int, int]]:
-    """Yield the limit and the memory in use of each control group that limits this process.
-
-    A limit also holds in all groups below. A container may name a group of its host whose folder
-    it does not see; its own group is then the root.
-    """
+    """Yield the limit and the memory in use of each control group that limits this process."""
     if not _MEMBERSHIP.is_file():
         return
     for line in _MEMBERSHIP.read_text().splitlines():
@@ -164,6 +145,8 @@ def _group_limits() -> Iterator[tuple[int, int]]:
             limited, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
+        # A limit also holds in all groups below. A container may name a group of its host whose
+        # folder it does not see; its own group is then the root.
         group = PurePosixPath(name.lstrip("/"))
         for folder in (root / part for part in (group, *group.parents)):
             try:
@@ -174,9 +157,8 @@ def _group_limits() -> Iterator[tuple[int, int]]:
                 continue
             counts = dict(zip(statistics[::2], statistics[1::2], strict=True))
             # The kernel drops the pages of files when a group reaches its limit.
-            in_use -= sum(
-                int(counts.get(f"{cached}{kind}_file", 0)) for kind in ("active", "inactive")
-            )
+            in_use -= int(counts.get(f"{cached}active_file", 0))
+            in_use -= int(counts.get(f"{cached}inactive_file", 0))
             if limit != "max":
                 yield int(limit), in_use
 

@@ -22,9 +22,6 @@ class PlaceRules:
         num_contents: number of contents.
         num_hidden: number of places without a head.
 
-    Raises:
-        ValueError: if shapes do not fit, or a place, a content or a number is out of range.
-
     Example:
         >>> exchange = PlaceRules(np.array([0, 1]), np.array([[1, 0], [0, -1]]), 2)
         >>> exchange.contents(np.array([[0, 1, 0]])).tolist()
@@ -47,18 +44,16 @@ class PlaceRules:
                 f"sources must have the {self.num_places} places of start, got "
                 f"{self.sources.shape[1]}"
             )
-        for name, numbers, least, most in (
-            ("start", self.start, 0, self.num_contents - 1),
-            ("sources", self.sources, -self.num_contents, self.num_places - 1),
+        most = self.num_places - 1
+        for name, numbers, bounds in (
+            ("start", self.start, (0, self.num_contents - 1)),
+            ("sources", self.sources, (-self.num_contents, most)),
+            ("num_hidden", np.array(self.num_hidden), (0, most)),
         ):
-            if numbers.min() < least or numbers.max() > most:
-                raise ValueError(
-                    f"{name} must be in {least}..{most}, got {numbers.min()}..{numbers.max()}"
-                )
-        if not 0 <= self.num_hidden < self.num_places:
-            raise ValueError(
-                f"num_hidden must be in 0..{self.num_places - 1}, got {self.num_hidden}"
-            )
+            least, largest = numbers.min(), numbers.max()
+            if least < bounds[0] or largest > bounds[1]:
+                known = f"{bounds[0]}..{bounds[1]}"
+                raise ValueError(f"{name} must be in {known}, got {least}..{largest}")
 
     @property
     def num_places(self) -> int:
@@ -92,15 +87,12 @@ class PlaceRules:
         holds = np.empty((count, self.num_places + self.num_contents), dtype=np.int64)
         holds[:, : self.num_places] = self.start if start is None else start
         holds[:, self.num_places :] = np.arange(self.num_contents)[::-1]
-        found = np.empty((length, count, self.num_places), dtype=np.int64)
+        after = np.empty((length, count, self.num_places), dtype=np.int64)
+        indices = self.sources % holds.shape[1]
         for position, letters in enumerate(np.ascontiguousarray(tokens.T)):
-            found[position] = np.take_along_axis(holds, self._indices[letters], axis=1)
-            holds[:, : self.num_places] = found[position]
-        return found.swapaxes(0, 1)
-
-    @property
-    def _indices(self) -> NDArray[np.int64]:
-        return self.sources % (self.num_places + self.num_contents)
+            after[position] = np.take_along_axis(holds, indices[letters], axis=1)
+            holds[:, : self.num_places] = after[position]
+        return after.swapaxes(0, 1)
 
 
 @runtime_checkable

@@ -31,10 +31,9 @@ def describe() -> dict[str, Any]:
 
     Returns:
         ``commit`` and ``tree_clean`` of the checkout (both None for an installed package; for a
-        copy without its repository, ``commit`` is the variable :data:`COMMIT`, if it is set),
-        ``python``, ``packages`` (name -> version, None if not installed), ``platform``, ``cpu``,
-        ``cpu_count``, and ``backends`` (name -> detail, such as the instruction set of the kernels;
-        None if the backend cannot run here).
+        copy without its repository, ``commit`` is the variable :data:`COMMIT`, if it is set);
+        ``python``, ``packages``, ``platform``, ``cpu``, ``cpu_count`` and ``backends``, with None
+        for packages that are not installed and backends that cannot run here.
     """
     commit, clean = _commit(Path(__file__))
     return {
@@ -52,9 +51,7 @@ def describe() -> dict[str, Any]:
 def _commit(file: Path) -> tuple[str | None, bool | None]:
     """Return the commit of the checkout that tracks ``file``, and whether its tree is clean.
 
-    Changes in ``laboratory/results`` are ignored: a benchmark appends to it while it runs. For an
-    installed package, even inside the checkout of another project, the commit is that of the
-    environment or None, and whether the tree is clean is not known.
+    Changes in ``laboratory/results`` are ignored: a benchmark appends to it while it runs.
     """
 
     def git(*arguments: str) -> str | None:
@@ -65,6 +62,7 @@ def _commit(file: Path) -> tuple[str | None, bool | None]:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
+    # No checkout tracks an installed package, even one inside the checkout of another project.
     if git("ls-files", "--error-unmatch", file.name) is None:
         return os.environ.get(COMMIT) or None, None
     changes = git("status", "--porcelain", "--", ":/", ":(top,exclude)laboratory/results")

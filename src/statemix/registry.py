@@ -2,8 +2,8 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
@@ -19,10 +19,9 @@ REQUIRED: Any = inspect.Parameter.empty
 class Registry(Mapping[str, Entry], Generic[Entry]):
     """Entries of one kind by name, in the order of registration.
 
-    Entries that are classes have options: the annotated parameters of their constructors.
-
-    Installed distributions add entries by entry points of the group "statemix.layers" (or another
-    kind). They are loaded when a name is not found, and when all entries are listed.
+    Entries that are classes have options: the annotated parameters of their constructors. Installed
+    distributions add entries by entry points of the group "statemix.layers" (or another kind). They
+    are loaded when a name is not found, and when all entries are listed.
 
     Args:
         kind: noun for one entry in messages, such as "layer", "gate" or "backend".
@@ -60,11 +59,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         self.by_kind[kind] = self
 
     def register(self, entry: Entry) -> Entry:
-        """Add an entry and return it; usable as a class decorator.
-
-        Raises:
-            ValueError: if the name is already registered.
-        """
+        """Add an entry and return it; usable as a class decorator."""
         name: str = entry.name  # type: ignore[attr-defined]
         if name in self._entries:
             raise ValueError(f"{self.kind} must have a unique name, got a second {name!r}")
@@ -78,11 +73,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         self.revision += 1
 
     def find(self, name: object) -> Entry:
-        """Return an entry by name.
-
-        Raises:
-            SettingError: if there is no entry of that name; the message lists the names.
-        """
+        """Return an entry by name; the SettingError for an unknown name lists the known ones."""
         if not isinstance(name, str) or (name not in self._entries and name not in self._all()):
             advice = suggestion(name, self)
             condition = f"must be one of {list(self)}"
@@ -90,23 +81,13 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return self._entries[name]
 
     def options(self, name: object) -> dict[str, tuple[Any, Any]]:
-        """Return the options of an entry: option -> (annotation, default).
-
-        The default is :data:`REQUIRED` where the option must be given.
-
-        Raises:
-            SettingError: if there is no entry of that name.
-        """
+        """Return the options of an entry: option -> (annotation, default or REQUIRED)."""
         entry: Any = self.find(name)
         parameters = _parameters(entry.__init__)
         return {name: option for name, option in parameters.items() if name not in self.common}
 
-    def check_options(self, name: str, given: Iterable[str]) -> None:
-        """Check that an entry knows all options that are given, and lacks none that it requires.
-
-        Raises:
-            SettingError: otherwise, or if there is no entry of that name.
-        """
+    def check_options(self, name: str, given: Collection[str]) -> None:
+        """Refuse unknown options and missing ones with a SettingError."""
         known, entry = self.options(name), self.find(name)
         # Options that are replaced by others before they come here.
         replaced = [*getattr(entry, "replaced", ())]
@@ -114,28 +95,18 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         subject = f"of {self.kind} {name!r}"
         for option in given:
             if option not in known:
-                raise SettingError(
-                    "",
-                    f"must be among {sorted([*known, *replaced])}",
-                    option,
-                    subject=f"options {subject}",
-                    advice=suggestion(option, [*known, *replaced]),
-                )
-        required = {option for option, (_, default) in known.items() if default is REQUIRED}
-        missing = ", ".join(option for option in known if option in required.difference(given))
-        if missing:
+                condition = f"must be among {sorted([*known, *replaced])}"
+                advice = suggestion(option, [*known, *replaced])
+                subject = f"options {subject}"
+                raise SettingError("", condition, option, subject=subject, advice=advice)
+        absent = (o for o in known if known[o][1] is REQUIRED and o not in given)
+        if missing := ", ".join(absent):
             advice = f", or {' or '.join(replaced)}" if replaced else ""
-            raise SettingError(
-                "", "must be given", ABSENT, subject=f"{missing} {subject}", advice=advice
-            )
+            subject = f"{missing} {subject}"
+            raise SettingError("", "must be given", ABSENT, subject=subject, advice=advice)
 
     def build(self, name: str, /, **arguments: Any) -> Any:
-        """Construct an entry from its options and the common parameters.
-
-        Raises:
-            SettingError: as in :meth:`check_options`.
-            OptionError: if the entry refuses the value of an option.
-        """
+        """Construct an entry from its options and the common parameters."""
         self.check_options(name, [option for option in arguments if option not in self.common])
         entry: Any = self.find(name)
         return entry(**arguments)
@@ -151,9 +122,8 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
                 try:
                     entry = point.load()
                 except ImportError as error:
-                    warnings.warn(
-                        f"{self.kind} {point.name!r} is not usable: {error}", stacklevel=3
-                    )
+                    said = f"{self.kind} {point.name!r} is not usable: {error}"
+                    warnings.warn(said, stacklevel=3)
                     continue
                 # Its module may have registered it.
                 if self._entries.get(entry.name) is not entry:
@@ -196,9 +166,6 @@ class Spec:
     Args:
         name: name of the entry.
         **options: options that differ from the defaults, or are required.
-
-    Raises:
-        SettingError: if there is no such entry, or it has no such options.
     """
 
     kind: ClassVar[str]
@@ -225,9 +192,6 @@ class Spec:
         A run must not depend on a file that may change. An entry that reads a file has a static
         method of this name, which gets the options alone. Its attribute ``replaced`` names options
         that only this method knows: option -> the option in its place.
-
-        Raises:
-            SettingError: if there is no such entry, or a file cannot be read.
         """
         read = getattr(cls.registry().find(name), "with_contents", None)
         return options if read is None else dict(read(options))
@@ -260,11 +224,9 @@ class Spec:
 
     def __eq__(self, other: object) -> bool:
         # Specifications are equal even if only one of them writes out a default.
-        return (
-            isinstance(other, Spec)
-            and self.kind == other.kind
-            and _same(self.asked(), other.asked())
-        )
+        if not isinstance(other, Spec) or self.kind != other.kind:
+            return False
+        return _same(self.asked(), other.asked())
 
     def __hash__(self) -> int:
         return hash((self.kind, self.name))
@@ -273,12 +235,8 @@ class Spec:
         given = "".join(f", {option}={value!r}" for option, value in self.options.items())
         return f"{type(self).__name__}({self.name!r}{given})"
 
-    def __reduce__(self) -> tuple[Callable[..., "Spec"], tuple[Any, ...]]:
-        return _rebuilt, (type(self), self.name, dict(self.options))
-
-
-def _rebuilt(kind: type[Spec], name: str, options: dict[str, Any]) -> Spec:
-    return kind(name, **options)
+    def __reduce__(self) -> tuple[Callable[[], "Spec"], tuple[()]]:
+        return partial(type(self), self.name, **self.options), ()
 
 
 def _plain(value: Any, table: Callable[[Spec], dict[str, Any]]) -> Any:
@@ -301,8 +259,7 @@ def passed_on(arguments: Mapping[str, Any], base: type) -> dict[str, Any]:
 
     Called with ``locals()``, it spares a constructor a second list of its options.
     """
-    found = (vars(kind).get("__init__") for kind in base.__mro__)
-    names = {name for one in found for name in getattr(one, "__annotations__", ())}
+    constructors = (vars(kind).get("__init__") for kind in base.__mro__)
+    names = {name for each in constructors for name in getattr(each, "__annotations__", ())}
     # torch.compile annotates the constructor of nn.Module.
-    names.discard("self")
-    return {name: value for name, value in arguments.items() if name in names}
+    return {name: value for name, value in arguments.items() if name in names - {"self"}}

@@ -12,18 +12,15 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
-import statemix
 from statemix import proofs
 from statemix.automaton import IGNORED, NEVER, Automaton
-from statemix.layers import LayerSpec
-from statemix.models import TokenClassifier
 from statemix.proofs import certificate_tables, check_certificate
 from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.check_certificate import Invalid, check, digest, step
@@ -67,16 +64,12 @@ def s_3(of_group):
     return tables_of(of_group("S_3"), automaton_of("S_3"))[1]
 
 
-@pytest.mark.parametrize("name", ["S_2", "S_3", "A_5"])
-def test_the_checker_agrees_with_the_proof(of_group, name):
-    certificate, tables = tables_of(of_group(name), automaton_of(name))
+@pytest.mark.parametrize(("name", "channels"), [("S_3", False), ("A_5", False), ("S_3", True)])
+def test_the_checker_agrees_with_the_proof(of_group, of_group_in_channels, name, channels):
+    model = (of_group_in_channels if channels else of_group)(name)
+    certificate, tables = tables_of(model, automaton_of(name))
     assert check(tables) == (certificate.result.pairs, None)
     assert len(tables["states"]) == certificate.result.pairs
-
-
-def test_entries_may_hold_rows_of_channels(of_group_in_channels):
-    certificate, tables = tables_of(of_group_in_channels("S_3"), automaton_of("S_3"))
-    assert check(tables) == (certificate.result.pairs, None)
 
 
 def test_the_start_is_the_learned_state(of_group):
@@ -104,27 +97,6 @@ def test_letters_that_cannot_follow_are_not_asked_for(tracker):
     assert check(tables) == (2, None)
     assert tables["automaton"]["transitions"][1][1] == -1
     assert tables["automaton"]["outputs"][0][1] == -1
-
-
-def test_values_that_a_trained_network_loads_are_in_the_tables():
-    """The value of a token must not depend on how many tokens are read together."""
-    table = np.array([[1, 2, 0], [2, 2, 0], [2, 2, 0]])
-    automaton = Automaton(0, table, table)
-    torch.manual_seed(0)
-    layer = LayerSpec("bd_lru", num_blocks=8, block_size=3, initial_state="learned")
-    model = TokenClassifier(3, {"answer": 3}, 32, [layer])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for number in range(120):
-        statemix.sharpen(model, number / 120)
-        words = torch.randint(3, (32, 16))
-        answers = torch.tensor([automaton.answers(word) for word in words.tolist()])
-        loss = cross_entropy(model(words)["answer"].transpose(1, 2), answers)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    _, tables = tables_of(model, automaton)
-    assert any(isinstance(rule, int) and rule < 0 for rule in tables["letters"][2])
-    assert check(tables)[1] is None
 
 
 def test_the_start_of_an_automaton_may_be_a_number_of_numpy(of_group):
@@ -173,16 +145,9 @@ def corrupted(tables, rng):
     return changed
 
 
-def test_every_one_of_200_corruptions_is_found(s_3):
-    rng = random.Random(0)
-    for _ in range(200):
-        with pytest.raises(Invalid):
-            check(corrupted(s_3, rng))
-
-
 def replayed(tables, word):
     """The answers of the tables along a word, and the right ones."""
-    state, place, automaton = tuple(tables["start"]), 0, tables["automaton"]
+    state, automaton = tuple(tables["start"]), tables["automaton"]
     place = automaton["start"]
     states = [tuple(one) for one in tables["states"]]
     for letter in word:
@@ -201,7 +166,10 @@ def test_corruptions_with_a_new_seal_are_found_unless_they_prove_something_else(
     """Judged by all words of up to three letters: six states are at most two letters apart."""
     rng, outcomes = random.Random(1), set()
     for _ in range(200):
-        changed = sealed(corrupted(s_3, rng))
+        changed = corrupted(s_3, rng)
+        with pytest.raises(Invalid):
+            check(changed)
+        changed = sealed(changed)
         try:
             word = check(changed)[1]
         except Invalid:
@@ -215,22 +183,6 @@ def test_corruptions_with_a_new_seal_are_found_unless_they_prove_something_else(
             words = itertools.product(range(6), repeat=3)
             assert all(replayed(changed, one) for one in words)
     assert outcomes >= {"invalid", "refuted"}
-
-
-def test_a_rule_may_look_a_value_up():
-    """Parity as a position: the letter 1 swaps the two values."""
-    tables = {
-        "format": 1,
-        "values": 2,
-        "start": [0],
-        "letters": [[0], [[1, 0]]],
-        "states": [[0], [1]],
-        "answers": [[0, 0], [1, 1]],
-        "automaton": {"start": 0, "transitions": [[0, 1], [1, 0]], "outputs": [[0, 1], [1, 0]]},
-    }
-    assert check(sealed(tables)) == (2, None)
-    tables["letters"][1] = [[1, 1]]
-    assert check(sealed(tables))[1] == (1, 1)
 
 
 def test_a_certificate_of_too_many_states_is_refused_at_once(tmp_path):
@@ -257,21 +209,17 @@ def test_a_certificate_of_too_many_states_is_refused_at_once(tmp_path):
     [
         (lambda t: t.pop("start"), "its tables must be"),
         (lambda t: t.update(more=1), "its tables must be"),
-        (lambda t: t.update(format=2), "its format holds 2"),
-        (lambda t: t.update(values=0), "values must be a number of values"),
+        (lambda t: t.update(format=True), "its format holds True"),
         (lambda t: t.update(values=True), "values must be a number of values"),
+        (lambda t: t.update(letters={}), "letters must be a list"),
         (lambda t: t["start"].append(0), "a letter must have a rule per entry"),
         (lambda t: t["start"].__setitem__(0, 99), "start holds 99"),
-        (lambda t: t["letters"][0].pop(), "a letter must have a rule per entry"),
         (lambda t: t["letters"][0].__setitem__(0, 3), "a rule holds 3"),
         (lambda t: t["letters"][0].__setitem__(0, 1.0), "a rule holds 1.0"),
-        (lambda t: t["letters"][0].__setitem__(0, -99), "a rule holds -99"),
         (lambda t: t["letters"][0].__setitem__(0, [0]), "a rule must have"),
         (lambda t: t["states"].append(t["states"][0]), "a state stands there twice"),
         (lambda t: t["states"][0].__setitem__(0, -1), "a state holds -1"),
         (lambda t: t["answers"].pop(), "answers must have a row per state"),
-        (lambda t: t.update(format=True), "its format holds True"),
-        (lambda t: t.update(letters={}), "letters must be a list"),
         (lambda t: t["answers"][0].__setitem__(0, True), "answers holds True"),
         (lambda t: t["automaton"].pop("start"), "the automaton is not whole"),
         (lambda t: t["automaton"].update(start=6), "the automaton's start holds 6"),
@@ -291,24 +239,21 @@ def test_tables_of_another_form_are_named(s_3, change, message):
     [
         ("", "Expecting value"),
         ("[]", "it has no tables\n"),
-        ("{}", "it has no tables\n"),
         ('{"tables": 3}', "it has no tables\n"),
         ('{"without_tables": "the verdict is open"}', "it has no tables: the verdict is open\n"),
         ('{"tables": {"sha256": 1}}', "its tables must be "),
+        ('{"tables":' + "[" * 200_000, ""),
     ],
+    ids=itertools.count(),
 )
-def test_files_without_tables_are_named(text, reason, tmp_path):
+def test_files_without_tables_are_named(text, reason, tmp_path, capsys):
     path = tmp_path / "certificate.json"
     path.write_text(text)
-    status, said = run_checker(path)
-    assert status == 2
-    assert said.startswith(f"invalid: {path}: {reason}")
+    assert check_certificate.main(str(path)) == 2
+    assert capsys.readouterr().out.startswith(f"invalid: {path}: {reason}")
 
 
-def test_deep_files_are_invalid_and_a_wrong_call_is_no_refutation(tmp_path):
-    path = tmp_path / "certificate.json"
-    path.write_text('{"tables":' + "[" * 200_000)
-    assert run_checker(path)[0] == 2
+def test_a_wrong_call_is_no_refutation():
     called = subprocess.run([sys.executable, CHECKER], capture_output=True, check=False)
     assert (called.returncode, called.stdout) == (2, b"")
 
@@ -334,7 +279,7 @@ def test_odd_values_anywhere_never_end_in_a_traceback(kind, tmp_path, capsys):
     path, places = tmp_path / "certificate.json", list(parts_in(content))
     assert content["tables"]["format"] == {"S_3": 1, "S_6": 2}[kind]
     rng, statuses = random.Random(0), Counter()
-    for odd in ODD * 40:
+    for odd in ODD * 15:
         changed = {"all": copy.deepcopy(content)}
         *parents, last = ("all", *rng.choice(places))
         place = changed
@@ -348,35 +293,38 @@ def test_odd_values_anywhere_never_end_in_a_traceback(kind, tmp_path, capsys):
         statuses[check_certificate.main(str(path))] += 1
         assert re.fullmatch("(proven|refuted|invalid): .*\n", capsys.readouterr().out)
     assert statuses.keys() <= {0, 1, 2}
-    assert statuses[2] > 300
+    assert statuses[2] > 100
 
 
 @pytest.mark.parametrize(
     "content",
     [
         *(b"", b"\x00\xff\xfe", b"null", b'"text"', b"9" * 5000, b"1e999", b"\xef\xbb\xbf{}"),
-        *(b"[" * 200_000, b'{"a":' * 5000, b'{"tables": {"format": 2}}'),
-        *(b'{"tables": {"\\ud800": 1}}', '{"without_tables": "é"}'.encode()),
+        *(b'{"a":' * 5000, b'{"tables": {"format": 2}}', b'{"tables": {"\\ud800": 1}}'),
+        '{"without_tables": "é"}'.encode(),
         *(b'{"without_tables": "\\ud800"}', b'{"without_tables": "\\nproven: \\u001b[2J"}'),
     ],
     ids=itertools.count(),
 )
-def test_any_file_is_invalid_wherever_the_verdict_is_printed(content, tmp_path):
+def test_any_file_is_invalid_in_one_line(content, tmp_path, capsys):
     path = tmp_path / "é.json"
     path.write_bytes(content)
-    check_it = (
-        f"{shlex.quote(sys.executable)} -S {shlex.quote(str(CHECKER))} {shlex.quote(str(path))}"
-    )
+    assert check_certificate.main(str(path)) == 2
+    assert re.fullmatch("invalid: .*\n", capsys.readouterr().out)
+
+
+def test_a_file_is_invalid_wherever_the_verdict_is_printed(tmp_path):
+    path = tmp_path / "é.json"
+    path.write_text('{"without_tables": "é"}')
+    check_it = shlex.join([sys.executable, "-S", str(CHECKER), str(path)])
     closed = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); "
     closed += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    through = f"{shlex.quote(sys.executable)} -c {shlex.quote(closed)} -S"
     for shell in (
-        check_it,
         f"PYTHONIOENCODING=ascii {check_it}",
         f"PYTHONUTF8=0 LC_ALL=C PYTHONCOERCECLOCALE=0 {check_it}",
         f"{check_it} >&-",
         f"{check_it} >/dev/full",
-        f"{through} {shlex.quote(str(CHECKER))} {shlex.quote(str(path))}",
+        shlex.join([sys.executable, "-c", closed, "-S", str(CHECKER), str(path)]),
     ):
         done = subprocess.run(shell, shell=True, capture_output=True, timeout=60, check=False)
         assert (done.returncode, done.stderr) == (2, b""), shell
@@ -400,9 +348,9 @@ def test_there_are_no_tables_of_other_networks(of_group, stacked):
     model, automaton = of_group("S_3"), automaton_of("S_3")
     soft = proofs.prove(model, automaton, soft=True)
     assert soft.tables(automaton) == "the gates of the network are not 0 and 1"
-    turns = (np.arange(6)[:, None] + np.arange(6)) % 6
-    wrong = Automaton(0, turns, turns)
-    assert proofs.prove(model, wrong).tables(wrong) == "the verdict is refuted"
+    proven = proofs.prove(model, automaton)
+    wrong = replace(proven, result=replace(proven.result, verdict="refuted"))
+    assert wrong.tables(automaton) == "the verdict is refuted"
     both = proofs.prove(stacked(model), automaton)
     assert both.verdict == "proven"
     assert both.tables(automaton) == "the network is not one BD-LRU layer"
@@ -426,7 +374,7 @@ def test_there_are_no_tables_of_too_many_numbers(of_group, monkeypatch):
 def test_the_checker_agrees_with_committed_certificates(path):
     stored = json.loads(path.read_text())
     assert stored["verdict"] == "proven"
-    status, said = run_checker(path)
+    status, said = check_certificate.verdict(str(path))
     assert status == 0
     if stored["method"] == "search":
         # The checker counts the pair before the first letter, too, to which no word may lead back.

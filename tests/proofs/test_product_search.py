@@ -6,18 +6,22 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
-from statemix.proofs import harden, hardening, product_search, prove, prune, search
+from statemix.proofs import harden, product_search, prove, prune, search
 from statemix.proofs.hardening import walk
 from statemix.tasks.chomsky.arithmetic import ModularArithmetic
 from statemix.tasks.chomsky.string_tasks import CycleNavigation
 from statemix.tasks.permutation import Permutation
+
+S_3 = Permutation(group="S_3").automaton()
+ONE_STATE = np.zeros((1, 6), np.int64)
+ANYTHING = Automaton(0, ONE_STATE, ONE_STATE + IGNORED)
 
 
 def failing_words(model, automaton, length):
@@ -47,7 +51,7 @@ def allowed(automaton, word):
     return True
 
 
-@pytest.mark.parametrize("name", ["S_2", "S_3", "S_4", "A_5", "S_5"])
+@pytest.mark.parametrize("name", ["S_3", "A_5"])
 def test_the_exact_block_of_a_group_is_proven(of_group, name):
     task = Permutation(group=name)
     levels = []
@@ -63,7 +67,7 @@ def test_the_exact_block_of_a_group_is_proven(of_group, name):
     assert levels == [task.group.order] * 2
 
 
-@pytest.mark.parametrize("name", ["S_2", "S_3", "S_4"])
+@pytest.mark.parametrize("name", ["S_2", "S_4"])
 def test_a_block_with_value_channels_is_proven(of_group_in_channels, name):
     task = Permutation(group=name)
     model = of_group_in_channels(name)
@@ -85,17 +89,17 @@ def test_a_block_tracks_only_if_all_of_its_channels_do(of_group_in_channels):
     held[0, :, 1, 2] = 5
     held[1, :, 1, 2] = np.arange(7)
     model = of_group_in_channels("S_3", (loads, held[0]), (loads, held[1]))
-    pruned = prune(harden(model), Permutation(group="S_3").automaton())
+    pruned = prune(harden(model), S_3)
     assert (pruned.tracking, pruned.varying, pruned.num_blocks) == ((0, 1), (0,), 3)
     loads = pruned.model.backbone.blocks[0].mixer.value_proj.weight.view(3, 3, 3, -1)
     assert [bool(loads[:, :, block].any()) for block in range(3)] == [True, True, False]
-    found = prove(model, Permutation(group="S_3").automaton())
+    found = prove(model, S_3)
     assert (found.result.verdict, found.tracking) == ("proven", (0, 1))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_model_of_any_dtype_is_proven(of_group, dtype):
-    found = search(harden(of_group("S_3")).to(dtype), Permutation(group="S_3").automaton())
+    found = search(harden(of_group("S_3")).to(dtype), S_3)
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, 1)
 
 
@@ -108,12 +112,11 @@ def test_soft_gates_are_proven_where_they_round_to_hard_ones(of_group):
 
 
 def test_a_stack_of_layers_is_proven_as_a_whole(of_group, stacked):
-    automaton = Permutation(group="S_3").automaton()
     model = stacked(of_group("S_3"))
-    found = search(harden(model), automaton)
+    found = search(harden(model), S_3)
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, 1)
     # No block of a stack is pruned, as other layers read it.
-    whole = prove(model, automaton)
+    whole = prove(model, S_3)
     assert (whole.result.verdict, whole.network) == ("proven", "hardened")
 
 
@@ -133,27 +136,23 @@ def test_a_model_is_certified_as_it_is_evaluated(of_group):
     model = harden(of_group("S_3"))
     layer = model.backbone.blocks[0].mixer
     layer.out_proj = torch.nn.Sequential(layer.out_proj, torch.nn.Dropout(0.5))
-    found = search(model.train(), Permutation(group="S_3").automaton())
+    found = search(model.train(), S_3)
     assert (found.verdict, found.pairs) == ("proven", 6)
 
 
-@pytest.mark.parametrize("token", [1, 3, 5])
+@pytest.mark.parametrize("token", [1, 5])
 def test_one_gate_swapped_is_refuted_by_a_shortest_word(of_group, token):
     model = of_group("S_3")
     gates = model.backbone.blocks[0].mixer.gate_proj.weight.view(3, 4, 1, -1)
     with torch.no_grad():
         gates[0, :, 0, token] = gates[0, [1, 2, 0, 3], 0, token]
-    automaton, hard = Permutation(group="S_3").automaton(), harden(model)
-    found = search(hard, automaton)
+    hard = harden(model)
+    found = search(hard, S_3)
     assert found.verdict == "refuted"
-    lengths = [length for length in range(1, 6) if failing_words(hard, automaton, length)]
-    assert len(found.word) == lengths[0]
-    assert found.word in failing_words(hard, automaton, lengths[0])
-    logits = hard(torch.tensor([found.word]))["answer"][0, -1]
-    assert (found.answer, found.expected) == (
-        int(logits.argmax()),
-        automaton.answers(found.word)[-1],
-    )
+    failing = next(filter(None, (failing_words(hard, S_3, length) for length in range(1, 6))))
+    assert found.word in failing
+    answer = int(hard(torch.tensor([found.word]))["answer"][0, -1].argmax())
+    assert (found.answer, found.expected) == (answer, S_3.answers(found.word)[-1])
     assert found.answer != found.expected
 
 
@@ -186,32 +185,20 @@ def test_blocks_that_do_not_track_are_pruned(of_group):
     keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]
     shifts = [[(entry + 1) % 3 for entry in range(3)]] * 6 + [[-1] * 3]
     model = harden(of_group("S_3", keeps, shifts))
-    automaton = Permutation(group="S_3").automaton()
-    whole = search(model, automaton)
+    whole = search(model, S_3)
     assert whole.verdict == "proven"
     assert whole.pairs > 6
-    rest = prune(model, automaton)
+    rest = prune(model, S_3)
     # All entries of the block that is shifted hold one value, so nothing is there to follow.
     assert (rest.tracking, rest.num_blocks) == ((0, 2), 3)
-    found = search(rest.model, automaton)
+    found = search(rest.model, S_3)
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, whole.margin)
     assert model.backbone.blocks[0].mixer.value_proj.weight.abs().sum() > 0
-
-
-def test_zeros_of_two_signs_are_two_states_of_a_block_and_one_nan_is_one():
-    one = torch.tensor([[0.0, 1.0], [torch.nan, 1.0]])
-    other = torch.tensor([[-0.0, 1.0], [torch.nan, 1.0]])
-    assert hardening._same_bytes(one, other).tolist() == [False, True]
-
-
-def test_a_block_that_is_pruned_is_not_read(of_group):
-    keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]
-    model = of_group("S_3", keeps)
+    # The other block is not read, whatever the readout does.
     with torch.no_grad():
         model.readouts["answer"].weight[0, 3:6] = 10
-    automaton = Permutation(group="S_3").automaton()
-    assert search(harden(model), automaton).verdict == "refuted"
-    assert search(prune(harden(model), automaton).model, automaton).verdict == "proven"
+    assert search(model, S_3).verdict == "refuted"
+    assert search(prune(model, S_3).model, S_3).verdict == "proven"
 
 
 def test_a_block_that_is_pruned_forgets_its_learned_state(of_group):
@@ -220,11 +207,10 @@ def test_a_block_that_is_pruned_forgets_its_learned_state(of_group):
     model = of_group("S_3", turns, initial_state="learned")
     with torch.no_grad():
         model.backbone.blocks[0].mixer.learned_state[1] = torch.tensor([1.0, 2.0, 3.0])
-    automaton = Permutation(group="S_3").automaton()
-    assert search(harden(model), automaton).pairs == 12
-    rest = prune(harden(model), automaton)
+    assert search(harden(model), S_3).pairs == 12
+    rest = prune(harden(model), S_3)
     assert rest.tracking == (0,)
-    assert search(rest.model, automaton).pairs == 6
+    assert search(rest.model, S_3).pairs == 6
 
 
 def test_the_head_that_answers_may_be_chosen(of_group):
@@ -232,22 +218,22 @@ def test_the_head_that_answers_may_be_chosen(of_group):
     other = torch.nn.Linear(model.readouts["answer"].in_features, 6)
     model.readouts = torch.nn.ModuleDict({"other": other, "answer": model.readouts["answer"]})
     model.heads = {"other": 6, "answer": 6}
-    automaton = Permutation(group="S_3").automaton()
-    assert search(model, automaton, head="answer").verdict == "proven"
-    assert search(model, automaton).verdict == "refuted"
+    assert search(model, S_3, head="answer").verdict == "proven"
+    assert search(model, S_3).verdict == "refuted"
 
 
-def test_an_lstm_stays_open():
+@pytest.mark.parametrize(("most", "length"), [(5, 0), (6, 1), (257, 2)])
+def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
+    """No two words lead an LSTM to one state, so there are 6, 42, 258 ... of them."""
     model = TokenClassifier(6, {"answer": 6}, 8, [LayerSpec("lstm")])
-    anything = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
-    found = search(model, anything, max_pairs=500)
+    found = search(model, ANYTHING, max_pairs=most)
     assert (found.verdict, found.margin, found.word) == ("open", None, ())
-    assert (found.answer, found.expected) == (None, None)
-    assert found.reason == "more than 500 pairs of states"
+    assert (found.answer, found.expected, found.checked) == (None, None, length)
+    assert found.reason == f"more than {most} pairs of states"
     with pytest.raises(ValueError, match="model must have a layer with gates to harden"):
         harden(model)
     with pytest.raises(TypeError, match="the first layer must be a BD-LRU to prune, got LSTM"):
-        prune(model, anything)
+        prune(model, ANYTHING)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +241,6 @@ def test_an_lstm_stays_open():
     [
         (0, 1e-6, 1, "open"),
         (1e-5, 0, 1, "open"),
-        (1e-9, 0, 1, "proven"),
         # Roundings are relative to the logits.
         (1e-6, 0, 1e-3, "open"),
         (1e-8, 0, 1e3, "proven"),
@@ -276,7 +261,7 @@ def test_rows_may_round_logits_by_their_place_and_nothing_else(
         return y + output * places, after + state * places
 
     monkeypatch.setattr(layer, "forward", leaky)
-    found = search(model, Permutation(group="S_3").automaton())
+    found = search(model, S_3)
     assert found.verdict == verdict
     if verdict == "open":
         assert found.pairs == 0
@@ -288,7 +273,7 @@ def test_a_failure_of_steps_alone_is_not_a_refutation(of_group, monkeypatch):
     monkeypatch.setattr(model, "forward", of_group("S_3").forward)
     with torch.no_grad():
         model.readouts["answer"].weight[3] *= -1
-    found = search(model, Permutation(group="S_3").automaton())
+    found = search(model, S_3)
     assert found.verdict == "open"
     assert found.reason == "steps fail on the word [3], the whole does not"
 
@@ -297,7 +282,7 @@ def test_what_is_no_number_is_wrong(of_group):
     model = harden(of_group("S_3"))
     with torch.no_grad():
         model.readouts["answer"].weight[2] = torch.nan
-    found = search(model, Permutation(group="S_3").automaton())
+    found = search(model, S_3)
     assert (found.verdict, found.answer, found.expected) == ("refuted", None, found.word[0])
 
 
@@ -312,40 +297,13 @@ def test_a_tie_is_wrong(of_group):
 
 
 def test_the_only_class_has_no_margin():
-    model = TokenClassifier(2, {"answer": 1}, 4, [LayerSpec("bd_lru", num_blocks=1, block_size=2)])
-    only = Automaton(0, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64))
-    found = prove(model, only)
-    assert (found.result.verdict, found.result.margin) == ("proven", None)
+    layer = LayerSpec("bd_lru", num_blocks=2, block_size=2, input_gate_bias=6.0)
+    model = TokenClassifier(2, {"answer": 1}, 8, [layer], seed=0)
+    table = np.array([[0, 1], [1, 0]])
+    found = prove(model, Automaton(0, table, np.zeros_like(table)))
+    # No block tracks.
+    assert (found.result.verdict, found.result.margin, found.tracking) == ("proven", None, ())
     json.dumps(found.to_plain(), allow_nan=False)
-
-
-def test_an_lstm_that_has_learned_its_task_stays_open():
-    """Its answers are right as far as the search goes, and its states never repeat."""
-    torch.manual_seed(0)
-    model = TokenClassifier(2, {"answer": 2}, 16, [LayerSpec("lstm")])
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(200):
-        tokens = torch.randint(0, 2, (64, 12))
-        logits = model(tokens)["answer"].flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, (tokens.cumsum(1) % 2).flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    parity = np.array([[0, 1], [1, 0]])
-    found = search(model.eval(), Automaton(0, parity, parity), max_pairs=1000)
-    assert (found.verdict, found.word, found.checked) == ("open", (), 8)
-    assert found.margin > 1
-    assert found.reason == "more than 1000 pairs of states"
-
-
-@pytest.mark.parametrize(("most", "length"), [(5, 0), (6, 1), (41, 1), (42, 2), (257, 2)])
-def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
-    """No two words lead an LSTM to one state, so there are 6, 42, 258 ... of them."""
-    model = TokenClassifier(6, {"answer": 6}, 8, [LayerSpec("lstm")])
-    anything = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
-    found = search(model, anything, max_pairs=most)
-    assert found.reason == f"more than {most} pairs of states"
-    assert found.checked == length
 
 
 @pytest.mark.parametrize(
@@ -353,49 +311,31 @@ def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
     [
         ({"head": "x"}, r"head must be one of \['answer'\], got 'x'"),
         ({"max_pairs": 0}, "max_pairs must be at least 1, got 0"),
-        (
-            {"automaton": Permutation(group="S_4").automaton()},
-            "must have the 6 tokens of the model",
-        ),
-        (
-            {"automaton": Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), 6))},
-            "outputs must be below the 6 classes of the model, got 6",
-        ),
+        ({"automaton": Automaton(0, ONE_STATE[:, 1:], ONE_STATE[:, 1:])}, "the 6 tokens .* got 5"),
+        ({"automaton": Automaton(0, ONE_STATE, ONE_STATE + 6)}, "outputs must be below the 6"),
+        ({"automaton": [[0]]}, r"automaton must be an Automaton, got \[\[0\]\]"),
     ],
 )
 def test_bad_requests_are_named(of_group, changes, message):
-    request = {"automaton": Permutation(group="S_3").automaton()} | changes
-    with pytest.raises(ValueError, match=message):
-        search(of_group("S_3"), **request)
+    for proof in (search, prove):
+        with pytest.raises((ValueError, TypeError), match=message):
+            proof(of_group("S_3"), **{"automaton": S_3} | changes)
 
 
-def test_what_is_no_automaton_is_named(of_group):
-    with pytest.raises(TypeError, match=r"automaton must be an Automaton, got \[\[0\]\]"):
-        search(of_group("S_3"), [[0]])
-    with pytest.raises(TypeError, match="automaton must be an Automaton"):
-        prove(of_group("S_3"), [[0]])
-    for tokens in (5, 7):
-        other = Automaton(0, np.zeros((1, tokens), np.int64), np.zeros((1, tokens), np.int64))
-        with pytest.raises(ValueError, match=f"the 6 tokens of the model, got {tokens}"):
-            prove(of_group("S_3"), other)
-    nothing = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
-    with pytest.raises(ValueError, match="automaton must score an answer"):
-        prove(of_group("S_3"), nothing)
-    stuck = Automaton(0, np.full((1, 6), NEVER), np.zeros((1, 6), np.int64))
+@pytest.mark.parametrize(
+    "automaton",
+    [ANYTHING, Automaton(0, ONE_STATE + NEVER, ONE_STATE)],
+)
+def test_an_automaton_must_score_an_answer_to_some_word(of_group, automaton):
     with pytest.raises(ValueError, match="automaton must score an answer to some word, got none"):
-        prove(of_group("S_3"), stuck)
+        prove(of_group("S_3"), automaton)
 
 
-def test_an_autoencoder_has_no_steps():
+def test_only_classifiers_are_searched():
     layers = [LayerSpec("bd_lru", num_blocks=2, block_size=2)]
-    model = SequenceAutoencoder(6, {"answer": 6}, 8, layers)
-    with pytest.raises(TypeError, match="model must be a TokenClassifier, got SequenceAuto"):
-        search(model, Permutation(group="S_3").automaton())
-
-
-def test_a_module_of_ones_own_is_no_classifier():
-    with pytest.raises(TypeError, match="model must be a TokenClassifier, got Linear"):
-        prove(torch.nn.Linear(2, 2), Permutation(group="S_3").automaton())
+    for model in (SequenceAutoencoder(6, {"answer": 6}, 8, layers), torch.nn.Linear(2, 2)):
+        with pytest.raises(TypeError, match=r"model must be a TokenClassifier, got [SL]"):
+            search(model, S_3)
 
 
 def hard_blocks(draw, tracker):
@@ -451,7 +391,6 @@ def own_automaton(sources, values, readout, rng, damaged):
     return Automaton(0, np.array(transitions), outputs)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_verdicts_agree_with_all_words_of_up_to_six_tokens(tracker, data):
     model, automaton = hard_blocks(data.draw, tracker)
@@ -493,12 +432,10 @@ def test_words_that_are_no_expressions_are_named():
     ("start", "transitions", "outputs", "error"),
     [
         (0, [[0, 1]], np.zeros((1, 2), np.int64), TypeError),
-        (0, np.zeros((1, 2)), np.zeros((1, 2), np.int64), TypeError),
         (0, np.zeros((0, 2), np.int64), np.zeros((0, 2), np.int64), ValueError),
         (0, np.zeros((1, 2), np.int64), np.zeros((2, 1), np.int64), ValueError),
         (1, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), ValueError),
         (0.5, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), TypeError),
-        ("0", np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), TypeError),
         (0, np.full((1, 2), 1), np.zeros((1, 2), np.int64), ValueError),
         (0, np.full((1, 2), -2), np.zeros((1, 2), np.int64), ValueError),
         (0, np.zeros((1, 2), np.int64), np.full((1, 2), -1), ValueError),
@@ -510,7 +447,7 @@ def test_tables_that_are_no_automaton_are_refused(start, transitions, outputs, e
 
 
 def test_pairs_beyond_memory_are_refused(of_group, monkeypatch):
-    model, automaton = harden(of_group("S_3")), Permutation(group="S_3").automaton()
+    model, automaton = harden(of_group("S_3")), S_3
     state = 3 * 4
     monkeypatch.setattr(product_search, "available_bytes", lambda: 1000 * (150 + state))
     assert search(model, automaton, max_pairs=1000).verdict == "proven"
@@ -534,21 +471,12 @@ def test_a_token_leads_to_the_same_bytes_whatever_tokens_can_follow():
 def test_an_answer_that_rounding_may_change_is_no_proof(of_group):
     """A constant that is added to all logits changes no difference, but makes rounding larger."""
     model = of_group("S_3")
-    automaton = Permutation(group="S_3").automaton()
-    assert prove(model, automaton).verdict == "proven"
+    assert prove(model, S_3).verdict == "proven"
     with torch.no_grad():
         model.readouts["answer"].weight += 2.0**18
-    found = search(harden(model), automaton)
+    found = search(harden(model), S_3)
     assert found.verdict == "open"
     assert found.reason.startswith("rounding may change the answer after the word [")
     # A readout that is fitted again has no common part.
-    again = prove(model, automaton)
+    again = prove(model, S_3)
     assert (again.verdict, again.network) == ("proven", "refitted")
-
-
-def test_a_model_with_one_class_and_no_block_that_tracks_is_proven():
-    layer = LayerSpec("bd_lru", num_blocks=2, block_size=2, input_gate_bias=6.0)
-    model = TokenClassifier(2, {"answer": 1}, 8, [layer], seed=0)
-    table = np.array([[0, 1], [1, 0]])
-    found = prove(model, Automaton(0, table, np.zeros_like(table)))
-    assert (found.verdict, found.tracking) == ("proven", ())

@@ -58,8 +58,6 @@ def test_states_that_differ_by_little_are_told_apart():
         recurrence.learned_state.copy_(torch.tensor([[-1.0, -0.9998, 1 / 3, 1.0]]))
     cut = prune(harden(model), task.automaton())
     assert cut.tracking == (0,)
-    refitted = search(refit(cut.model, task.automaton(), "answer"), task.automaton())
-    assert refitted.reason.startswith("rounding may change the answer after the word")
     # Small weights answer with the same distances in numbers that rounding moves less.
     found = prove(model, task.automaton())
     assert (found.verdict, found.network) == ("proven", "refitted")
@@ -92,14 +90,12 @@ def test_what_the_blocks_do_not_hold_cannot_be_read(of_group):
 
 
 def test_a_network_that_needs_no_memory_is_not_fitted(tracker):
-    """No block holds a state of an automaton of one state; the token itself would do."""
-    # The only entry loads -2 or 2, and the residual adds 1 to it after token 0.
+    """The only entry loads -2 or 2, and the residual adds 1 to it after token 0."""
     model = tracker([[[-1], [-1], [-1]]], [[[-2.0], [2.0], [0.0]]], [[-1.0], [1.0]], 2)
     model.backbone.blocks[0].residual = True
     automaton = Automaton(0, np.zeros((1, 2), np.int64), np.array([[0, 1]]))
     cut = prune(harden(model), automaton)
-    assert cut.varying == ()
-    assert search(cut.model, automaton).verdict == "refuted"
+    assert (cut.varying, search(cut.model, automaton).verdict) == ((), "refuted")
     found = prove(model, automaton)
     assert (found.network, found.result.verdict) == ("hardened", "proven")
 
@@ -124,9 +120,8 @@ def test_positions_that_are_not_scored_are_not_fitted(leaning):
     assert (found.verdict, found.pairs) == ("proven", 6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_readout_keeps_its_dtype(leaning, dtype):
-    cut = prune(harden(leaning.to(dtype)), AUTOMATON)
+def test_the_readout_keeps_its_dtype(leaning):
+    cut = prune(harden(leaning.double()), AUTOMATON)
     fitted = refit(cut.model, AUTOMATON, "answer")
-    assert fitted.readouts["answer"].weight.dtype == dtype
+    assert fitted.readouts["answer"].weight.dtype == torch.float64
     assert search(fitted, AUTOMATON).verdict == "proven"

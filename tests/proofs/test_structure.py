@@ -18,7 +18,8 @@ from statemix.proofs import (
     prove_places,
     structure,
 )
-from statemix.proofs.place_readouts import LastNorm, Reading, by_block
+from statemix.proofs.place_readouts import Reading, by_block
+from statemix.proofs.product_search import margins
 from statemix.tasks.arrangement import Arrangement
 
 SHARP = 8.0
@@ -102,9 +103,11 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize("rules", EXAMPLES, ids=["S_3", "S_8", "loads"])
-@pytest.mark.parametrize("norm", ["none", "rms", "layer"])
+@pytest.mark.parametrize(
+    ("rules", "norm"), [(0, "none"), (1, "rms"), (2, "layer"), (0, "layer"), (2, "none")]
+)
 def test_the_exact_follower_is_proven_and_right(rules, norm):
+    rules = EXAMPLES[rules]
     model = follower(rules, norm=norm, more_blocks=1)
     # The model reads a block that follows nothing, and the network that is proven does not.
     shape = -1, rules.num_places, rules.num_contents, 2
@@ -115,21 +118,22 @@ def test_the_exact_follower_is_proven_and_right(rules, norm):
     assert (found.method, found.network, found.tracking) == ("structure", "pruned", (0,))
     words = torch.randint(rules.num_tokens, (4, 3000), generator=torch.Generator().manual_seed(0))
     contents = rules.contents(words.numpy())
-    with torch.no_grad():
-        logits = found.model(words)
-    least = min(
-        float((right - others).min())
-        for p, one in enumerate(logits.values())
-        for right, others in [leads(one, contents[..., p])]
-    )
-    for p, one in enumerate(logits.values()):
-        np.testing.assert_array_equal(one.argmax(-1).numpy(), contents[..., p])
-    assert 0 < found.result.margin <= least * (1 + 1e-4)
+    check_answers(found, words, contents)
     if norm == "none":
         assert found.result.margin == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@torch.no_grad()
+def check_answers(found, words, contents):
+    """The network names all contents, by leads that are not below the margin."""
+    for p, logits in enumerate(found.model(words).values()):
+        answers = torch.from_numpy(contents[..., p])
+        assert torch.equal(logits.argmax(-1), answers)
+        leads = margins(logits.flatten(0, 1), answers.flatten())
+        assert 0 < found.result.margin <= float(leads.min()) * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_proofs_and_machines_of_random_places_are_right(seed):
     """Tokens may load more contents than there are entries."""
     draw = np.random.default_rng(seed)
@@ -152,16 +156,15 @@ def test_proofs_and_machines_of_random_places_are_right(seed):
     assert answered > 1
 
 
-def leads(logits, answers):
-    """The logits of the answers, and the largest of the others."""
-    places = torch.from_numpy(answers).unsqueeze(-1)
-    return logits.gather(-1, places).squeeze(-1), logits.scatter(-1, places, -torch.inf).amax(-1)
-
-
-@pytest.mark.parametrize("rules", EXAMPLES, ids=["S_3", "S_8", "loads"])
-@pytest.mark.parametrize("norm", ["none", "rms", "layer"])
-@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("rules", "norm", "residual"),
+    [
+        *((0, "none", False), (1, "rms", False), (2, "layer", False)),
+        *((2, "none", True), (0, "rms", True), (1, "layer", True)),
+    ],
+)
 def test_a_readout_is_fitted_again_to_its_own_place(rules, norm, residual):
+    rules = EXAMPLES[rules]
     model = follower(rules, norm=norm, residual=residual)
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -174,12 +177,7 @@ def test_a_readout_is_fitted_again_to_its_own_place(rules, norm, residual):
     assert (found.verdict, found.network) == ("proven", "refitted")
     words = torch.randint(rules.num_tokens, (4, 500), generator=rng)
     contents = rules.contents(words.numpy())
-    with torch.no_grad():
-        logits = found.model(words)
-    for p, one in enumerate(logits.values()):
-        np.testing.assert_array_equal(one.argmax(-1).numpy(), contents[..., p])
-        right, others = leads(one, contents[..., p])
-        assert found.result.margin <= float((right - others).min()) * (1 + 1e-4)
+    check_answers(found, words, contents)
 
 
 @pytest.mark.parametrize("token", [0, 1])
@@ -255,10 +253,7 @@ def test_an_entry_that_begins_with_a_code_of_its_own_follows_its_place(twin, as_
     assert found.result.margin == pytest.approx(1, abs=1e-3)
     words = torch.tensor(list(itertools.product(range(2), repeat=6)))
     contents = rules.contents(words.numpy())
-    with torch.no_grad():
-        logits = found.model(words)
-    for p, one in enumerate(logits.values()):
-        np.testing.assert_array_equal(one.argmax(-1).numpy(), contents[..., p])
+    check_answers(found, words, contents)
 
 
 def test_entries_with_too_many_combinations_of_codes_are_not_read(monkeypatch):
@@ -284,17 +279,6 @@ def test_a_readout_that_other_places_can_overrule_is_open(as_trained):
     assert found.result.reason.startswith(
         "class 1 of place_0 is not proven to stay below class 0: the bound is -0.5"
     )
-
-
-def test_what_the_last_norm_removes_changes_no_margin(as_trained):
-    """LayerNorm subtracts the mean, so a class that reads it reads nothing."""
-    rules = EXAMPLES[0]
-    margins = []
-    for extra in (0.0, 5.0):
-        model = follower(rules, norm="layer")
-        model.readouts["place_0"].weight.data[1] += extra
-        margins.append(prove_by_structure(model, rules).result.margin)
-    assert margins[0] == pytest.approx(margins[1], rel=1e-3)
 
 
 def test_a_lead_that_rounding_may_take_is_open(as_trained):
@@ -329,84 +313,28 @@ def test_objects_may_be_at_several_places_if_words_begin_so(as_trained):
     assert prove_by_structure(model, rules).verdict == "open"
 
 
-def test_what_never_changes_is_beside_every_object(as_trained):
-    rules = EXAMPLES[0]
-    model = follower(rules, more_blocks=1)
-    layer = model.backbone.blocks[0].mixer
-    gates = layer.gate_proj.weight.data.view(3, 4, 2, -1)
-    # The learned token writes a 2 into an entry of block 1, and no other token moves it.
-    gates[:, :, 1, :2] = SHARP * torch.eye(3, 4).unsqueeze(-1)
-    layer.out_proj.weight.data.view(-1, 3, 3, 2)[0, 0, 0, 1] = 1
-    model.readouts["place_0"].weight.data[0, 0] = -0.25
-    found = prove_by_structure(model, rules)
-    assert found.verdict == "proven"
-    assert found.result.margin == pytest.approx(1 - 0.25 * 2, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("vectors", "centred"),
-    # The mean square of the shortest is 0, which the largest and the least numbers do not show.
-    [([[-1, -1], [0, 0], [1, 1]], False), ([[1, 1], [2, 4]], True)],
-)
-def test_the_bounds_of_the_last_norm_hold(vectors, centred):
-    added = np.array(vectors, dtype=np.float64)
-    reading = Reading(
-        places=np.array([0]),
-        contents=[np.arange(len(added))],
-        codes=[np.arange(len(added))[:, None]],
-        added=added[None],
-        sizes=np.abs(added)[None],
-        tokens=np.zeros((1, 2)),
-        norm=LastNorm(np.ones(2), np.zeros(2), centred=centred, eps=1e-5),
-        num_places=1,
-        num_heads=1,
-        distinct=False,
-        rounding=0.0,
-    )
-    lengths = np.sqrt(((added - centred * added.mean(1, keepdims=True)) ** 2).mean(1) + 1e-5)
-    least, most = reading.bounds
-    assert least <= lengths.min()
-    assert lengths.max() <= most
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_what_is_proven_is_right_in_every_arrangement(seed, as_trained):
+def test_what_is_proven_is_right_in_every_arrangement(as_trained):
     """Random readouts around the exact one, with biases and a token that is read, too."""
-    rules, rng = EXAMPLES[0], torch.Generator().manual_seed(seed)
-    norm = ("none", "rms", "layer")[seed % 3]
-    model = follower(rules, norm=norm, residual=True)
-    with torch.no_grad():
-        for readout in model.readouts.values():
-            readout.weight += 0.12 * torch.randn(readout.weight.shape, generator=rng)
-            readout.bias += 0.1 * torch.randn(readout.bias.shape, generator=rng)
-        if norm != "none":
-            final = model.backbone.final_norm
-            final.weight += 0.3 * torch.randn(final.weight.shape, generator=rng)
-    found = prove_by_structure(model, rules)
+    rules, verdicts = EXAMPLES[0], set()
     words = torch.tensor(list(itertools.product(range(2), repeat=7)))
     contents = rules.contents(words.numpy())
-    with torch.no_grad():
-        logits = found.model(words)
-    least = min(
-        float((right - others).min())
-        for p, one in enumerate(logits.values())
-        for right, others in [leads(one, contents[..., p])]
-    )
-    if found.verdict == "proven":
-        assert 0 < found.result.margin <= least * (1 + 1e-4)
-    else:
-        assert "is not proven to stay below" in found.result.reason
-
-
-def test_some_random_readouts_are_proven_and_some_are_not(as_trained):
-    outcomes = set()
-    for seed in range(20):
-        rules, rng = EXAMPLES[0], torch.Generator().manual_seed(seed)
-        model = follower(rules, residual=True)
-        for readout in model.readouts.values():
-            readout.weight.data += 0.12 * torch.randn(readout.weight.shape, generator=rng)
-        outcomes.add(prove_by_structure(model, rules).verdict)
-    assert outcomes == {"proven", "open"}
+    for seed in range(15):
+        rng, norm = torch.Generator().manual_seed(seed), ("none", "rms", "layer")[seed % 3]
+        model = follower(rules, norm=norm, residual=True)
+        with torch.no_grad():
+            for readout in model.readouts.values():
+                readout.weight += 0.12 * torch.randn(readout.weight.shape, generator=rng)
+                readout.bias += 0.1 * torch.randn(readout.bias.shape, generator=rng)
+            if norm != "none":
+                final = model.backbone.final_norm
+                final.weight += 0.3 * torch.randn(final.weight.shape, generator=rng)
+        found = prove_by_structure(model, rules)
+        verdicts.add(found.verdict)
+        if found.verdict == "proven":
+            check_answers(found, words, contents)
+        else:
+            assert "is not proven to stay below" in found.result.reason
+    assert verdicts == {"proven", "open"}
 
 
 def test_gates_that_nearly_tie_stay_open():
@@ -464,28 +392,6 @@ def test_a_model_with_an_mlp_stays_open(place):
     found = prove_by_structure(model, EXAMPLES[0])
     assert found.verdict == "open"
     assert found.result.reason == "the bound is for models without MLPs"
-
-
-def test_a_place_that_no_block_follows_is_named():
-    """The tokens load the third place, and the only block follows the other two."""
-    model = follower(rules_of("(1 2); (2 1)"))
-    wide = PlaceRules(np.array([0, 1, 0]), np.array([[1, 0, -1], [1, 0, -2]]), 2)
-    larger = TokenClassifier(
-        2,
-        {f"place_{p}": 2 for p in range(3)},
-        model.backbone.embedding.embedding_dim,
-        [LayerSpec("bd_lru", num_blocks=1, block_size=2, value_channels=2)],
-        bos=True,
-        residual=False,
-        norm="none",
-    )
-    larger.backbone.load_state_dict(model.backbone.state_dict())
-    larger.readouts.load_state_dict(model.readouts.state_dict(), strict=False)
-    found = prove_by_structure(larger, wide)
-    assert (found.verdict, found.result.reason) == (
-        "open",
-        "no entry follows place 3",
-    )
 
 
 def test_other_models_are_searched(monkeypatch):
@@ -610,9 +516,6 @@ def test_many_arrangements_are_not_searched(monkeypatch):
     assert (found.verdict, found.method) == ("open", "structure")
 
 
-@pytest.mark.parametrize("limit", ["asked", "most"])
-def test_searches_of_arrangements_end(monkeypatch, limit):
+def test_searches_of_arrangements_end():
     rules, model = fano()
-    monkeypatch.setattr(arrangement_search, "_MOST_PAIRS", 100 if limit == "most" else 5000)
-    asked = 100 if limit == "asked" else 100_000
-    assert prove_places(model, rules, max_pairs=asked).method == "structure"
+    assert prove_places(model, rules, max_pairs=100).method == "structure"

@@ -97,26 +97,6 @@ def test_models_as_trained_and_gates_of_one_channel_state_no_gap(of_group):
     assert (found.network, found.gate_margin) == ("hardened", None)
 
 
-# 2 n + 32 roundings.
-@pytest.mark.parametrize(("hidden_size", "roundings"), [(3, 38), (20, 72)])
-def test_the_bound_is_that_of_the_equation(hidden_size, roundings):
-    layer = LayerSpec("bd_lru", num_blocks=1, block_size=1).build(hidden_size=hidden_size)
-    model = torch.nn.ModuleList([layer])
-    with torch.no_grad():
-        layer.gate_proj.weight.zero_()
-        layer.gate_proj.weight[0, :3] = torch.tensor([1.0, -2.0, 4.0])
-        layer.gate_proj.bias.copy_(torch.tensor([8.0, -16.0]))
-    x = torch.ones(1, 1, hidden_size)
-    x[0, 0, 2] = -1
-    with watch_gaps(model) as gaps:
-        layer(x)
-    # The raw gates are 1 - 2 - 4 + 8 and -16.
-    assert gaps.smallest == 19.0
-    # Both gates may move, each by no more than the larger error: 16, of terms 1, 2, 4, 8 or of 16.
-    # The float32 numbers near 19 are 2e-6 apart.
-    assert gaps.nearest == pytest.approx(19.0 - 2 * roundings * 2**-24 * 16, rel=0, abs=1e-6)
-
-
 # Narrow inputs and outputs are rounded once each; sums have float32.
 @pytest.mark.parametrize(
     ("dtype", "unit", "own"),
@@ -137,7 +117,7 @@ def test_the_bound_of_every_dtype(dtype, unit, own):
     assert found.double().item() == pytest.approx((38 * unit + own) * 8, rel=2**-7)
 
 
-@pytest.mark.parametrize("hidden_size", [1, 7, 300])
+@pytest.mark.parametrize("hidden_size", [1, 300])
 def test_the_bound_covers_every_order_of_a_sum(hidden_size):
     generator = torch.Generator().manual_seed(hidden_size)
     layer = LayerSpec("bd_lru", num_blocks=1, block_size=1).build(hidden_size=hidden_size)

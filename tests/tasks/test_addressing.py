@@ -8,14 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statemix.tasks.addressing import MAX_LENGTH, SHUFFLED_SPACE, SPLITS, split_size, words
+from statemix.tasks.addressing import SHUFFLED_SPACE, SPLITS, split_size, words
 
 # (alphabet size, length): shuffled spaces with even, odd and unequal halves; independent draws
 # with whole and ragged blocks of the generator.
-SPACES = [(2, 16), (6, 5), (120, 3), (6, 15), (6, 16), (24, 18), (120, 65)]
-
-each_space = pytest.mark.parametrize(("alphabet_size", "length"), SPACES)
-each_split = pytest.mark.parametrize("split", SPLITS)
+SPACES = [(2, 16), (6, 5), (120, 3), (6, 16), (24, 18), (120, 65)]
 
 
 def make(alphabet_size, length, start, stop, *, seed=0, split="train"):
@@ -31,20 +28,9 @@ def as_set(rows):
     return {tuple(row) for row in rows.tolist()}
 
 
-@each_space
-@each_split
-def test_a_single_index_equals_its_row_of_a_range(alphabet_size, length, split):
-    block = make(alphabet_size, length, 5, 25, split=split)
-    assert block.shape == (20, length)
-    assert block.dtype == np.int64
-    for row in (19, 0, 7):
-        single = make(alphabet_size, length, 5 + row, 6 + row, split=split)
-        np.testing.assert_array_equal(single[0], block[row])
-
-
 @given(
     space=st.sampled_from(SPACES),
-    start=st.integers(0, 50),
+    start=st.integers(0, 50) | st.sampled_from([2**40, 2**63 - 100]),
     sizes=st.lists(st.integers(0, 9), max_size=5),
     seed=st.integers(0, 2**64 - 1),
 )
@@ -52,10 +38,11 @@ def test_ranges_join_without_seams(space, start, sizes, seed):
     bounds = np.cumsum([start, *sizes]).tolist()
     parts = [make(*space, first, last, seed=seed) for first, last in pairwise(bounds)]
     expected = make(*space, start, bounds[-1], seed=seed)
+    assert (expected.shape, expected.dtype) == ((sum(sizes), space[1]), np.int64)
     np.testing.assert_array_equal(np.concatenate([expected[:0], *parts]), expected)
 
 
-@each_space
+@pytest.mark.parametrize(("alphabet_size", "length"), SPACES)
 def test_seeds_and_splits_give_different_words(alphabet_size, length):
     blocks = [
         make(alphabet_size, length, 0, 20, seed=seed, split=split)
@@ -67,15 +54,7 @@ def test_seeds_and_splits_give_different_words(alphabet_size, length):
             assert (first == second).all(axis=1).mean() < 0.5
 
 
-def test_lengths_are_drawn_independently():
-    short, long = make(6, 16, 0, 50), make(6, 64, 0, 50)
-    agreement = (short == long[:, :16]).mean()
-    assert 0.1 < agreement < 0.24  # 1/6 of 800 symbols, five standard deviations either way
-
-
-@pytest.mark.parametrize(
-    ("alphabet_size", "length"), [(2, 3), (2, 7), (2, 16), (6, 4), (6, 5), (24, 3), (120, 2)]
-)
+@pytest.mark.parametrize(("alphabet_size", "length"), [(2, 3), (2, 16), (6, 5), (120, 2)])
 def test_splits_of_a_small_space_divide_it(alphabet_size, length):
     """No word occurs twice in or across splits, and none is missing."""
     parts = [whole_split(alphabet_size, length, split, seed=3) for split in SPLITS]
@@ -83,7 +62,7 @@ def test_splits_of_a_small_space_divide_it(alphabet_size, length):
     assert len(as_set(np.concatenate(parts))) == alphabet_size**length
 
 
-@pytest.mark.parametrize(("alphabet_size", "length"), [(2, 40), (6, 15), (120, 5)])
+@pytest.mark.parametrize(("alphabet_size", "length"), [(2, 40), (120, 5)])
 def test_words_of_the_largest_shuffled_spaces_are_distinct(alphabet_size, length):
     parts = [make(alphabet_size, length, 0, 20_000, split=split) for split in SPLITS]
     assert len(as_set(np.concatenate(parts))) == 60_000
@@ -105,9 +84,6 @@ def test_training_stream_of_a_small_space_repeats_only_its_own_words():
         (2, 41, None),
         (3, 25, 3**25 // 8),
         (3, 26, None),
-        (120, 5, 120**5 // 8),
-        (120, 6, None),
-        (120, MAX_LENGTH, None),
         (2, 10**30, None),  # multiplied out, it would not fit into any memory
     ],
 )
@@ -115,41 +91,13 @@ def test_the_regime_changes_at_the_stated_size(alphabet_size, length, expected):
     assert split_size(alphabet_size, length, "test") == expected
 
 
-@pytest.mark.parametrize("start", [2**40, 2**63 - 10])
-def test_far_indices_are_as_good_as_near_ones(start):
-    far = make(6, 16, start, start + 2)
-    np.testing.assert_array_equal(far[1], make(6, 16, start + 1, start + 2)[0])
-    assert (far[0] != make(6, 16, 0, 1)[0]).any()
-
-
-@each_split
-def test_empty_ranges_are_empty_even_in_empty_splits(split):
-    assert make(2, 1, 0, 0, split=split).shape == (0, 1)
-    assert make(120, 16, 7, 7, split=split).shape == (0, 16)
-
-
-@pytest.mark.parametrize(("alphabet_size", "length"), [(2, 16), (6, 14), (6, 16), (120, 16)])
-@each_split
-def test_every_position_is_uniform(alphabet_size, length, split):
-    """Chi-square per position and jointly over neighbours, against the 1e-6 quantile."""
-    block = make(alphabet_size, length, 0, 8_000, seed=11, split=split)
-    base = min(alphabet_size, 6)  # enough cells to see, few enough to fill
-    pairs = block[:, :-1] % base * base + block[:, 1:] % base
-    for columns, num_cells in [(block, alphabet_size), (pairs, base**2)]:
-        for column in columns.T:
-            counts = np.bincount(column, minlength=num_cells)
-            assert len(counts) == num_cells
-            expected = len(column) / num_cells
-            chi_square = ((counts - expected) ** 2 / expected).sum()
-            freedom = num_cells - 1
-            # Wilson-Hilferty: the cube root of chi-square / freedom is nearly normal.
-            spread = 2 / (9 * freedom)
-            assert chi_square < freedom * (1 - spread + 4.75 * spread**0.5) ** 3
+def test_empty_ranges_are_empty_even_in_empty_splits():
+    assert make(2, 1, 0, 0, split="test").shape == (0, 1)
+    assert make(120, 16, 7, 7).shape == (0, 16)
 
 
 GOLDEN_WORDS = [
     (6, 16, 0, "train", 0, "0 0 3 3 5 1 1 3 0 3 4 5 3 1 3 2"),
-    (6, 16, 0, "test", 12345, "5 3 3 0 2 1 2 4 5 4 4 3 0 3 2 0"),
     (120, 16, 2**64 - 1, "validation", 7, "26 80 79 87 29 20 118 29 48 2 104 81 89 70 36 9"),
     (2, 16, 0, "train", 0, "1 1 1 0 0 1 1 0 0 0 0 0 0 1 0 1"),
     (2, 16, 5, "test", 8191, "1 1 1 0 0 0 0 1 1 0 0 1 0 0 1 0"),
@@ -185,41 +133,7 @@ def test_many_words_hash_as_on_every_other_machine(alphabet_size, length, expect
     assert digest.hexdigest()[:16] == expected
 
 
-def philox_block(counter, key):
-    """Philox4x64-10 of Salmon et al. (2011), from its definition: four 64-bit values."""
-    multipliers, increments = (
-        (0xD2E7470EE14C6C93, 0xCA5A826395121157),
-        (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B),
-    )
-    mask = 2**64 - 1
-    x0, x1, x2, x3 = (counter >> shift & mask for shift in (0, 64, 128, 192))
-    k0, k1 = key
-    for _ in range(10):
-        first, second = multipliers[0] * x0, multipliers[1] * x2
-        x0, x1, x2, x3 = (
-            second >> 64 ^ x1 ^ k0,
-            second & mask,
-            first >> 64 ^ x3 ^ k1,
-            first & mask,
-        )
-        k0, k1 = (k0 + increments[0]) & mask, (k1 + increments[1]) & mask
-    return x0, x1, x2, x3
-
-
-def test_a_word_is_its_own_stretch_of_the_philox_stream():
-    """Key (seed, split), counter (index in words, alphabet size, length), symbol floor(u * n)."""
-    seed, index, length = 77, 123_456_789, 18
-    values = [
-        value
-        for block in range(index * 5, (index + 1) * 5)  # 18 symbols take 5 blocks of 4 values
-        for value in philox_block(1 + block + (24 << 128) + (length << 192), (seed, 3))
-    ]
-    expected = [(value >> 5) * 24 >> 59 for value in values[:length]]
-    assert make(24, length, index, index + 1, seed=seed, split="test").tolist() == [expected]
-
-
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_request_beyond_a_small_space_names_the_numbers(split):
-    message = rf"stop must be at most 8192 .*the {split} split .* 65536 words .*, got 8193"
+def test_a_request_beyond_a_small_space_names_the_numbers():
+    message = r"stop must be at most 8192 .*the test split .* 65536 words .*, got 8193"
     with pytest.raises(ValueError, match=message):
-        make(2, 16, 0, 8193, split=split)
+        make(2, 16, 0, 8193, split="test")

@@ -1,26 +1,23 @@
 """Automata as input: texts, regular expressions, random tables, and the words drawn for them."""
 
 import contextlib
-import hashlib
 import itertools
 import random
 import re
-import shutil
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from statemix import tasks
-from statemix.automaton import IGNORED, NEVER
+from statemix.automaton import IGNORED, NEVER, reachable
 from statemix.cli.main import main
-from statemix.errors import OptionError, RequestError, SettingError
+from statemix.errors import OptionError, SettingError
 from statemix.tasks import TASKS, TaskSpec, addressing
 from statemix.tasks.automata import regular_expressions
 from statemix.tasks.automata.automaton_text import parse_automaton
-from statemix.tasks.automata.known_languages import LANGUAGES, NESTED, TOMITA
-from statemix.tasks.automata.word_kinds import BalancedWords, TellingLetters
+from statemix.tasks.automata.known_languages import LANGUAGES
+from statemix.tasks.automata.word_kinds import BalancedWords
 
 PARITY = """
 # Bits with an odd number of ones.
@@ -44,22 +41,15 @@ broken repair off
 """
 
 
-def test_text_names_states_letters_and_whether_words_are_accepted():
+def test_answers_are_states_or_accepted_words_or_stand_on_the_transitions():
     found = parse_automaton(PARITY)
     assert (found.states, found.letters) == (("even", "odd"), ("0", "1"))
     assert found.classes == ("no", "yes")
     assert found.automaton.answers([1, 0, 1, 1, 0]) == [1, 1, 0, 1, 1]
-
-
-def test_without_accepted_states_the_answer_is_the_state():
     found = parse_automaton(LAMP)
     assert found.classes == found.states == ("off", "on", "broken")
     assert found.automaton.answers([0, 0, 1, 0]) == [1, 2, 0, 1]
-    assert found.automaton.transitions[0, 1] == NEVER
-    assert found.automaton.outputs[0, 1] == IGNORED
-
-
-def test_answers_may_stand_on_the_transitions():
+    assert (found.automaton.transitions[0, 1], found.automaton.outputs[0, 1]) == (NEVER, IGNORED)
     found = parse_automaton("start: b\na x b up\nb x a down")
     assert found.classes == ("up", "down")
     assert found.automaton.answers([0, 0, 0]) == [1, 0, 1]
@@ -72,7 +62,6 @@ def test_answers_may_stand_on_the_transitions():
         ("a x a", "a line 'start: STATE', got none"),
         ("start: a b\na x a", "one start state, .* got 'start: a b'"),
         ("start: a\nstart: a\na x a", "one start state"),
-        ("start: -\na x a", "transitions from each state, got none from '-', which 'start:' names"),
         ("start: b\na x a", "transitions from each state, got none from 'b', which 'start:' names"),
         ("start: a\na x c", ".*got none from 'c', which line 2 names"),
         ("start: a\naccept: b\na x a", ".*got none from 'b', which 'accept:' names"),
@@ -87,7 +76,6 @@ def test_answers_may_stand_on_the_transitions():
         ),
         ("start: a\na x -", "a letter that can follow, got '-' on every line"),
         ("start: a\na x a 1\na y a", "an answer on every transition or on none"),
-        ("start: a\na x a\nb x a", ".*got no way to b"),
         ("start: a\nb x a\nc x b\na x a", ".*got no way to b, c"),
         ("start: a\naccept: a\na x a 1", "either answers .* or a line 'accept:', got both"),
     ],
@@ -121,10 +109,21 @@ def replayed(task, examples):
     return [automaton.answers(w[:n]) for w, n in zip(examples.tokens, lengths, strict=True)]
 
 
-@pytest.mark.parametrize("words", ["covering", "uniform"])
-def test_every_position_is_answered_and_letters_can_follow(words):
-    task = tasks.build("automaton", rules=LAMP, length=9, words=words)
-    examples = task.examples("train", 0, 50)
+@pytest.mark.parametrize(
+    "words", ["covering", "distinguishing", "uniform", "balanced", "repeating"]
+)
+@pytest.mark.parametrize(
+    "rules",
+    [
+        LAMP,
+        # Some transitions cannot be reached again.
+        "start: 0\naccept: 1\n0 a 1\n0 b 1\n1 a 1\n1 b 2\n2 a -\n2 b 2",
+        "start: 0\naccept: 2 3\n0 a 1\n0 b -\n1 a 3\n1 b 2\n2 a 1\n2 b 1\n3 a -\n3 b 1",
+    ],
+)
+def test_every_position_is_answered_and_letters_can_follow(rules, words):
+    task = tasks.build("automaton", rules=rules, length=9, words=words)
+    examples = task.examples("train", 0, 100)
     assert examples.lengths is None
     assert examples.targets["answer"].tolist() == replayed(task, examples)
 
@@ -146,15 +145,10 @@ def test_the_last_position_alone_is_answered_in_words_of_all_lengths():
 def test_log_uniform_lengths_are_those_of_training_words_alone():
     options = {"rules": PARITY, "length": 40, "labels": "last", "min_length": 2}
     task = tasks.build("automaton", **options, lengths="log-uniform")
-    found = task.examples("train", 0, 20_000).lengths
-    assert (found.min(), found.max()) == (2, 40)
-    for length in (2, 6, 30):
-        chance = np.log((length + 1) / length) / np.log(41 / 2)
-        assert (found == length).mean() == pytest.approx(chance, abs=0.01)
     usual = tasks.build("automaton", **options)
-    for split, length in (("test", 40), ("validation", 40), ("train", 60), ("test", 60)):
+    for split, length in (("test", 40), ("validation", 40), ("train", 60), ("train", 40)):
         ours, others = (one.examples(split, 0, 50, length) for one in (task, usual))
-        assert (ours.lengths == others.lengths).all()
+        assert (ours.lengths == others.lengths).all() == (split != "train" or length != 40)
 
 
 def test_training_words_may_be_shorter():
@@ -190,12 +184,6 @@ def test_covering_words_see_every_transition_where_uniform_words_do_not():
     assert found["uniform"] < everything
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_covering_words_see_every_transition_of_random_automata(seed):
-    task = tasks.build("random_automaton", num_states=16, num_letters=4, table_seed=seed)
-    assert seen_transitions(task, 200) == set(itertools.product(range(16), range(4)))
-
-
 @pytest.mark.parametrize(("words", "all_found"), [("distinguishing", True), ("covering", False)])
 def test_distinguishing_words_show_every_wrong_transition(words, all_found):
     """An automaton with one transition to a wrong state gives a wrong answer to some word."""
@@ -221,83 +209,9 @@ def test_distinguishing_words_show_every_wrong_transition(words, all_found):
     assert (not missed) == all_found
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        LAMP + "accept: broken",
-        # Some transitions cannot be reached again.
-        "start: 0\naccept: 1\n0 a 1\n0 b 1\n1 a 1\n1 b 2\n2 a -\n2 b 2",
-        "start: 0\naccept: 2 3\n0 a 1\n0 b -\n1 a 3\n1 b 2\n2 a 1\n2 b 1\n3 a -\n3 b 1",
-    ],
-)
-def test_distinguishing_words_take_letters_that_can_follow(rules):
-    task = tasks.build("automaton", rules=rules, length=9, words="distinguishing")
-    examples = task.examples("train", 0, 200)
-    assert examples.targets["answer"].tolist() == replayed(task, examples)
-    state = np.full(200, task.automaton().start)
-    for letter in examples.tokens.T:
-        state = task.automaton().transitions[state, letter]
-        assert (state != NEVER).all()
-    alone = [task.examples("train", n, n + 1).tokens[0].tolist() for n in range(200)]
-    assert examples.tokens.tolist() == alone
-
-
-def test_states_are_told_apart_by_a_shortest_word():
-    automaton = tasks.build("regex", pattern="(a|b)*babb(a|b)*").automaton()
-    letters = TellingLetters(automaton).letters
-    lengths = set()
-    for pair in itertools.permutations(range(automaton.num_states), 2):
-        both = [replace(automaton, start=start) for start in pair]
-
-        def told(word, both=both):
-            return both[0].answers(word) != both[1].answers(word)
-
-        state, other, word = *pair, []
-        while not told(word):
-            word.append(int(letters[state, other]))
-            state, other = automaton.transitions[[state, other], word[-1]]
-        shorter = itertools.product(range(2), repeat=len(word) - 1)
-        assert not any(told(one) for one in shorter)
-        lengths.add(len(word))
-    assert lengths == {1, 2, 3}
-
-
-def test_the_kinds_of_words_stay_what_they_were():
-    """Other words would make old results incomparable."""
-    found = {}
-    for kind in ("distinguishing", "balanced", "repeating"):
-        task = tasks.build("regex", pattern="(a|b)*babbab(a|b)*", words=kind)
-        tokens = task.examples("train", 0, 500).tokens
-        found[kind] = hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
-    assert found == {
-        "distinguishing": "4cdcbeb1d8d2dea7",
-        "balanced": "4728b960ba3d259e",
-        "repeating": "e527c868ec4f072e",
-    }
-
-
 def test_repetitions_are_counted_as_they_are_nested():
     """Beside each other, 40 and 26 letters are 66; within each other, they are refused."""
     assert tasks.build("regex", pattern="a{40}b{26}", alphabet="ab").automaton().num_states == 68
-
-
-def test_states_that_no_word_tells_apart_have_covering_words():
-    """All states of this automaton give the same answers."""
-    rules = "start: p\np x q yes\nq x p yes\np y p no\nq y q no"
-    kinds = [
-        tasks.build("automaton", rules=rules, words=words).examples("train", 0, 50).tokens.tolist()
-        for words in ("distinguishing", "covering")
-    ]
-    assert kinds[0] == kinds[1]
-
-
-def test_half_of_the_covering_words_have_uniform_letters():
-    """Of the six transitions of x*, one begins with x: so 1 in 6 covering words does, of the others
-    1 in 3.
-    """
-    task = tasks.build("regex", pattern="x*", alphabet="xyz")
-    first = task.examples("train", 0, 4000).tokens[:, 0]
-    assert abs((first == 0).mean() - 0.25) < 0.03
 
 
 def last_answers(task, count, length=None):
@@ -305,24 +219,6 @@ def last_answers(task, count, length=None):
     examples = task.examples("train", 0, count, length)
     answers = examples.targets["answer"]
     return np.stack([examples.lengths, answers[answers != IGNORED]], axis=1)
-
-
-@pytest.mark.parametrize("pattern", ["(ab)*", "(a|b)*aab(a|b)*"])
-def test_half_of_the_words_are_balanced(pattern):
-    task = tasks.build("regex", pattern=pattern, length=8, labels="last", words="balanced")
-    found = last_answers(task, 8000)
-    # The kind of a word is drawn with its first number, as it is here.
-    usual = tasks.build("regex", pattern=pattern, length=8, labels="last")
-    raw = addressing.draws("regex", 11, seed=0, split="train", start=0, stop=8000)
-    covering = last_answers(usual, 8000)[raw[:, 0] >= 2**63]
-    for length in range(1, 9):
-        can_match = any(
-            re.fullmatch(pattern, "".join(word)) for word in itertools.product("ab", repeat=length)
-        )
-        matching = found[found[:, 0] == length, 1].mean()
-        # The others are covering words.
-        share = covering[covering[:, 0] == length, 1].mean()
-        assert matching == pytest.approx((share + can_match / 2) / 2, abs=0.05)
 
 
 def test_balanced_words_are_uniform_among_those_with_their_last_transition():
@@ -348,122 +244,68 @@ def test_balanced_words_are_uniform_among_those_with_their_last_transition():
 
 def test_balanced_words_of_a_language_that_shrinks_have_no_underflow():
     task = tasks.build("regex", pattern="(ab)*", labels="last", words="balanced")
-    found = last_answers(task, 60, 4096)
+    found = last_answers(task, 60, 2400)
     assert set(found[:, 1]) == {0, 1}
 
 
-def test_letters_of_balanced_words_can_follow():
-    task = tasks.build("automaton", rules=LAMP, length=9, words="balanced")
-    examples = task.examples("train", 0, 50)
-    assert examples.targets["answer"].tolist() == replayed(task, examples)
+def odd_run_after_an_odd_run(word):
+    runs = [(bit, len(list(run))) for bit, run in itertools.groupby(word)]
+    pairs = itertools.pairwise(runs)
+    return any(bit == "1" and n % 2 and m % 2 for (bit, n), (_, m) in pairs)
 
 
-def test_half_of_the_repeating_words_repeat_letters_up_to_the_length_of_the_word():
-    task = tasks.build("regex", pattern="(a|b|c)*", length=64, words="repeating")
-    longest = [
-        max(len(list(run)) for _, run in itertools.groupby(word))
-        for word in task.examples("train", 0, 1000).tokens.tolist()
-    ]
-    # A word of uniform letters hardly ever has a run of 16, and a repeating one mostly.
-    assert abs((np.array(longest) >= 16).mean() - 0.5) < 0.05
-    assert 64 in longest
-    lamp = tasks.build("automaton", rules=LAMP, length=9, words="repeating")
-    examples = lamp.examples("train", 0, 50)
-    assert examples.targets["answer"].tolist() == replayed(lamp, examples)
+def nested(word, most):
+    depths = [0]
+    for letter in word:
+        depths.append(depths[-1] + (1 if letter == "a" else -1))
+    return depths[-1] == 0 and min(depths) >= 0 and max(depths) <= most
 
 
-def by_definition(number, word):
-    zeros, ones = word.count("0"), word.count("1")
-    if number == 1:
-        return zeros == 0
-    if number == 2:
-        return word == "10" * (len(word) // 2)
-    if number == 3:
-        runs = [(bit, len(list(run))) for bit, run in itertools.groupby(word)]
-        return not any(
-            one == "1" and n % 2 and m % 2 for (one, n), (_, m) in itertools.pairwise(runs)
-        )
-    if number == 4:
-        return "000" not in word
-    if number == 5:
-        return zeros % 2 == ones % 2 == 0
-    if number == 6:
-        return (zeros - ones) % 3 == 0
-    return re.fullmatch("0*1*0*1*", word) is not None
-
-
-@pytest.mark.parametrize("number", range(1, 8))
-def test_tomita_languages_equal_their_definitions(number):
-    automaton = tasks.build("regex", **TOMITA[f"tomita-{number}"]).automaton()
-    for bits in itertools.product("01", repeat=11):
-        word = "".join(bits)
-        assert automaton.answers(map(int, word)) == [
-            by_definition(number, word[:n]) for n in range(1, 12)
-        ]
-
-
-@pytest.mark.parametrize("name", NESTED)
-def test_nested_brackets_are_those_of_bounded_depth(name):
-    automaton = TaskSpec("regex", preset=name).build().automaton()
-    most = int(name.removeprefix("D_"))
-    assert automaton.num_states == most + 2
-    words = ["".join(bits) for bits in itertools.product("ab", repeat=8)]
-    for word in [*words, "a" * most + "b" * most, "a" * (most + 1) + "b" * (most + 1)]:
-        depths = [0]
-        for letter in word:
-            depths.append(depths[-1] + (1 if letter == "a" else -1))
-        assert automaton.answers(map("ab".index, word)) == [
-            depths[n] == 0 and min(depths[: n + 1]) >= 0 and max(depths[: n + 1]) <= most
-            for n in range(1, len(word) + 1)
-        ]
-
-
-def test_known_languages_equal_their_definitions():
-    skipped = {"P_2_ab": (2, "ab"), "P_4_abba": (4, "abba"), "P_8_ab": (8, "ab")}
-    pairs = TaskSpec("regex", preset="even-pairs").build().automaton()
-    prefixes = {name: TaskSpec("regex", preset=name).build().automaton() for name in skipped}
-    for letters in itertools.product("ab", repeat=10):
+@pytest.mark.parametrize(
+    ("name", "matches"),
+    [
+        ("tomita-1", lambda word: "0" not in word),
+        ("tomita-2", lambda word: word == "10" * (len(word) // 2)),
+        ("tomita-3", lambda word: not odd_run_after_an_odd_run(word)),
+        ("tomita-4", lambda word: "000" not in word),
+        ("tomita-5", lambda word: word.count("0") % 2 == word.count("1") % 2 == 0),
+        ("tomita-6", lambda word: (word.count("0") - word.count("1")) % 3 == 0),
+        ("tomita-7", lambda word: re.fullmatch("0*1*0*1*", word) is not None),
+        ("even-pairs", lambda word: (word.count("ab") + word.count("ba")) % 2 == 0),
+        ("P_2_ab", lambda word: word[2:].startswith("ab")),
+        ("P_4_abba", lambda word: word[4:].startswith("abba")),
+        ("D_2", lambda word: nested(word, 2)),
+        ("D_4", lambda word: nested(word, 4)),
+    ],
+)
+def test_known_languages_equal_their_definitions(name, matches):
+    language = TaskSpec("regex", preset=name).build().language
+    for letters in itertools.product(language.letters, repeat=10):
         word = "".join(letters)
-        tokens = list(map("ab".index, word))
-        assert pairs.answers(tokens)[-1] == (word.count("ab") + word.count("ba") + 1) % 2
-        for name, (skip, prefix) in skipped.items():
-            assert prefixes[name].answers(tokens)[-1] == word[skip:].startswith(prefix)
-    assert (
-        max(TaskSpec("regex", preset=name).build().automaton().num_states for name in LANGUAGES)
-        == 14
-    )
+        answers = language.automaton.answers(map(language.letters.index, letters))
+        assert answers == [matches(word[:n]) for n in range(1, 11)]
 
 
-@pytest.mark.parametrize("name", LANGUAGES)
-def test_the_recipe_has_room_for_known_languages(name):
-    assert TaskSpec("regex", preset=name).build().automaton().num_states <= 16
+def test_the_recipe_has_room_for_known_languages():
+    for name in LANGUAGES:
+        assert TaskSpec("regex", preset=name).build().automaton().num_states <= 14
 
 
 @pytest.mark.parametrize(
     ("preset", "calls", "answers"),
     [
         ("file-handle", "read open-read write read close close", "no ok no ok ok no"),
-        ("file-handle", "open-write open-read write close", "ok no ok ok"),
         ("tcp-handshake", "ack syn data ack data fin data ack data", "no ok no ok ok ok no ok no"),
-        ("tcp-handshake", "rst syn rst ack", "ok ok ok no"),
-        ("login", "wrong wrong right use logout use", "ok ok ok ok ok no"),
         ("login", "wrong wrong wrong right use unlock right", "ok ok ok no no ok ok"),
+        ("flip-flop", "ignore write1 ignore ignore write0 ignore", "0 1 1 1 0 0"),
+        ("modular-sum", "4 3 0 1 2 4", "4 2 2 3 0 4"),
     ],
 )
-def test_monitors_watch_their_protocols(preset, calls, answers):
+def test_known_tables_answer_as_they_should(preset, calls, answers):
     task = TaskSpec("automaton", preset=preset).build()
     word = [task.language.letters.index(call) for call in calls.split()]
     found = [task.label(answer) for answer in task.automaton().answers(word)]
-    assert found == [{"no": "violation", "ok": "ok"}[one] for one in answers.split()]
-
-
-def test_known_tables_equal_their_definitions():
-    flip_flop = TaskSpec("automaton", preset="flip-flop").build()
-    assert flip_flop.language.letters == ("write0", "write1", "ignore")
-    assert flip_flop.automaton().answers([2, 1, 2, 2, 0, 2]) == [0, 1, 1, 1, 0, 0]
-    digits = [4, 3, 0, 1, 2, 4]
-    total = TaskSpec("automaton", preset="modular-sum").build().automaton()
-    assert total.answers(digits) == [sum(digits[: n + 1]) % 5 for n in range(6)]
+    assert found == [{"no": "violation"}.get(answer, answer) for answer in answers.split()]
 
 
 PATTERNS = [
@@ -483,26 +325,22 @@ def equals_re(pattern, alphabet, length):
     )
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_pattern_means_what_it_means_for_re(pattern):
-    assert equals_re(pattern, "abc*", 5)
-
-
 def test_a_small_automaton_may_have_many_derivatives():
     task = tasks.build("regex", pattern="(.{0,9}a.{0,9}b)*", alphabet="ab")
     assert len(task.language.states) == 39
 
 
-def test_random_patterns_are_refused_or_mean_what_they_mean_for_re():
+def test_patterns_are_refused_or_mean_what_they_mean_for_re():
+    assert all(equals_re(pattern, "abc*", 5) for pattern in PATTERNS)
     parts = [
         *"ab|*?+().", "{0}", "{,2}", "{1,}", "[a]", "[^a]", r"\*", "()", "(a|b)",
     ]  # fmt: skip
     draw, accepted = random.Random(0), 0
-    for _ in range(800):
+    for _ in range(500):
         pattern = "".join(draw.choices(parts, k=draw.randint(2, 8)))
         with contextlib.suppress(OptionError):
             accepted += 1 if equals_re(pattern, "ab*", 3) else pytest.fail(pattern)
-    assert accepted > 100
+    assert accepted > 60
 
 
 @pytest.mark.parametrize(
@@ -536,106 +374,92 @@ def test_an_automaton_is_compared_with_the_words_of_its_pattern(monkeypatch):
     assert (
         task.checked_against == "the words of the pattern 'a{0}b*', on all words of 1 to 8 letters"
     )
-    monkeypatch.setattr(regular_expressions._Terms, "after", lambda self, term, letter: term)
+    monkeypatch.setattr(regular_expressions._Terms, "_derivative", lambda self, term, _: term)
     with pytest.raises(RuntimeError):
         tasks.build("regex", pattern="(ab)*", alphabet="ab")
 
 
-def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path):
-    (tmp_path / "a.txt").write_text(PARITY, encoding="utf-8-sig")
-    task = TaskSpec("automaton", file=str(tmp_path / "a.txt")).build()
-    assert task.language.states == parse_automaton(PARITY).states
+@pytest.mark.parametrize(
+    ("pattern", "alphabet", "letters"),
+    [("a b | c", None, "abc"), ("(ba)*", None, "ab"), ("(ba)*", "bac", "bac")],
+)
+def test_letters_of_the_pattern_are_the_alphabet_unless_given(pattern, alphabet, letters):
+    task = tasks.build("regex", pattern=pattern, alphabet=alphabet)
+    assert task.language.letters == tuple(letters)
 
 
-def test_letters_of_the_pattern_are_the_alphabet_unless_given():
-    assert tasks.build("regex", pattern="a b | c").language.letters == ("a", "b", "c")
-    assert tasks.build("regex", pattern="(ba)*").language.letters == ("a", "b")
-    assert tasks.build("regex", pattern="(ba)*", alphabet="bac").language.letters == (
-        "b", "a", "c",
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(ab", r"a \) for every \(, got '\(ab'"),
+        *(
+            (pattern, f"letters of the alphabet 'ab' alone, not {letter!r}")
+            for pattern, letter in [("abc", "c"), ("a1", "1"), ("[a-z]", "z"), (r"a\ b", " ")]
+        ),
+        *(
+            (pattern, "counts of the form")
+            for pattern in ["a{}", "a{2", "a{,}", "a{2,3,4}", "a{-1}", "a{99999}", "a{٢}"]
+        ),
+        ("a{1001}", "counts of at most 1,000"),
+        ("a{3,2}", r"no \{3,2\}, which nothing"),
+        (r"\d", r"no \\d: only operators"),
+        ("a\\", r"\\\\ for the letter \\, or something"),
+        ("[a", r"a \] for every \[, got '\[a'"),
+        ("[]", r"a letter in every \[...\]"),
+        ("a[b-a]", "no b-a, which nothing matches"),
+        ("a]", r"no '\]' without an opening one"),
+        ("^ab$", r"no \^, as it always matches whole words"),
+        ("a|b&b", r"parentheses where | and & stand side by side, got 'a|b&b'"),
+        ("a+?", "parentheses around what a second operator"),
+        ("a||b", r"something to match before '\|'"),
+        ("*a", r"\\\* for the letter \*, or something to match"),
+        ("(" * 51 + "a" + ")" * 51, "at most 50 parentheses within each other"),
+        ("a&b", "match a word, got 'a&b', which matches none"),
+        *(
+            (pattern, "at most 500 states, .* too many steps")
+            for pattern in ["(a{1000}){1000}", "((a*){100}){100}", "(a|b)*a(a|b){20}"]
+        ),
+        ("a{600}", "an automaton of at most 500 states, got 602 for"),
+        (3, "be a string, got 3"),
+    ],
+)
+def test_patterns_that_cannot_be_read_are_named(pattern, message):
+    with pytest.raises(OptionError, match=f"^pattern must .*{message}"):
+        tasks.build("regex", pattern=pattern, alphabet="ab")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pattern": "(ab"}, "pattern must have a \\) for every \\(, got '\\(ab'"),
-        *(
-            ({"pattern": pattern, "alphabet": "ab"}, f"of the alphabet 'ab' alone, not {letter!r}")
-            for pattern, letter in [("abc", "c"), ("a&~b", "~"), ("a1", "1"), ("[a-z]", "z")]
-        ),
-        *(
-            ({"pattern": pattern, "alphabet": "ab"}, "pattern must have counts of the form")
-            for pattern in ["a{}", "a{2", "a{,}", "a{2,3,4}", "a{-1}", "a{99999}", "a{٢}"]
-        ),
-        ({"pattern": "a{1001}", "alphabet": "ab"}, "pattern must have counts of at most 1,000"),
-        ({"pattern": "a\\*b", "alphabet": "ab"}, "of the alphabet 'ab' alone, not '\\*'"),
-        ({"pattern": "\\d", "alphabet": "ab"}, "pattern must have no \\\\d: only operators"),
-        ({"pattern": "a\\", "alphabet": "ab"}, r"must have \\\\ for the letter \\, or something"),
-        ({"pattern": "a\\ b"}, "of the alphabet 'ab' alone, not ' '"),
-        ({"pattern": "[a", "alphabet": "ab"}, "pattern must have a \\] for every \\[, got '\\[a'"),
-        ({"pattern": "[]", "alphabet": "ab"}, "pattern must have a letter in every \\[...\\]"),
-        ({"pattern": "a]", "alphabet": "ab"}, "pattern must have no '\\]' without an opening one"),
-        ({"pattern": "^ab$", "alphabet": "ab"}, "no \\^, as it always matches whole words"),
-        ({"pattern": "a|b&b"}, "parentheses where | and & stand side by side, got 'a|b&b'"),
-        ({"pattern": "a+?"}, "pattern must have parentheses around what a second operator \\? rep"),
-        ({"pattern": "a||b"}, "pattern must have something to match before '\\|'"),
-        ({"pattern": "*a"}, r"pattern must have \\\* for the letter \*, or something to match"),
-        ({"pattern": "[*]", "alphabet": "*a"}, r"pattern must have \\\* for the letter \*, or"),
-        ({"pattern": "(" * 51 + "a" + ")" * 51}, "at most 50 parentheses within each other"),
-        ({"pattern": "a&b"}, "pattern must match a word, got 'a&b', which matches none"),
-        ({"pattern": "a", "alphabet": "a "}, "alphabet must have different characters .* 'a '"),
-        ({"pattern": "a", "alphabet": "aa"}, "alphabet must have different characters .* 'aa'"),
-        ({"pattern": ""}, "pattern must have a letter, got ''"),
-        ({"pattern": "|"}, "pattern must have a letter, got '\\|'"),
-        ({"pattern": "a", "alphabet": ""}, "alphabet must have different characters .* ''"),
-        *(
-            ({"pattern": pattern, "alphabet": "ab"}, "at most 500 states, .* too many steps")
-            for pattern in ["(a{1000}){1000}", "((a*){100}){100}", "(a|b)*a(a|b){20}"]
-        ),
-        (
-            {"pattern": "a{600}", "alphabet": "ab"},
-            "pattern must have an automaton of at most 500 states, got 602 for",
-        ),
-        ({"pattern": 3}, "pattern must be a string, got 3"),
-        ({"pattern": "[a-c]*"}, "alphabet must be given where .* got None with '\\[a-c\\]\\*'"),
+        ({"pattern": "|"}, r"pattern must have a letter, got '\|'"),
+        ({"pattern": "[a-c]*"}, r"alphabet must be given where .* got None with '\[a-c\]\*'"),
         ({"pattern": "a{2,5}"}, "alphabet must be given where a pattern has more than letters"),
-        ({"pattern": "a.*"}, "alphabet must be given where a pattern has more than letters"),
-        ({"pattern": "\\d+"}, "pattern must have no \\\\d: only operators have a backslash"),
-        ({"pattern": "a{3,2}", "alphabet": "ab"}, "pattern must have no \\{3,2\\}, which nothing"),
-        ({"pattern": "a[b-a]", "alphabet": "ab"}, "pattern must have no b-a, which nothing mat"),
-        ({"pattern": "a", "alphabet": 3}, "alphabet must be a string, got 3"),
-        ({"pattern": "a", "labels": "first"}, "labels must be one of all, last, got 'first'"),
-        (
-            {"pattern": "a", "words": "s"},
-            "words must be one of covering, distinguishing, uniform, balanced, repeating, got 's'",
-        ),
+        ({"alphabet": "a "}, "alphabet must have different characters .* 'a '"),
+        ({"alphabet": "aa"}, "alphabet must have different characters .* 'aa'"),
+        ({"alphabet": ""}, "alphabet must have different characters .* ''"),
+        ({"alphabet": 3}, "alphabet must be a string, got 3"),
+        ({"labels": "first"}, "labels must be one of all, last, got 'first'"),
+        ({"words": "s"}, "words must be one of covering, .*, repeating, got 's'"),
+        ({"lengths": "short"}, "lengths must be one of uniform, log-uniform, got 'short'"),
+        ({"min_length": 17}, "min_length must be at most 16, got 17"),
         (
             {"pattern": "abc", "words": "balanced", "length": 671_089},
-            "length must be at most 671,088 with words=balanced, got 671,089",
+            "length must be at most 671088 with words=balanced, got 671089",
         ),
-        (
-            {"pattern": "a", "lengths": "short"},
-            "lengths must be one of uniform, log-uniform, got 'short'",
-        ),
-        ({"pattern": "a", "min_length": 17}, "min_length must be at most 16, got 17"),
     ],
 )
 def test_options_of_expressions_are_checked(options, message):
     with pytest.raises(OptionError, match=message):
-        tasks.build("regex", **options)
+        tasks.build("regex", **{"pattern": "a"} | options)
 
 
 def test_random_automata_reach_all_their_states_and_depend_on_their_seed():
-    tables = [
-        tasks.build("random_automaton", num_states=12, table_seed=seed).automaton().transitions
+    automata = [
+        tasks.build("random_automaton", num_states=12, table_seed=seed).automaton()
         for seed in range(20)
     ]
-    assert len({table.tobytes() for table in tables}) == 20
-    for table in tables:
-        reached = {0}
-        for _ in range(12):
-            reached |= {int(after) for state in reached for after in table[state]}
-        assert reached == set(range(12))
+    assert len({automaton.transitions.tobytes() for automaton in automata}) == 20
+    assert all(len(reachable(one.transitions.tolist(), 0)) == 12 for one in automata)
 
 
 @pytest.mark.parametrize(
@@ -653,7 +477,8 @@ def test_options_of_random_automata_are_checked(options, message):
 
 def test_a_request_holds_the_text_of_its_file(tmp_path):
     file = tmp_path / "parity.txt"
-    file.write_text(PARITY)
+    # It may begin with a mark of its encoding.
+    file.write_text(PARITY, encoding="utf-8-sig")
     spec = TaskSpec("automaton", file=str(file), length=4)
     assert spec == TaskSpec("automaton", rules=PARITY, length=4)
     file.unlink()
@@ -677,8 +502,6 @@ def test_a_share_of_the_labels_that_a_learner_sees_is_wrong(split):
     # Both other answers are equally frequent, at every place.
     for wrong in (1, 2):
         assert (shift == wrong).mean(0) == pytest.approx(np.full(12, 0.15), abs=0.03)
-    # Wrong labels are drawn for each place of each word alone.
-    assert np.corrcoef(shift[:, 0] > 0, shift[:, 1] > 0)[0, 1] == pytest.approx(0, abs=0.06)
 
 
 def test_wrong_labels_leave_positions_that_are_not_scored():
@@ -687,13 +510,10 @@ def test_wrong_labels_leave_positions_that_are_not_scored():
     assert ((targets != IGNORED).sum(1) == 1).all()
 
 
-@pytest.mark.parametrize("flipped", [-0.1, 1, 1.5, float("nan"), True, "0.1"])
+@pytest.mark.parametrize("flipped", [-0.1, 1, float("nan"), True, "0.1"])
 def test_a_share_of_wrong_labels_is_checked(flipped):
     with pytest.raises(OptionError, match="flipped must be a number >= 0 and < 1, got"):
         flipping(flipped=flipped)
-
-
-def test_a_single_answer_cannot_be_wrong():
     with pytest.raises(OptionError, match=r"flipped must be 0 with a single answer, got 0\.1"):
         tasks.build("automaton", rules="start: a\na x a", flipped=0.1)
 
@@ -715,7 +535,7 @@ def test_files_that_cannot_be_read_are_named(options, message):
 
 def test_bytes_that_are_no_text_are_named(tmp_path):
     (tmp_path / "table").write_bytes(b"\xff\xfe")
-    with pytest.raises(RequestError, match=r"file must be a text file .*utf-8"):
+    with pytest.raises(SettingError, match=r"file must be a text file .*utf-8"):
         TaskSpec("automaton", file=str(tmp_path / "table"))
 
 
@@ -738,8 +558,6 @@ def test_a_run_outlives_its_file_and_is_certified(tmp_path, capsys):
     assert main(["certify", run]) == 1
     assert "refuted: wrong after" in capsys.readouterr().out
     assert main(["evaluate", run]) == 0
-    copy = shutil.copytree(run, tmp_path / "copy")
-    assert main(["inspect", str(copy)]) == 0
 
 
 def test_tasks_list_the_published_languages(capsys):

@@ -11,7 +11,7 @@ from statemix.tasks.groups import NAMES, group
 
 ORDERS = {"S_2": 2, "S_3": 6, "S_4": 24, "S_5": 120, "A_5": 60}
 # One position at a time, the boundary to blocks, full and ragged blocks.
-LENGTHS = [0, 1, 2, 3, 16, 64, 65, 81, 82, 100, 257]
+LENGTHS = [0, 1, 2, 64, 65, 81, 82, 257]
 
 each_group = pytest.mark.parametrize("name", NAMES)
 
@@ -35,8 +35,7 @@ def test_elements_are_distinct_permutations_in_lexicographic_order(name):
     elements = group(name).elements
     assert len(elements) == group(name).order == ORDERS[name]
     assert all(first < second for first, second in pairwise(elements))
-    assert all(sorted(element) == list(range(1, len(element) + 1)) for element in elements)
-    assert {len(element) for element in elements} == {int(name[-1])}
+    assert all(sorted(element) == list(range(1, int(name[-1]) + 1)) for element in elements)
 
 
 @each_group
@@ -51,57 +50,15 @@ def test_table_is_composition_of_permutations(name):
 
 
 @each_group
-def test_zero_is_a_two_sided_identity(name):
-    elements, table = group(name).elements, group(name).table
-    assert elements[0] == tuple(range(1, len(elements[0]) + 1))
-    np.testing.assert_array_equal(table[0], np.arange(len(elements)))
-    np.testing.assert_array_equal(table[:, 0], np.arange(len(elements)))
-
-
-@each_group
-def test_product_is_associative(name):
-    table = group(name).table
-    for a in range(len(table)):
-        np.testing.assert_array_equal(table[table[a]], table[a][table])
-
-
-@each_group
-def test_every_element_has_a_two_sided_inverse(name):
+def test_products_have_the_laws_of_a_group(name):
     table = group(name).table
     ids = np.arange(len(table))
+    assert (table[0] == ids).all()
+    assert (table[:, 0] == ids).all()
+    for a in range(len(table)):
+        np.testing.assert_array_equal(table[table[a]], table[a][table])
     assert not table[ids, inverses(table)].any()
     assert not table[inverses(table), ids].any()
-
-
-def test_s_3_has_the_documented_order():
-    assert group("S_3").elements == (
-        (1, 2, 3),
-        (1, 3, 2),
-        (2, 1, 3),
-        (2, 3, 1),
-        (3, 1, 2),
-        (3, 2, 1),
-    )
-
-
-def test_a_5_is_the_commutator_subgroup_of_s_5():
-    whole = group("S_5")
-    a, b = np.meshgrid(np.arange(120), np.arange(120), indexing="ij")
-    inverse = inverses(whole.table)
-    members = set(np.unique(whole.table[whole.table[a, b], whole.table[inverse[a], inverse[b]]]))
-    while True:
-        generated = list(members)
-        grown = members | set(whole.table[np.ix_(generated, generated)].ravel())
-        if grown == members:
-            break
-        members = grown
-    assert group("A_5").elements == tuple(whole.elements[i] for i in sorted(members))
-
-
-def test_two_letter_products_enumerate_as_published():
-    words = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
-    expected = [[0, 0], [0, 1], [1, 1], [1, 0]]
-    assert group("S_3").running_products(words).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -152,14 +109,7 @@ def test_shared_tables_cannot_be_overwritten():
         group("S_3").table[0, 0] = 1
 
 
-@pytest.mark.parametrize("name", ["S_1", "S_6", "A_4", "s_3", "S3", ""])
+@pytest.mark.parametrize("name", ["S_6", "s_3", ""])
 def test_unknown_groups_are_named_with_the_choices(name):
     with pytest.raises(ValueError, match=rf"group must be one of S_2, .*A_5, got '{name}'"):
         group(name)
-
-
-def test_groups_are_compared_and_hashed_as_objects():
-    """Their tables are arrays, which have neither one truth value nor a hash."""
-    first, second = group("S_3"), group("A_5")
-    assert len({first, second, first}) == 2
-    assert first != second

@@ -1,7 +1,7 @@
 """Proofs that a trained model is right on words of every length, and the maps of its blocks."""
 
 from statemix.place_rules import PlaceRules
-from statemix.proofs.arrangement_search import prove_places
+from statemix.proofs.arrangement_search import prove_places, prove_task
 from statemix.proofs.certificate import Certificate, prove
 from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.entry_machine import EntryMachine
@@ -12,7 +12,6 @@ from statemix.proofs.product_search import SearchResult, search
 from statemix.proofs.safety import SafetyProperty, SafetyResult, parse_property, prove_safety
 from statemix.proofs.state_machine import StateMachine
 from statemix.proofs.structure import prove_by_structure
-from statemix.proofs.task_proofs import prove_task
 from statemix.proofs.token_maps import BlockActions, read_actions
 
 __all__ = [

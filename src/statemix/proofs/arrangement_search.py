@@ -1,4 +1,4 @@
-"""Proofs for tasks with places: by structure, or by search if words lead to few arrangements."""
+"""Proofs for tasks: with places by structure, or by search if words lead to few arrangements."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from statemix.automaton import Automaton
+from statemix.automaton import Automaton, HasAutomaton
+from statemix.errors import RequestError
 from statemix.models import ReadoutModel
-from statemix.place_rules import PlaceRules
-from statemix.proofs.certificate import Certificate, NetworkForm
+from statemix.place_rules import HasPlaces, PlaceRules
+from statemix.proofs.certificate import Certificate, NetworkForm, prove
 from statemix.proofs.hardening import can_harden, can_prune, harden, prune, refit
 from statemix.proofs.product_search import search
 from statemix.proofs.structure import prove_by_structure
@@ -36,7 +37,7 @@ def prove_places(
 
     Args:
         model: any model with the heads of the places; it is put into evaluation mode.
-        rules: as in :func:`prove_by_structure`.
+        rules: the places, with the model's tokens.
         max_pairs: as in :func:`prove`, but at most 5,000.
         on_progress: as in :func:`prove`.
 
@@ -44,9 +45,6 @@ def prove_places(
         The certificate by structure, unless a search proves all heads of a network, or refutes a
         head of the last one. For a model that no structure can prove, it is that of the search. The
         certificate of a search that proves has the most pairs and the least margin of all heads.
-
-    Raises:
-        RequestError: as in :func:`prove_by_structure`.
     """
     by_structure = prove_by_structure(model, rules)
     automata = None if by_structure.verdict == "proven" else place_automata(rules)
@@ -55,26 +53,23 @@ def prove_places(
     heads = dict(zip(model.heads, automata, strict=True))
     for name, network, tracking in _candidates(model, heads):
         with watch_gaps(network, tracking) as gaps:
-            found = {
-                head: search(
-                    network,
-                    automaton,
-                    head=head,
-                    max_pairs=min(max_pairs, _MOST_PAIRS),
-                    on_progress=on_progress,
-                )
+            most = min(max_pairs, _MOST_PAIRS)
+            results = {
+                head: search(network, automaton, head=head, max_pairs=most, on_progress=on_progress)
                 for head, automaton in heads.items()
             }
-        verdicts = {result.verdict for result in found.values()}
-        failed = [one for one in found.items() if one[1].verdict != "proven"]
+        verdicts = {result.verdict for result in results.values()}
         last = name in ("hardened", "as trained")
-        head, result = min(found.items(), key=lambda one: one[1].margin or 0.0)
-        if verdicts == {"proven"} and not gaps.doubt:
-            most = max(result.pairs for result in found.values())
-            result, head = replace(result, pairs=most), by_structure.head
-        elif failed and last and ("refuted" in verdicts or by_structure.network == "as trained"):
+        if verdicts == {"proven"}:
+            if gaps.doubt:
+                continue
+            result = min(results.values(), key=lambda result: result.margin or 0.0)
+            result = replace(result, pairs=max(result.pairs for result in results.values()))
+            head = by_structure.head
+        elif last and ("refuted" in verdicts or by_structure.network == "as trained"):
             # A wrong answer says more than a search that has not ended.
-            head, result = min(failed, key=lambda one: one[1].verdict != "refuted")
+            order = ["refuted", "open", "proven"]
+            head, result = min(results.items(), key=lambda item: order.index(item[1].verdict))
         else:
             continue
         return replace(
@@ -114,11 +109,7 @@ def _candidates(
 def place_automata(rules: PlaceRules) -> list[Automaton] | None:
     """Return an automaton for each head, whose states are the arrangements that words lead to.
 
-    Args:
-        rules: the places.
-
-    Returns:
-        The automata; None if there are more than 1,000 arrangements.
+    Returns None if there are more than 1,000 arrangements.
     """
     numbers = {tuple(rules.start.tolist()): 0}
     reached: list[NDArray[np.int64]] = [rules.start]
@@ -127,16 +118,37 @@ def place_automata(rules: PlaceRules) -> list[Automaton] | None:
     while len(after) < len(reached):
         start = np.tile(reached[len(after)], (rules.num_tokens, 1))
         after.append(rules.contents(every, start)[:, 0])
-        for one in after[-1]:
-            if numbers.setdefault(tuple(one.tolist()), len(numbers)) == len(reached):
-                reached.append(one)
+        for contents in after[-1]:
+            if numbers.setdefault(tuple(contents.tolist()), len(numbers)) == len(reached):
+                reached.append(contents)
         if len(reached) > _MOST_ARRANGEMENTS:
             return None
-    contents = np.stack(after)
-    transitions = np.array(
-        [[numbers[tuple(one.tolist())] for one in of_state] for of_state in contents]
-    )
-    return [
-        Automaton(0, transitions, np.ascontiguousarray(contents[..., place]))
-        for place in range(rules.num_heads)
-    ]
+    table = np.stack(after)
+    transitions = np.array([[numbers[tuple(row)] for row in rows] for rows in table.tolist()])
+    heads = np.ascontiguousarray(np.moveaxis(table, -1, 0)[: rules.num_heads])
+    return [Automaton(0, transitions, outputs) for outputs in heads]
+
+
+def prove_task(
+    model: ReadoutModel,
+    task: HasAutomaton | HasPlaces,
+    *,
+    soft: bool = False,
+    max_pairs: int = 100_000,
+    on_progress: Callable[[int], None] | None = None,
+) -> Certificate:
+    """Prove or refute a network on a task, by :func:`prove` or :func:`prove_places`.
+
+    Args:
+        model: network with the tokens and the heads of the task.
+        task: a task with an automaton or with places.
+        soft: as in :func:`prove`; refused for a task with places.
+        max_pairs: as in :func:`prove`.
+        on_progress: as in :func:`prove`.
+    """
+    if isinstance(task, HasAutomaton):
+        automaton = task.automaton()
+        return prove(model, automaton, soft=soft, max_pairs=max_pairs, on_progress=on_progress)
+    if soft:
+        raise RequestError("soft must be absent for a task with places, whose proof hardens")
+    return prove_places(model, task.places(), max_pairs=max_pairs, on_progress=on_progress)

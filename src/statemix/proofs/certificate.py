@@ -2,12 +2,12 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from statemix.automaton import IGNORED, NEVER, Automaton, reachable
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.models import ReadoutModel, TokenClassifier
+from statemix.models import ReadoutModel
 from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
 from statemix.proofs.horizon import Horizon, find_horizon
@@ -66,16 +66,10 @@ class Certificate:
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything but the model as JSON data, without NaN or infinities."""
-        found = self.result
-        return {
-            "verdict": found.verdict,
-            "pairs": found.pairs,
-            "margin": found.margin,
-            "word": list(found.word),
-            "answer": found.answer,
-            "expected": found.expected,
-            "checked": found.checked,
-            "reason": found.reason,
+        result = asdict(self.result)
+        order = ("verdict", "pairs", "margin", "word", "answer", "expected", "checked", "reason")
+        return {name: result[name] for name in order} | {
+            "word": list(self.result.word),
             "method": self.method,
             "network": self.network,
             "tracking": None if self.tracking is None else list(self.tracking),
@@ -114,19 +108,12 @@ def prove(
             of the hardened model.
         max_pairs: as in :func:`search`.
         on_progress: as in :func:`search`.
-
-    Raises:
-        ValueError: as in :func:`search`, or if the automaton scores no answer.
-        TypeError: as in :func:`search`.
-        RequestError: as in :func:`search`.
     """
-    if not isinstance(automaton, Automaton):
-        raise TypeError(f"automaton must be an Automaton, got {automaton!r}")
-    _check_answers(automaton)
-    if not isinstance(model, TokenClassifier):
-        raise TypeError(f"model must be a TokenClassifier, got {type(model).__name__}")
-    head = model.main_head if head is None else head
-    check_fits(model, automaton, head)
+    head = check_fits(model, automaton, head)
+    states = sorted(reachable(automaton.transitions.tolist(), automaton.start))
+    scored = (automaton.transitions != NEVER) & (automaton.outputs != IGNORED)
+    if not scored[states].any():
+        raise ValueError("automaton must score an answer to some word, got none")
 
     def search_words(network: ReadoutModel) -> SearchResult:
         return search(network, automaton, head=head, max_pairs=max_pairs, on_progress=on_progress)
@@ -155,16 +142,9 @@ def prove(
             with watch_gaps(found, cut.tracking) as gaps:
                 result = search_words(found)
             if result.verdict == "proven":
-                return Certificate(
-                    _unless_tied(result, gaps),
-                    name,
-                    found,
-                    head,
-                    length(found, cut.tracking),
-                    cut.tracking,
-                    cut.num_blocks,
-                    gaps.finite,
-                )
+                result, bound = _unless_tied(result, gaps), length(found, cut.tracking)
+                kept = cut.tracking, cut.num_blocks
+                return Certificate(result, name, found, head, bound, *kept, gaps.finite)
             # A readout with smaller weights helps against rounding alone.
             if name == "refitted" and result.verdict == "refuted":
                 break
@@ -176,14 +156,6 @@ def prove(
         bound = Horizon(None, "the network is not proven with gates of 0 and 1")
     answer = _unless_tied(result, gaps)
     return Certificate(answer, "hardened", hard, head, bound, gate_margin=gaps.finite)
-
-
-def _check_answers(automaton: Automaton) -> None:
-    """Check that words have an answer."""
-    states = sorted(reachable(automaton.transitions.tolist(), automaton.start))
-    scored = (automaton.transitions != NEVER) & (automaton.outputs != IGNORED)
-    if not scored[states].any():
-        raise ValueError("automaton must score an answer to some word, got none")
 
 
 def _unless_tied(result: SearchResult, gaps: GateGaps) -> SearchResult:
@@ -206,7 +178,7 @@ def _candidates(
 def _with_gates_of(model: ReadoutModel, other: ReadoutModel) -> ReadoutModel:
     """Return a copy of ``other`` with the gate temperatures of ``model``."""
     copied = copy.deepcopy(other)
-    for one, like in zip(copied.modules(), model.modules(), strict=True):
-        if isinstance(one, GatedRecurrence) and isinstance(like, GatedRecurrence):
-            one.gate_temperature = like.gate_temperature
+    for layer, like in zip(copied.modules(), model.modules(), strict=True):
+        if isinstance(layer, GatedRecurrence) and isinstance(like, GatedRecurrence):
+            layer.gate_temperature = like.gate_temperature
     return copied

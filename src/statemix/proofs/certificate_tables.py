@@ -44,8 +44,8 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
     assert isinstance(network, TokenClassifier)
     registers = _registers(network)
     first, letters = registers.start, registers.letters
-    states: dict[tuple[int, ...], int] = {}
-    answers: list[list[int]] = []
+    # Rows of answers by the state that gives them.
+    answers: dict[tuple[int, ...], list[int]] = {}
     known: set[Pair] = {(first, automaton.start)}
     level = list(known)
     while level:
@@ -60,25 +60,22 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
             before = [state for (state, _), _ in part]
             after = [step(state, letters[letter]) for (state, _), letter in part]
             tokens = [letter for _, letter in part]
-            found = _answers(network, head, before, after, tokens, registers)
-            if found is None:
+            given = _answers(network, head, before, after, tokens, registers)
+            if given is None:
                 return "a step of the network is no copy of entries and values"
             # The first letters are read from the very beginning, too.
-            if set(before) == {first} and found != _answers(
-                network, head, None, after, tokens, registers
-            ):
+            from_start = network, head, None, after, tokens, registers
+            if set(before) == {first} and given != _answers(*from_start):
                 return "the network does not begin in one entry of each block"
-            for state, answer, ((_, place), letter) in zip(after, found, part, strict=True):
-                if state not in states:
-                    states[state] = len(states)
-                    answers.append([-1] * automaton.num_tokens)
+            for state, answer, ((_, place), letter) in zip(after, given, part, strict=True):
+                row = answers.setdefault(state, [-1] * automaton.num_tokens)
                 if automaton.outputs[place, letter] != IGNORED:
-                    answers[states[state]][letter] = answer
+                    row[letter] = answer
                 pair = state, int(automaton.transitions[place, letter])
                 if pair not in known:
                     known.add(pair)
                     level.append(pair)
-            if (len(states) + len(letters)) * (len(first) + len(letters)) > _MOST_NUMBERS:
+            if (len(answers) + len(letters)) * (len(first) + len(letters)) > _MOST_NUMBERS:
                 return f"they would have more than {_MOST_NUMBERS:,} numbers"
     outputs = np.where(automaton.outputs == IGNORED, -1, automaton.outputs)
     tables = {
@@ -86,8 +83,8 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
         "values": registers.num_values,
         "start": list(first),
         "letters": letters,
-        "states": [list(state) for state in states],
-        "answers": answers,
+        "states": [list(state) for state in answers],
+        "answers": list(answers.values()),
         "automaton": {
             "start": int(automaton.start),
             "transitions": automaton.transitions.tolist(),
@@ -121,14 +118,9 @@ def _registers(network: ReadoutModel) -> _Registers:
     layer = network.backbone.blocks[0].mixer
     assert isinstance(layer, BDLRU)
     if layer.gate != "column_softmax":
-        rules = read_rules(network)
-        values = rules.values
-        return _Registers(
-            tuple(rules.start.tolist()),
-            rules.sources.tolist(),
-            len(values),
-            lambda states: values[states],
-        )
+        start, sources, values = read_rules(network)
+        held = tuple(start.tolist())
+        return _Registers(held, sources.tolist(), len(values), lambda states: values[states])
     maps = ColumnMaps.of(network)
     blocks = [block for block, start in enumerate(maps.starts) if start >= 0]
     num_values = max((len(maps.holdings[block]) for block in blocks), default=1)
@@ -140,20 +132,14 @@ def _registers(network: ReadoutModel) -> _Registers:
 
     def decode(states: NDArray[np.int64]) -> NDArray[np.float64]:
         shape = len(states), layer.num_blocks, layer.block_size, layer.value_channels
-        found = np.zeros(shape)
+        held = np.zeros(shape)
         for register, block in enumerate(blocks):
-            found[:, block] = maps.holdings[block][states[:, register]]
-        return found.reshape(len(states), -1, layer.value_channels)
+            held[:, block] = maps.holdings[block][states[:, register]]
+        return held.reshape(len(states), -1, layer.value_channels)
 
-    return _Registers(
-        tuple(maps.starts[block] for block in blocks),
-        [
-            [table(block, letter) for block in blocks]
-            for letter in range(network.backbone.vocab_size)
-        ],
-        num_values,
-        decode,
-    )
+    tokens = range(network.backbone.vocab_size)
+    letters = [[table(block, token) for block in blocks] for token in tokens]
+    return _Registers(tuple(maps.starts[n] for n in blocks), letters, num_values, decode)
 
 
 class EntryRules(NamedTuple):
@@ -173,7 +159,7 @@ class EntryRules(NamedTuple):
 
 @torch.no_grad()
 def read_rules(network: ReadoutModel) -> EntryRules:
-    """Read off what each token does to the entries of a network of one BD-LRU."""
+    """Read the rules off a network of one BD-LRU with gates of rows."""
     layer = network.backbone.blocks[0].mixer
     assert isinstance(layer, BDLRU)
     gates, loadable = gates_and_values(network, layer)

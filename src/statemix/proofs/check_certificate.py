@@ -40,22 +40,28 @@ def digest(tables: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_form(tables: dict[str, Any]) -> None:
-    """Check the form of the tables: names, lengths, and the ranges of all numbers."""
+def check_form(tables: dict[str, Any], number: int, *names: str) -> None:
+    """Check the names of the tables, those that all formats have, and that no table was changed."""
     require(isinstance(tables, dict), "it has no tables")
-    names = {"format", "values", "start", "letters", "states", "answers", "automaton", "sha256"}
-    require(set(tables) == names, f"its tables must be {sorted(names)}")
-    integers([tables["format"]], "its format", 1, 1, 2)
+    known = {"format", "values", "start", "letters", *names, "sha256"}
+    require(set(tables) == known, f"its tables must be {sorted(known)}")
+    integers([tables["format"]], "its format", 1, number, number + 1)
     require(tables["sha256"] == digest(tables), "its tables were changed after it was written")
-    for name in ("start", "letters", "states", "answers"):
+    values = tables["values"]
+    require(type(values) is int and values > 0, "values must be a number of values")
+    integers(tables["start"], "start", len(tables["start"]), 0, values)
+    require(isinstance(tables["letters"], list), "letters must be a list")
+
+
+def check_search_form(tables: dict[str, Any]) -> None:
+    """Check the form of the tables of a proof by search: lengths and the ranges of all numbers."""
+    check_form(tables, 1, "states", "answers", "automaton")
+    for name in ("states", "answers"):
         require(isinstance(tables[name], list), f"{name} must be a list")
     values, size, automaton = tables["values"], len(tables["start"]), tables["automaton"]
-    require(type(values) is int and values > 0, "values must be a number of values")
-    integers(tables["start"], "start", size, 0, values)
     for rules in tables["letters"]:
-        require(
-            isinstance(rules, list) and len(rules) == size, "a letter must have a rule per entry"
-        )
+        is_whole = isinstance(rules, list) and len(rules) == size
+        require(is_whole, "a letter must have a rule per entry")
         for rule in rules:
             if isinstance(rule, list):
                 integers(rule, "a rule", values, 0, values)
@@ -77,6 +83,14 @@ def check_form(tables: dict[str, Any]) -> None:
         integers(outputs, "outputs", letters, -1, 1 << 62)
 
 
+def whole(check_its_form: Any, tables: dict[str, Any]) -> None:
+    """Check the form of the tables; what that cannot even read is invalid, too."""
+    try:
+        check_its_form(tables)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise Invalid(f"its tables are not whole: {error!r}") from error
+
+
 def step(state: tuple[int, ...], rules: list[Any]) -> tuple[int, ...]:
     """Return the network's state after a letter."""
     after = []
@@ -90,10 +104,7 @@ def step(state: tuple[int, ...], rules: list[Any]) -> tuple[int, ...]:
 
 def check(tables: dict[str, Any]) -> tuple[int, tuple[int, ...] | None]:
     """Return the pairs of states that words reach, and a shortest word that fails or None."""
-    try:
-        check_form(tables)
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise Invalid(f"its tables are not whole: {error!r}") from error
+    whole(check_search_form, tables)
     numbers = {tuple(state): number for number, state in enumerate(tables["states"])}
     automaton = tables["automaton"]
     first = (tuple(tables["start"]), automaton["start"])
@@ -132,15 +143,9 @@ def word_to(pair: Any, letter: int, origins: dict[Any, tuple[Any, int] | None]) 
 
 def check_structure_form(tables: dict[str, Any]) -> None:
     """Check the form of the tables of a proof by structure."""
-    require(isinstance(tables, dict), "it has no tables")
-    names = {"format", "values", "start", "letters", "places", "heads", "followers", "codes"}
-    require(set(tables) == {*names, "sha256"}, f"its tables must be {sorted(names)} and sha256")
-    integers([tables["format"]], "its format", 1, 2, 3)
-    require(tables["sha256"] == digest(tables), "its tables were changed after it was written")
+    check_form(tables, 2, "places", "heads", "followers", "codes")
     values, letters, places = tables["values"], tables["letters"], tables["places"]
-    require(type(values) is int and values > 0, "values must be a number of values")
     size, count = len(tables["start"]), len(places["start"])
-    integers(tables["start"], "start", size, 0, values)
     integers(places["start"], "the places' start", count, 0, 1 << 62)
     require(set(places) == {"start", "letters"}, "the places are not whole")
     require(len(letters) == len(places["letters"]) > 0, "places must have a row per letter")
@@ -159,10 +164,7 @@ def check_structure_form(tables: dict[str, Any]) -> None:
 
 def check_structure(tables: dict[str, Any]) -> int:
     """Check a proof by structure, and return the number of places that it is about."""
-    try:
-        check_structure_form(tables)
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise Invalid(f"its tables are not whole: {error!r}") from error
+    whole(check_structure_form, tables)
     followers, start = tables["followers"], tables["start"]
     codes = [set(map(tuple, rows)) for rows in tables["codes"]]
     for place in range(tables["heads"]):

@@ -25,7 +25,7 @@ class ColumnMaps:
             block sends all entries to the one that it loads.
         moves: for each block, shape (tokens, places): the place to which a place goes. Places where
             no word leads are left out.
-        starts: for each block, its place before the first token, after the learned token; -1 if it
+        starts: place of each block before the first token and after the learned one; -1 if it
             holds nothing or several entries.
         holdings: for each block, what it holds in each place, shape (places, m, C) float64.
     """
@@ -79,42 +79,34 @@ class ColumnMaps:
 
 def side_by_side(moves: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Return moves of several sets of places, (tokens, n) each, as moves of all their places."""
-    first = np.cumsum([0, *(one.shape[1] for one in moves[:-1])])
-    return np.concatenate([one + n for one, n in zip(moves, first, strict=True)], axis=1)
+    firsts = np.cumsum([0, *(table.shape[1] for table in moves[:-1])])
+    return np.concatenate([table + n for table, n in zip(moves, firsts, strict=True)], axis=1)
 
 
 def _reached(
-    moves: NDArray[np.int64],
-    loads: NDArray[np.bool_],
-    begin: NDArray[np.bool_],
-    vocabulary: int,
+    moves: NDArray[np.int64], loads: NDArray[np.bool_], begin: NDArray[np.bool_], vocabulary: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which places are held before the first token, and in words of all lengths.
 
-    Args:
-        moves: shape (tokens, places); the learned token, if any, is the last.
-        loads: whether a token loads the block, shape (tokens,).
-        begin: whether an entry holds something in the initial state, shape (m,).
-        vocabulary: number of tokens of words.
+    Moves have shape (tokens, places), and a learned token comes behind those of the vocabulary.
+    ``loads`` tells which tokens load the block, ``begin`` which entries hold something at first.
     """
     begun = np.zeros(moves.shape[1], dtype=bool)
     begun[: len(begin)] = begin
-    for token in range(vocabulary, len(moves)):
-        begun = _after(moves[[token]], loads[[token]], begun)
-    moves, loads = moves[:vocabulary], loads[:vocabulary]
-    reached = begun
-    while True:
-        more = reached | _after(moves, loads, reached)
-        if (more == reached).all():
-            return begun, reached
-        reached = more
+    if len(moves) > vocabulary:
+        begun = _after(moves[vocabulary:], loads[vocabulary:], begun)
+    reached, before = begun, None
+    while before is None or (reached != before).any():
+        before = reached
+        reached = before | _after(moves[:vocabulary], loads[:vocabulary], before)
+    return begun, reached
 
 
 def _after(
     moves: NDArray[np.int64], loads: NDArray[np.bool_], reached: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Return which places hold something after one of these tokens."""
-    found = np.zeros_like(reached)
-    found[moves[:, reached]] = True
-    found[moves[loads, 0]] = True
-    return found
+    after = np.zeros_like(reached)
+    after[moves[:, reached]] = True
+    after[moves[loads, 0]] = True
+    return after

@@ -51,9 +51,7 @@ class EntryMachine:
 
         Raises:
             Invalid: if they have another form, or do not prove the network.
-            ValueError: if no single entry determines a place's content, or there are more than a
-                million values.
-            OverflowError: if a content is 2^31 or more.
+            ValueError: if the machine would be too large, or several entries tell a content.
         """
         check_structure(tables)
         rules = np.array(tables["letters"], dtype=np.int32)
@@ -91,10 +89,7 @@ class EntryMachine:
         return f"{entries:,} entries, {letters:,} letters, {len(self.read):,} answers"
 
     def run(self, tokens: ArrayLike, state: ArrayLike | None = None) -> NDArray[np.int32]:
-        """Follow words.
-
-        Letters are maps of entries. Maps are composed in any order without an error, so the maps of
-        neighbours are composed at the same time.
+        """Follow words, whose letters are maps of entries: many are composed at the same time.
 
         Args:
             tokens: integers, shape (T,) or (B, T).
@@ -102,10 +97,6 @@ class EntryMachine:
 
         Returns:
             The values after the words, shape (entries,) or (B, entries).
-
-        Raises:
-            TypeError: if tokens or values are not integers.
-            ValueError: if a shape or a number is out of range.
         """
         words = np.asarray(tokens)
         before = np.asarray(self.start if state is None else state)
@@ -133,10 +124,6 @@ class EntryMachine:
 
         Returns:
             The answers, shape (..., places); -1 where a value stands for no content of the place.
-
-        Raises:
-            TypeError: if values are not integers.
-            ValueError: if the shape or a value is out of range.
         """
         held = np.asarray(state)
         require_numbers("state", held, self.contents.shape[1])

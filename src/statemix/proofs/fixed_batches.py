@@ -13,14 +13,7 @@ ROWS = 256
 
 
 def fixed_batches(count: int, device: torch.device | str) -> Iterator[tuple[Tensor, int]]:
-    """Yield the numbers of rows in batches of ``ROWS``.
-
-    Args:
-        count: number of rows.
-        device: device of the numbers.
-
-    Yields:
-        The numbers, shape (ROWS,), int64, and how many of them count: the others repeat these.
+    """Yield the numbers of rows in batches of ``ROWS``, and how many count: others repeat these.
 
     Example:
         >>> [(rows[:3].tolist(), used) for rows, used in fixed_batches(258, "cpu")]
@@ -32,15 +25,10 @@ def fixed_batches(count: int, device: torch.device | str) -> Iterator[tuple[Tens
 
 
 def gates_and_values(model: ReadoutModel, layer: BDLRU) -> tuple[Tensor, Tensor]:
-    """Return the gates and values of every token in the first layer of a model.
+    """Return the gates and values of every token, and of the learned one at the end.
 
-    Args:
-        model: the model, whose gates see the token alone.
-        layer: its first layer.
-
-    Returns:
-        gates: of every token, and of the learned token at the end, shape (tokens, H, rows, m+1).
-        values: shape (tokens, H, m, C), or (tokens, H, m) without channels.
+    The gates of the first layer must see the token alone. Gates have shape (tokens, H, rows, m+1),
+    values (tokens, H, m, C), or (tokens, H, m) without channels.
     """
     x = model.backbone.blocks[0].norm(model.backbone.embedding.weight)
     gates, values = [], []

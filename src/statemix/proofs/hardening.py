@@ -50,9 +50,6 @@ def harden(model: ReadoutModel) -> ReadoutModel:
 
     Args:
         model: any model.
-
-    Raises:
-        ValueError: if no layer has gates, or they are not those of a softmax.
     """
     hard = copy.deepcopy(model)
     layers = [part for part in hard.modules() if isinstance(part, GatedRecurrence)]
@@ -94,9 +91,6 @@ def prune(model: ReadoutModel, automaton: Automaton) -> PrunedModel:
     Args:
         model: a hardened model whose first layer is a BD-LRU; its gates see the token alone.
         automaton: the automaton of the task, with the tokens of the model.
-
-    Raises:
-        TypeError: if the first layer is no BD-LRU.
     """
     copied = copy.deepcopy(model).eval()
     layer = copied.backbone.blocks[0].mixer
@@ -173,11 +167,10 @@ def walk(model: ReadoutModel, automaton: Automaton) -> Iterator[WalkStep]:
                     waiting.append((state_reached, take_rows(after, torch.tensor([row]).to(new))))
 
 
-def _same_bytes(one: Tensor, other: Tensor) -> Tensor:
+def _same_bytes(state: Tensor, other: Tensor) -> Tensor:
     """Return for each block of states (H, m) or (H, m, C) whether entries have the same bytes."""
-    kinds = {torch.float32: torch.int32, torch.float64: torch.int64}
-    kind = kinds[one.dtype]
-    return (one.contiguous().view(kind) == other.contiguous().view(kind)).flatten(1).all(-1)
+    kind = {torch.float32: torch.int32, torch.float64: torch.int64}[state.dtype]
+    return (state.contiguous().view(kind) == other.contiguous().view(kind)).flatten(1).all(-1)
 
 
 # A network of S_4 had nearly equal initial values: 200 were too few for it and 1,000 enough.
@@ -219,7 +212,7 @@ def fit_readout(
     Args:
         readout: a linear map of float64, which is changed.
         inputs: shape (N, d), float64.
-        answers: classes, shape (N,), int64. ``IGNORED`` marks inputs without an answer.
+        answers: classes, shape (N,); ``IGNORED`` marks inputs without an answer.
         weight_decay: factor of the sum of squared weights in the loss. It leads to small weights,
             whose products rounding moves less, and takes several times as long.
     """
@@ -229,11 +222,11 @@ def fit_readout(
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        found = cross_entropy(readout(inputs), answers, ignore_index=IGNORED)
+        value = cross_entropy(readout(inputs), answers, ignore_index=IGNORED)
         if weight_decay:
-            found = found + weight_decay * readout.weight.square().sum()
-        found.backward()  # type: ignore[no-untyped-call]
-        return found
+            value = value + weight_decay * readout.weight.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
 
     with torch.enable_grad():
         optimizer.step(loss)  # type: ignore[no-untyped-call]

@@ -126,9 +126,7 @@ def find_horizon(
 class _Drift(NamedTuple):
     """How the states of a soft model may leave those of the hard one.
 
-    Attributes:
-        error: what a step adds to the error at most.
-        rounding: part of itself by which the error grows in a step at most.
+    A step adds at most ``error`` to their error, which grows by at most the part ``rounding``.
     """
 
     error: float
@@ -193,7 +191,7 @@ class _Readout(NamedTuple):
         bias: shape (classes,).
         centred: whether the norm subtracts the mean.
         eps: what the norm adds to the mean square; None if there is no norm.
-        steepness: for two classes, the most by which their difference changes, for an error of the
+        steepness: by how much the difference of two classes changes at most, for an error of the
             state of 1; shape (classes, classes).
         rounding: relative error of a sum of products on the way to a logit.
     """
@@ -231,10 +229,7 @@ class _Readout(NamedTuple):
     def slack(self, z: Tensor, size: Tensor, answers: Tensor) -> float:
         """Return an error of the states that changes no answer; 0 if rounding alone may.
 
-        Args:
-            z: what the norm reads, shape (rows, d).
-            size: sums of the magnitudes of which z is the sum, shape (rows, d).
-            answers: shape (rows,).
+        ``size`` holds sums of the magnitudes of which z, what the norm reads, holds the sums.
         """
         if not len(z):
             return math.inf
@@ -250,4 +245,4 @@ class _Readout(NamedTuple):
         lead = lead - self.rounding * (sizes.gather(1, of_answers) + sizes)
         bounds = lead.clamp(min=0) / self.steepness[answers]
         # The answer itself is no other class.
-        return float(bounds.scatter(1, answers.unsqueeze(1), torch.inf).amin())
+        return float(bounds.scatter(1, of_answers, torch.inf).amin())

@@ -60,9 +60,8 @@ def join_actions(
     Returns:
         None if no block does anything.
     """
-    blocks = [one["block"] for one in found if one["role"] in ("tracks", "repeats")]
-    if not blocks:
-        blocks = [one["block"] for one in found if one["role"] == "other"]
+    blocks = [actions["block"] for actions in found if actions["role"] in ("tracks", "repeats")]
+    blocks = blocks or [actions["block"] for actions in found if actions["role"] == "other"]
     if not blocks:
         return None
     sources, places = maps_of(harden(model).cpu()).generators(blocks)
@@ -82,11 +81,8 @@ def join_actions(
         none = np.empty((len(moves), 0), np.int64)
         joined["task_order"] = semigroup_order(none, moves)
         joined["task"] = name or _name(moves, joined["task_order"])
-        joined["relation"] = _relation(
-            number,
-            joined["task_order"],
-            semigroup_order(sources, side_by_side([places, moves])),
-        )
+        both = semigroup_order(sources, side_by_side([places, moves]))
+        joined["relation"] = _relation(number, joined["task_order"], both)
         # Quotients of a group are groups.
         of_group = joined["relation"] in ("isomorphic", "quotient") and _permute(moves)
         joined["group"] = joined["group"] or of_group

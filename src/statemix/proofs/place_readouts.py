@@ -46,11 +46,8 @@ class Followed(NamedTuple):
 class LastNorm(NamedTuple):
     """What happens between the layer and the readouts: z -> gain * (z - mean) / r + shift.
 
-    Attributes:
-        gain: shape (d,).
-        shift: shape (d,).
-        centred: whether the mean is subtracted.
-        eps: what is added to the mean square, whose root r is; None if r is 1.
+    The mean is subtracted where it is centred, and r is the root of the mean square plus ``eps``,
+    or 1 if that is None. Gain and shift have shape (d,).
     """
 
     gain: NDArray[np.float64]
@@ -114,9 +111,7 @@ class Reading:
         used = followed.places >= 0
         out = by_block(layer).flatten(0, 1)[torch.from_numpy(used)].double().numpy()
         tokens = hard.backbone.embedding.weight[: rules.num_tokens].double().numpy()
-        permutes = all(
-            len(set(row)) == len(row) and min(row) >= 0 for row in rules.sources.tolist()
-        )
+        permutes = (np.sort(rules.sources, axis=1) == np.arange(rules.num_places)).all()
         weight = layer.out_proj.weight
         return cls(
             followed.places[used],
@@ -128,7 +123,7 @@ class Reading:
             LastNorm.of(hard),
             rules.num_places,
             rules.num_heads,
-            permutes and len(set(rules.start.tolist())) == rules.num_places,
+            bool(permutes) and len(set(rules.start.tolist())) == rules.num_places,
             (sum(weight.shape) + _ROUNDINGS) * torch.finfo(weight.dtype).eps / 2,
         )
 
@@ -143,8 +138,8 @@ class Reading:
 
     def sums(self, numbers: NDArray[np.float64], place: int) -> NDArray[np.float64]:
         """Add up numbers (entries, values, ...) of a place's entries, for each of its codes."""
-        found: NDArray[np.float64] = numbers[self.entries_of(place), self.codes[place]].sum(1)
-        return found
+        total: NDArray[np.float64] = numbers[self.entries_of(place), self.codes[place]].sum(1)
+        return total
 
     @cached_property
     def bounds(self) -> tuple[float, float]:
@@ -161,15 +156,11 @@ class Reading:
         least = 0.0 if self.norm.centred else float((near**2).mean())
         return math.sqrt(least + self.norm.eps), math.sqrt(float((far**2).mean()) + self.norm.eps)
 
-    def _directions(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return what all entries span, entry by entry, and the tokens."""
-        return np.vstack([_basis(one) for one in self.added]), self.tokens
-
     def margin(self, hard: TokenClassifier) -> tuple[float | None, str]:
         """Return the least lead of a right logit that is proven, and why the proof fails or ""."""
         if self.lacks is not None:
             return None, f"no entry follows place {self.lacks + 1}"
-        (least, most), smallest = self.bounds, math.inf
+        (least, most), smallest, followed = self.bounds, math.inf, set(self.places.tolist())
         for place, head in enumerate(hard.heads):
             weight, bias = self._readout(hard, head)
             score, of_tokens = self.added @ weight.T, self.tokens @ weight.T
@@ -177,12 +168,10 @@ class Reading:
             # Sums of magnitudes bound what rounding adds to a logit.
             slack = self.rounding * (
                 (np.abs(self.tokens) @ np.abs(weight).T).max()
-                + sum(self.sums(size, one).max() for one in set(self.places.tolist()))
+                + sum(self.sums(size, other).max() for other in followed)
                 + most * np.abs(bias).max()
             )
-            others = {
-                other: self.sums(score, other) for other in set(self.places.tolist()) - {place}
-            }
+            others = {other: self.sums(score, other) for other in followed - {place}}
             for content, fixed in zip(self.contents[place], self.sums(score, place), strict=True):
                 lead = fixed[content] - fixed - 2 * slack
                 lead += (of_tokens[:, [content]] - of_tokens).min(0)
@@ -195,10 +184,8 @@ class Reading:
                 lead[content] = math.inf
                 worst, wrong = float(lead.min()), int(lead.argmin())
                 if not worst > 0:
-                    return None, (
-                        f"class {wrong} of {head} is not proven to stay below class {content}: "
-                        f"the bound is {worst:.2g}"
-                    )
+                    said = f"class {wrong} of {head} is not proven to stay below class {content}"
+                    return None, f"{said}: the bound is {worst:.2g}"
                 smallest = min(smallest, worst / most)
         return smallest, ""
 
@@ -222,12 +209,12 @@ class Reading:
         values by logistic regression. Its bias is read out of z, too, from what never changes or
         from the tokens. So r divides all logits, and no class depends on r.
         """
-        directions, tokens = self._directions()
-        whole = np.vstack([directions, tokens])
+        bases = [_basis(added) for added in self.added]
+        whole = np.vstack([*bases, self.tokens])
         if self.norm.centred:
             whole = whole - whole.mean(1, keepdims=True)
         dual = np.linalg.pinv(whole)
-        owners = np.array([entry for entry, one in enumerate(self.added) for _ in _basis(one)])
+        owners = np.repeat(np.arange(len(bases)), [len(basis) for basis in bases])
         still = self.entries_of(self.num_places)
         one = dual[:, len(owners) :].sum(1)
         if still.size:
@@ -253,8 +240,8 @@ class Reading:
 def _basis(added: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return independent directions that the rows of (values, d) span."""
     _, sizes, directions = np.linalg.svd(added, full_matrices=False)
-    found: NDArray[np.float64] = directions[sizes > 1e-9 * max(sizes[0], 1e-30)]
-    return found
+    basis: NDArray[np.float64] = directions[sizes > 1e-9 * max(sizes[0], 1e-30)]
+    return basis
 
 
 def _separate(

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -90,25 +89,29 @@ def search(
         TypeError: if the model is an autoencoder, or the automaton has another type.
         RequestError: if ``max_pairs`` pairs do not fit into memory.
     """
-    if not isinstance(automaton, Automaton):
-        raise TypeError(f"automaton must be an Automaton, got {automaton!r}")
-    head = model.main_head if head is None else head
-    check_fits(model, automaton, head)
-    if not isinstance(model, TokenClassifier):
-        raise TypeError(f"model must be a TokenClassifier, got {type(model).__name__}")
+    head = check_fits(model, automaton, head)
     if max_pairs < 1:
         raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
-    needed, available = max_pairs * _pair_bytes(model), available_bytes()
+    states = [layer.init_state(1) for layer in model.modules() if isinstance(layer, Layer)]
+    state_bytes = sum(part.nbytes for state in states for _, part in tensors(state))
+    # Its key in a dictionary takes 150 bytes more.
+    needed, available = max_pairs * (150 + state_bytes), available_bytes()
     if needed > available:
         raise RequestError(
             f"max_pairs must fit into memory (at least {gigabytes(needed)} needed, "
             f"{gigabytes(available)} available), got {max_pairs}"
         )
+    assert isinstance(model, TokenClassifier)
     return ProductSearch(model.eval(), automaton, head, max_pairs, on_progress=on_progress).run()
 
 
-def check_fits(model: ReadoutModel, automaton: Automaton, head: str) -> None:
-    """Check that a model reads the tokens of an automaton and can give its answers."""
+def check_fits(model: ReadoutModel, automaton: Automaton, head: str | None) -> str:
+    """Check that a model reads an automaton's tokens and gives its answers; return the head."""
+    if not isinstance(automaton, Automaton):
+        raise TypeError(f"automaton must be an Automaton, got {automaton!r}")
+    if not isinstance(model, TokenClassifier):
+        raise TypeError(f"model must be a TokenClassifier, got {type(model).__name__}")
+    head = model.main_head if head is None else head
     if head not in model.heads:
         raise ValueError(f"head must be one of {list(model.heads)}, got {head!r}")
     if automaton.num_tokens != model.backbone.vocab_size:
@@ -121,13 +124,7 @@ def check_fits(model: ReadoutModel, automaton: Automaton, head: str) -> None:
             f"outputs must be below the {model.heads[head]} classes of the model, got "
             f"{automaton.outputs.max()}"
         )
-
-
-def _pair_bytes(model: ReadoutModel) -> int:
-    """Return the bytes that a pair takes at least: its state, and the key of a dictionary."""
-    layers = [part for part in model.modules() if isinstance(part, Layer)]
-    states = [layer.init_state(1) for layer in layers]
-    return 150 + sum(part.nbytes for state in states for _, part in tensors(state))
+    return head
 
 
 class RightAnswers(NamedTuple):
@@ -154,50 +151,36 @@ class RightAnswers(NamedTuple):
     errors: Tensor
 
 
+@dataclass
 class ProductSearch:
     """The search of :func:`search`, with arguments that are not checked.
 
-    Args:
-        model: as in :func:`search`, in evaluation mode.
-        automaton: as in :func:`search`.
-        head: head that answers.
-        max_pairs: as in :func:`search`.
-        on_progress: as in :func:`search`.
-        observe: function called with all right answers; if it returns a reason, the search ends.
+    ``observe`` is called with all right answers; if it returns a reason, the search ends.
     """
 
-    def __init__(
-        self,
-        model: TokenClassifier,
-        automaton: Automaton,
-        head: str,
-        max_pairs: int,
-        *,
-        on_progress: Callable[[int], None] | None = None,
-        observe: Callable[[RightAnswers], str] | None = None,
-    ) -> None:
-        self.model = model
-        self.automaton = automaton
-        self.head = head
-        self.max_pairs = max_pairs
-        self.on_progress = on_progress
-        self.observe = observe
-        # Bytes of the model's state and number of the automaton's -> number of the pair.
-        self.pairs: dict[tuple[bytes, int], int] = {}
-        # Number of the pair -> the pair before it, -1 for the empty word, and the token between.
-        self.origins: list[tuple[int, int]] = []
-        self.margin = math.inf
-        # Tokens up to which the answers of all words are right.
-        self.checked = 0
+    model: TokenClassifier
+    automaton: Automaton
+    head: str
+    max_pairs: int
+    _: KW_ONLY
+    on_progress: Callable[[int], None] | None = None
+    observe: Callable[[RightAnswers], str] | None = None
+    # Bytes of the model's state and number of the automaton's -> number of the pair.
+    pairs: dict[tuple[bytes, int], int] = field(default_factory=dict, init=False)
+    # Number of the pair -> the pair before it, -1 for the empty word, and the token between.
+    origins: list[tuple[int, int]] = field(default_factory=list, init=False)
+    margin: float = field(default=math.inf, init=False)
+    # Tokens up to which the answers of all words are right.
+    checked: int = field(default=0, init=False)
 
     def run(self) -> SearchResult:
         """Visit all pairs, level by level."""
         level = _Level(None, np.array([self.automaton.start]), np.array([-1]))
         while len(level.places):
-            found = self._next(level)
-            if isinstance(found, SearchResult):
-                return found
-            level = found
+            after = self._next(level)
+            if isinstance(after, SearchResult):
+                return after
+            level = after
             self.checked += 1
             if self.on_progress is not None:
                 self.on_progress(len(self.pairs))
@@ -208,6 +191,9 @@ class ProductSearch:
         margin = self.margin if math.isfinite(self.margin) else None
         return SearchResult(verdict, len(self.pairs), margin, **{"checked": self.checked} | found)
 
+    def _open(self, reason: str) -> SearchResult:
+        return self._ended("open", reason=reason)
+
     def _next(self, level: "_Level") -> "_Level | SearchResult":
         """Visit all pairs that one more token leads to."""
         states: list[State] = []
@@ -216,25 +202,20 @@ class ProductSearch:
         for rows, tokens in self._steps(level):
             stepped = self._step(level, rows, tokens)
             if stepped is None:
-                reason = "a row of a step depends on where it stands in its batch"
-                return self._ended("open", reason=reason)
+                return self._open("a row of a step depends on where it stands in its batch")
             logits, errors, after = stepped
             before = level.places[rows]
             outputs = self.automaton.outputs[before, tokens]
-            wrong = self._first_wrong(logits, outputs)
+            wrong, near = self._first_wrong_and_near(logits, errors, outputs)
             if wrong is not None:
-                word = [*self._word(int(level.numbers[rows[wrong]])), int(tokens[wrong])]
-                return self._refuted(word)
-            near = self._first_near(logits, errors, outputs)
+                return self._refuted(self._word(level, rows[wrong], tokens[wrong]))
             if near is not None:
-                word = [*self._word(int(level.numbers[rows[near]])), int(tokens[near])]
-                reason = f"rounding may change the answer after the word {word}"
-                return self._ended("open", reason=reason)
+                word = self._word(level, rows[near], tokens[near])
+                return self._open(f"rounding may change the answer after the word {word}")
             reached = self.automaton.transitions[before, tokens]
             new, after_numbers = [], []
-            for row, pair in enumerate(
-                zip(_bytes(after, len(rows)), reached.tolist(), strict=True)
-            ):
+            pairs = zip(_bytes(after, len(rows)), reached.tolist(), strict=True)
+            for row, pair in enumerate(pairs):
                 if pair not in self.pairs:
                     numbers.append(len(self.pairs))
                     self.pairs[pair] = len(self.pairs)
@@ -243,22 +224,12 @@ class ProductSearch:
                     new.append(row)
                 after_numbers.append(self.pairs[pair])
             if self.observe is not None:
-                seen = RightAnswers(
-                    self.checked + 1,
-                    level.numbers[rows],
-                    tokens,
-                    outputs,
-                    after,
-                    np.array(after_numbers),
-                    logits,
-                    errors,
-                )
-                reason = self.observe(seen)
-                if reason:
-                    return self._ended("open", reason=reason)
+                words = self.checked + 1, level.numbers[rows], tokens, outputs
+                pairs_after = after, np.array(after_numbers), logits, errors
+                if reason := self.observe(RightAnswers(*words, *pairs_after)):
+                    return self._open(reason)
             if len(self.pairs) > self.max_pairs:
-                reason = f"more than {self.max_pairs} pairs of states"
-                return self._ended("open", reason=reason)
+                return self._open(f"more than {self.max_pairs} pairs of states")
             if new:
                 states.append(take_rows(after, torch.tensor(new, device=self.model.device)))
         together = map_state(lambda *parts: torch.cat(parts), *states) if states else None
@@ -278,8 +249,16 @@ class ProductSearch:
         order = torch.from_numpy(rows[filled]).to(self.model.device)
         read = torch.from_numpy(tokens[filled]).to(self.model.device).unsqueeze(1)
         before = None if level.states is None else take_rows(level.states, order)
-        with self._readout_watched() as watched:
+        readout, errors = self.model.readouts.get_submodule(self.head), list[Tensor]()
+        assert isinstance(readout, nn.Linear)
+        # How far rounding can move the logits.
+        handle = readout.register_forward_hook(
+            lambda _, given, __: errors.append(rounding_of(readout, given[0]))
+        )
+        try:
             logits, after = self.model.extend(read, before)
+        finally:
+            handle.remove()
         flipped = None if before is None else map_state(lambda part: part.flip(0), before)
         again, after_again = self.model.extend(read.flip(0), flipped)
         other = map_state(lambda part: part.flip(0), after_again)
@@ -288,45 +267,26 @@ class ProductSearch:
         if not _equal_but_rounded(logits[self.head], again[self.head].flip(0)):
             return None
         used = torch.arange(len(rows), device=self.model.device)
-        (errors,) = watched
-        return logits[self.head][used, 0], errors[used, 0], take_rows(after, used)
+        return logits[self.head][used, 0], errors[0][used, 0], take_rows(after, used)
 
-    @contextmanager
-    def _readout_watched(self) -> Iterator[list[Tensor]]:
-        """Yield a list to which the readout adds how far rounding can move its logits."""
-        errors: list[Tensor] = []
-        readout = self.model.readouts.get_submodule(self.head)
-        assert isinstance(readout, nn.Linear)
-        handle = readout.register_forward_hook(
-            lambda _, read, __: errors.append(rounding_of(readout, read[0]))
-        )
-        try:
-            yield errors
-        finally:
-            handle.remove()
-
-    def _first_wrong(self, logits: Tensor, outputs: NDArray[np.int64]) -> int | None:
-        """Return the first row with a wrong answer, and note the margins of right ones."""
+    def _first_wrong_and_near(
+        self, logits: Tensor, errors: Tensor, outputs: NDArray[np.int64]
+    ) -> tuple[int | None, int | None]:
+        """Return the first rows with a wrong answer and with one that rounding may change."""
         answers = torch.from_numpy(outputs).to(logits.device)
-        scored = answers != IGNORED
-        if not scored.any():
-            return None
-        exceeded = margins(logits, answers.clamp(min=0))
+        scored, right = answers != IGNORED, answers.clamp(min=0)
+        exceeded = margins(logits, right)
         # A tie is wrong, and so is what is no number.
         wrong = scored & ~(exceeded > 0)
-        if wrong.any():
-            return int(wrong.nonzero()[0])
-        self.margin = min(self.margin, float(exceeded[scored].min()))
-        return None
+        near = scored & may_change(logits, errors, right)
+        if scored.any() and not wrong.any():
+            self.margin = min(self.margin, float(exceeded[scored].min()))
+        first, second = (int(bad.nonzero()[0]) if bad.any() else None for bad in (wrong, near))
+        return first, second
 
-    def _first_near(self, logits: Tensor, errors: Tensor, outputs: NDArray[np.int64]) -> int | None:
-        """Return the first row with an answer that rounding may change."""
-        answers = torch.from_numpy(outputs).to(logits.device)
-        near = (answers != IGNORED) & may_change(logits, errors, answers.clamp(min=0))
-        return int(near.nonzero()[0]) if near.any() else None
-
-    def _word(self, number: int) -> list[int]:
-        word = []
+    def _word(self, level: "_Level", row: np.int64, last: np.int64) -> list[int]:
+        """Return the word that leads to a row of a level, and a last token."""
+        number, word = int(level.numbers[row]), [int(last)]
         while number >= 0:
             number, token = self.origins[number]
             word.append(token)
@@ -337,21 +297,21 @@ class ProductSearch:
         logits = self.model(torch.tensor([word], device=self.model.device))[self.head][:, -1]
         expected = self.automaton.answers(word)[-1]
         if (margins(logits, torch.tensor([expected], device=logits.device)) > 0).all():
-            return self._ended("open", reason=f"steps fail on the word {word}, the whole does not")
+            return self._open(f"steps fail on the word {word}, the whole does not")
         others = logits[0].clone()
         others[expected] = -torch.inf
         answer = int(others.argmax()) if others.amax() > -torch.inf else None
         return self._ended("refuted", word=tuple(word), answer=answer, expected=expected)
 
 
-def _equal_but_rounded(one: Tensor, other: Tensor) -> bool:
+def _equal_but_rounded(logits: Tensor, other: Tensor) -> bool:
     """Return whether logits differ by no more than the order of a sum explains.
 
     Some processors add up the last rows of a product in another order than the first ones.
     """
-    size = float(one.abs().nan_to_num(0.0, 0.0).amax())
-    close = _ROUNDINGS * torch.finfo(one.dtype).eps * size
-    return torch.allclose(one, other, rtol=0.0, atol=close, equal_nan=True)
+    size = float(logits.abs().nan_to_num(0.0, 0.0).amax())
+    close = _ROUNDINGS * torch.finfo(logits.dtype).eps * size
+    return torch.allclose(logits, other, rtol=0.0, atol=close, equal_nan=True)
 
 
 def margins(logits: Tensor, answers: Tensor) -> Tensor:
@@ -367,18 +327,14 @@ def may_change(logits: Tensor, errors: Tensor, answers: Tensor) -> Tensor:
     return ~(margins(moved, answers) > 0)
 
 
-@dataclass(frozen=True)
-class _Level:
-    """Pairs that words of one length have reached first.
+class _Level(NamedTuple):
+    """Pairs that words of one length have reached first."""
 
-    Attributes:
-        states: states of the model as rows; None before the first token.
-        places: states of the automaton.
-        numbers: numbers of the pairs; -1 for the empty word.
-    """
-
+    # Of the model, as rows; None before the first token.
     states: State | None
+    # States of the automaton.
     places: NDArray[np.int64]
+    # Of the pairs; -1 for the empty word.
     numbers: NDArray[np.int64]
 
 

@@ -91,10 +91,6 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
         letters: name of each letter.
         classes: name of each answer.
 
-    Raises:
-        OptionError: if a line cannot be read, a letter or an answer is unknown, there is no start
-            or no bad state, or no line leads from the start to a state.
-
     Example:
         >>> watched = parse_property('''
         ... start: closed
@@ -133,12 +129,11 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
     for number, (before, letter, answer, after) in reversed(arrows):
         for kind, name, known in (("letter", letter, letters), ("answer", answer, classes)):
             if name != _ANY and name not in known:
-                raise _refused(
-                    f"name {kind}s among {', '.join(known)}, got {name!r} on line {number}"
-                )
-        one = slice(None) if letter == _ANY else letters.index(letter)
-        other = slice(None) if answer == _ANY else classes.index(answer)
-        transitions[states[before], one, other] = states[after]
+                found = f"{', '.join(known)}, got {name!r} on line {number}"
+                raise _refused(f"name {kind}s among {found}")
+        rows = slice(None) if letter == _ANY else letters.index(letter)
+        columns = slice(None) if answer == _ANY else classes.index(answer)
+        transitions[states[before], rows, columns] = states[after]
     reached = reachable(transitions.reshape(len(states), -1).tolist(), states[start])
     if unreached := [name for name, state in states.items() if state not in reached]:
         raise _refused(
@@ -170,9 +165,6 @@ def prove_safety(
         head: head that answers.
         max_states: states of the network after which the search gives up.
         on_progress: function called with the number of states visited, about once per level.
-
-    Raises:
-        ValueError: if the property has other letters or answers than the network.
     """
     expected = model.backbone.vocab_size, model.heads[head]
     if watched.transitions.shape[1:] != expected:
@@ -202,22 +194,15 @@ def explore(
 ) -> StateMachine | str:
     """Visit all states of a network, and number them from 0, the state before the first letter.
 
-    Args:
-        model: a network with finitely many states.
-        head: head that answers.
-        max_states: states after which the search gives up.
-        on_progress: as in :func:`prove_safety`.
-
-    Returns:
-        The network as a state machine; or the reason why there is none.
+    The arguments are those of :func:`prove_safety`. Returns the network as a state machine, or the
+    reason why there is none.
     """
     num_tokens = model.backbone.vocab_size
     # It lets every token follow everywhere, and scores nothing.
     anything = Automaton(
         0, np.zeros((1, num_tokens), np.int64), np.full((1, num_tokens), IGNORED, np.int64)
     )
-    transitions: dict[int, NDArray[np.int32]] = {}
-    answers: dict[int, NDArray[np.int32]] = {}
+    transitions, answers = (dict[int, NDArray[np.int32]]() for _ in range(2))
 
     def observe(found: RightAnswers) -> str:
         chosen = found.logits.argmax(-1)
@@ -225,13 +210,8 @@ def explore(
             return "two answers have the same logit, or a logit is no number"
         if may_change(found.logits, found.errors, chosen).any():
             return "rounding may change an answer of the network"
-        for before, token, after, answer in zip(
-            found.before.tolist(),
-            found.tokens.tolist(),
-            found.reached.tolist(),
-            chosen.tolist(),
-            strict=True,
-        ):
+        steps = found.before, found.tokens, found.reached, chosen
+        for before, token, after, answer in zip(*(part.tolist() for part in steps), strict=True):
             # The empty word is state 0.
             for table, value in ((transitions, after + 1), (answers, answer)):
                 table.setdefault(before + 1, np.zeros(num_tokens, np.int32))[token] = value
@@ -253,12 +233,7 @@ def explore(
 def check_safety(machine: StateMachine, watched: SafetyProperty) -> SafetyResult:
     """Follow a state machine and a property through all words, shortest words first.
 
-    Args:
-        machine: the network; every letter can follow in every state.
-        watched: the property.
-
-    Returns:
-        The verdict, which is never open.
+    Every letter must be able to follow in every state. The verdict is never open.
     """
     first = (0, watched.start)
     # Pair -> the pair before it, the letter and the answer between; None for the first pair.
@@ -269,11 +244,9 @@ def check_safety(machine: StateMachine, watched: SafetyProperty) -> SafetyResult
         state, place = pair
         if watched.bad[place]:
             steps = []
-            last = origins[pair]
-            while last is not None:
-                pair, letter, answer = last
-                steps.append((letter, answer))
-                last = origins[pair]
+            while (last := origins[pair]) is not None:
+                pair, *step = last
+                steps.append(step)
             word, answers = zip(*reversed(steps), strict=True) if steps else ((), ())
             return SafetyResult("refuted", len(origins), word, answers, watched.states[place])
         for letter, (after, answer) in enumerate(

@@ -1,5 +1,6 @@
 """Proven networks as state machines: one table look-up for each token, in NumPy or in C."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -53,8 +54,7 @@ class StateMachine:
 
         Raises:
             Invalid: if they have another form.
-            ValueError: if the tables do not prove the network.
-            OverflowError: if an answer is 2^31 or more.
+            ValueError: if they do not prove the network.
         """
         _, word = check(tables)
         if word is not None:
@@ -62,27 +62,22 @@ class StateMachine:
         letters, places = tables["letters"], tables["automaton"]["transitions"]
         answers = dict(zip(map(tuple, tables["states"]), tables["answers"], strict=True))
         first = tuple(tables["start"])
-        nothing = [-1] * len(letters)
-        numbers, transitions, given = {first: 0}, [nothing.copy()], [nothing.copy()]
-        pairs = [(first, tables["automaton"]["start"])]
-        seen = set(pairs)
-        for state, place in pairs:
-            number = numbers[state]
+        # State -> its row of next states and of answers, -1 where no word has the letter.
+        moves, given = (defaultdict[Any, list[int]](lambda: [-1] * len(letters)) for _ in range(2))
+        numbers, waiting = {first: 0}, [(first, tables["automaton"]["start"])]
+        seen = set(waiting)
+        for state, place in waiting:
             for letter, next_place in enumerate(places[place]):
                 if next_place < 0:
                     continue
                 after = step(state, letters[letter])
-                if after not in numbers:
-                    numbers[after] = len(numbers)
-                    transitions.append(nothing.copy())
-                    given.append(nothing.copy())
-                transitions[number][letter] = numbers[after]
-                given[number][letter] = answers[after][letter]
+                moves[state][letter] = numbers.setdefault(after, len(numbers))
+                given[state][letter] = answers[after][letter]
                 if (after, next_place) not in seen:
                     seen.add((after, next_place))
-                    pairs.append((after, next_place))
-        found = cls(np.array(transitions, dtype=np.int32), np.array(given, dtype=np.int32))
-        return found.minimized()
+                    waiting.append((after, next_place))
+        tables_of_states = ([rows[state] for state in numbers] for rows in (moves, given))
+        return cls(*(np.array(table, dtype=np.int32) for table in tables_of_states)).minimized()
 
     def minimized(self) -> Self:
         """Return the smallest machine that gives the same answers to all words."""
@@ -107,10 +102,7 @@ class StateMachine:
     def run(
         self, tokens: ArrayLike, state: ArrayLike = 0
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Follow words.
-
-        A word acts on states as a map, and maps are composed in any order without an error. So the
-        parts of a long word are composed at the same time.
+        """Follow words, which are maps of states: parts of a long word are composed at once.
 
         Args:
             tokens: integers, shape (T,) or (B, T).
@@ -119,10 +111,6 @@ class StateMachine:
         Returns:
             answers: answer after each token, -1 where nothing is scored, the shape of tokens.
             state: states after the words, shape () or (B,).
-
-        Raises:
-            TypeError: if tokens or states are not integers.
-            ValueError: if a shape or a number is out of range, or a token cannot follow.
         """
         words, before = np.asarray(tokens), np.asarray(state)
         require_numbers("tokens", words, self.num_letters)
@@ -154,9 +142,6 @@ class StateMachine:
         Args:
             name: prefix of the functions.
             comment: lines for the comment at the top, such as the names of letters and answers.
-
-        Raises:
-            ValueError: if the name is no identifier of C.
         """
         sink = self.num_states
         return c_source(

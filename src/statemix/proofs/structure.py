@@ -59,9 +59,6 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
 
     Returns:
         The certificate: proven, or open for a reason, such as another layer.
-
-    Raises:
-        RequestError: if the model has other tokens or heads.
     """
     head, *others = model.heads
     if model.backbone.vocab_size != rules.num_tokens or 1 + len(others) != rules.num_heads:
@@ -104,17 +101,9 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
             refitted, fails = reading.margin(again)
             if not fails:
                 hard, network, margin, reason = again, "refitted", refitted, ""
-    return Certificate(
-        SearchResult("open" if reason else "proven", 0, margin, reason=reason),
-        network,
-        hard,
-        head,
-        without_bound,
-        tracking,
-        layer.num_blocks,
-        gaps.finite,
-        "structure",
-    )
+    result = SearchResult("open" if reason else "proven", 0, margin, reason=reason)
+    kept = tracking, layer.num_blocks, gaps.finite
+    return Certificate(result, network, hard, head, without_bound, *kept, "structure")
 
 
 @torch.no_grad()
@@ -129,7 +118,7 @@ def structure_tables(network: ReadoutModel, rules: PlaceRules) -> dict[str, Any]
         rules: the places.
 
     Returns:
-        The tables as JSON data, or a sentence that says why they cannot be read.
+        The tables as JSON data; or the reason why there are none.
     """
     entries = read_rules(network)
     agree, combined = _agreement(entries, _with_still_place(rules))
@@ -178,22 +167,16 @@ def _agreement(
 ) -> tuple[NDArray[np.bool_], list[NDArray[np.int64]]]:
     """Find a large set of pairs of an entry and a place that agree under every token.
 
-    Args:
-        entries: what tokens do to entries.
-        rules: what they do to places, and to one more place, which no token moves.
-        several: whether contents may have several values.
-
-    Returns:
-        Which entries agree with which places, shape (entries, places), and what words lead to at
-        each place, as in :func:`_combinations`.
+    The last place is one that no token moves. ``several`` tells whether contents may have several
+    values. Returns which entries agree with which places, shape (entries, places), and what words
+    lead to at each place, as in :func:`_combinations`.
     """
     agree = np.ones((len(entries.start), rules.num_places), dtype=np.bool_)
-    while True:
+    fits = ~agree
+    while not fits.all():
         _keep_what_moves_alike(agree, entries, rules)
         pairs = np.argwhere(agree)
         fits = _tell_contents(_reached(entries, rules, pairs), several=several)
-        if fits.all():
-            break
         agree[tuple(pairs[~fits].T)] = False
     # Without several, each content has one combination.
     combined = _combinations(entries, rules, agree, _MOST_COMBINATIONS if several else math.inf)
@@ -208,18 +191,14 @@ def _follow(entries: EntryRules, rules: PlaceRules) -> Followed:
     for entry in np.flatnonzero(agree.any(1)):
         # An entry that never changes follows every place. Of several others, the one with the
         # fewest followers needs it most.
-        still = agree[entry, -1]
-        places[entry] = (
-            rules.num_places - 1 if still else np.where(agree[entry], followers, np.inf).argmin()
-        )
+        fewest = np.where(agree[entry], followers, np.inf).argmin()
+        places[entry] = rules.num_places - 1 if agree[entry, -1] else fewest
         followers[places[entry]] += 1
-    contents, values = [], []
-    for place, all_rows in enumerate(combined):
-        rows = all_rows[:, np.append(True, places[agree[:, place]] == place)]
-        rows = np.unique(rows, axis=0)
-        contents.append(rows[:, 0])
-        values.append(rows[:, 1:])
-    return Followed(places, contents, values)
+    tables = [
+        np.unique(rows[:, np.append(True, places[agree[:, place]] == place)], axis=0)
+        for place, rows in enumerate(combined)
+    ]
+    return Followed(places, [table[:, 0] for table in tables], [table[:, 1:] for table in tables])
 
 
 def _keep_what_moves_alike(
@@ -231,9 +210,8 @@ def _keep_what_moves_alike(
         before = agree.copy()
         for entry_sources, place_sources in zip(entries.sources, rules.sources, strict=True):
             copies, moves = entry_sources >= 0, place_sources >= 0
-            paired = agree[
-                np.ix_(np.where(copies, entry_sources, 0), np.where(moves, place_sources, 0))
-            ]
+            # Where something is loaded, any index will do.
+            paired = agree[np.ix_(np.maximum(entry_sources, 0), np.maximum(place_sources, 0))]
             agree &= np.where(copies[:, None] & moves, paired, copies[:, None] == moves)
 
 
@@ -269,12 +247,9 @@ def _reached(entries: EntryRules, rules: PlaceRules, pairs: NDArray[np.int64]) -
 
 
 def _tell_contents(found: NDArray[np.bool_], *, several: bool) -> NDArray[np.bool_]:
-    """Return for each pair whether its values are codes of its contents.
-
-    Either each content has one value, which may be that of other contents. Or each value stands for
-    one content, which may have several: two entries that copy the same one from the first token on
-    began with values of their own.
-    """
+    """Return for each pair whether its values are codes of its contents."""
+    # Each content has one value, which may be that of other contents. Or each value stands for one
+    # content, which may have several: entries that copy the same one began with other values.
     one_value = (found.sum(2) <= 1).all(1)
     one_content = (found.sum(1) <= 1).all(1) & (found.any(2).sum(1) > 1)
     fits: NDArray[np.bool_] = one_value | (several & one_content)
@@ -284,17 +259,13 @@ def _tell_contents(found: NDArray[np.bool_], *, several: bool) -> NDArray[np.boo
 def _combinations(
     entries: EntryRules, rules: PlaceRules, agree: NDArray[np.bool_], most: float
 ) -> list[NDArray[np.int64]] | None:
-    """Return what words lead to at each place.
+    """Return for each place what words lead to; None if that is more than ``most`` in all.
 
-    Returns:
-        For each place an array (combinations, 1 + entries that agree with it): the content, and the
-        values of the entries. None if there are more than ``most`` in all.
+    Arrays have shape (combinations, 1 + entries that agree): the content, and values of entries.
     """
     members = [np.flatnonzero(column) for column in agree.T]
-    found = {
-        (place, (int(rules.start[place]), *entries.start[of].tolist()))
-        for place, of in enumerate(members)
-    }
+    first = zip(rules.start.tolist(), members, strict=True)
+    found = {(n, (content, *entries.start[of].tolist())) for n, (content, of) in enumerate(first)}
     moves: list[set[tuple[int, tuple[int, ...]]]] = [set() for _ in members]
     for entry_sources, place_sources in zip(entries.sources, rules.sources, strict=True):
         for place, (of, source) in enumerate(zip(members, place_sources.tolist(), strict=True)):
@@ -318,4 +289,4 @@ def _combinations(
     rows: list[list[tuple[int, ...]]] = [[] for _ in members]
     for place, row in found:
         rows[place].append(row)
-    return [np.array(sorted(one), dtype=np.int64) for one in rows]
+    return [np.array(sorted(table), dtype=np.int64) for table in rows]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from statemix.models import ReadoutModel
 from statemix.ops.layout import at_least_float32
 
 
+@dataclass
 class GateGaps:
     """Differences between the largest and the second largest raw gate of all rows or columns seen.
 
@@ -24,9 +26,8 @@ class GateGaps:
             another order of sums may choose another gate.
     """
 
-    def __init__(self) -> None:
-        self.smallest = math.inf
-        self.nearest = math.inf
+    smallest: float = math.inf
+    nearest: float = math.inf
 
     @property
     def finite(self) -> float | None:
@@ -38,8 +39,8 @@ class GateGaps:
         """Why another order of sums may choose other gates; empty if none may."""
         if self.nearest > 0:
             return ""
-        differ = f"which differ by {self.smallest:.2g}"
-        return f"rounding may swap two gates of a row or column, {differ}"
+        gates = "two gates of a row or column"
+        return f"rounding may swap {gates}, which differ by {self.smallest:.2g}"
 
     def add(self, gaps: Tensor, moved: Tensor) -> None:
         """Take note of differences, and of how far rounding can move each."""
@@ -52,16 +53,14 @@ class GateGaps:
 def watch_gaps(model: ReadoutModel, units: Sequence[int] | None = None) -> Iterator[GateGaps]:
     """Watch the raw gates of a model's layers while it runs in this context.
 
-    Gates that are linear in one channel are rounded alike in every batch.
-
     Args:
         model: the model.
         units: units whose gates matter, of a model of one layer; None means all of all layers.
     """
     gaps, hooks = GateGaps(), []
-    layers = [part for part in model.modules() if isinstance(part, GatedRecurrence)]
-    for layer in layers:
-        if layer.selective is True:
+    for layer in model.modules():
+        # Gates that are linear in one channel are rounded alike in every batch.
+        if isinstance(layer, GatedRecurrence) and layer.selective is True:
             hook = partial(_note, gaps, layer, units)
             hooks.append(layer.gate_proj.register_forward_hook(hook))
     try:
@@ -87,9 +86,6 @@ def rounding_of(projection: nn.Linear, x: Tensor) -> Tensor:
     Args:
         projection: the map.
         x: what it reads, shape (..., n).
-
-    Returns:
-        The bound for each number of the map's output.
     """
     bias = None if projection.bias is None else projection.bias.abs()
     sizes = functional.linear(x.abs(), projection.weight.abs(), bias)
@@ -111,15 +107,13 @@ def _note(
     (x,) = read
     with torch.no_grad():
         moved = rounding_of(projection, x)
-        gates, errors = (layer.split_gates(one) for one in (flat, moved))
+        parts = [layer.split_gates(numbers) for numbers in (flat, moved)]
         if units is not None:
             chosen = torch.tensor(units, dtype=torch.int64, device=flat.device)
-            gates, errors = (one.index_select(x.ndim - 1, chosen) for one in (gates, errors))
-        for compared, rounded in zip(
-            _compared(layer, gates), _compared(layer, errors), strict=True
-        ):
-            largest = compared.topk(2, dim=-1).values
-            gaps.add(largest[..., 0] - largest[..., 1], 2 * rounded.amax(-1))
+            parts = [part.index_select(x.ndim - 1, chosen) for part in parts]
+        for gates, errors in zip(*(_compared(layer, part) for part in parts), strict=True):
+            largest = gates.topk(2, dim=-1).values
+            gaps.add(largest[..., 0] - largest[..., 1], 2 * errors.amax(-1))
 
 
 def _compared(layer: GatedRecurrence, gates: Tensor) -> list[Tensor]:

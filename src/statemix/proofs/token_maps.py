@@ -1,6 +1,6 @@
 """The automaton in a hardened BD-LRU: what every token does to the entries of every block."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 from typing import Literal, NamedTuple, TypedDict
 
@@ -78,12 +78,12 @@ def read_actions(model: ReadoutModel, automaton: Automaton | None = None) -> lis
     size, maps = layer.block_size, maps_of(hard)
     kept = None if automaton is None else prune(hard, automaton)
     tracking, varying = ((), ()) if kept is None else (kept.tracking, kept.varying)
-    found: list[BlockActions] = []
+    actions: list[BlockActions] = []
     # Whether blocks track, and their maps -> the first such block.
     first: dict[tuple[bool, bytes], int] = {}
     for block, table in enumerate(maps.shown):
         role: Role = "constant" if block in tracking else "other"
-        repeats = None
+        repeats = order = None
         if (table == np.arange(size)).all():
             role = "idles"
         else:
@@ -91,20 +91,19 @@ def read_actions(model: ReadoutModel, automaton: Automaton | None = None) -> lis
             repeats = None if earliest == block else earliest
             if block in varying:
                 role = "tracks" if repeats is None else "repeats"
-        found.append(
+                order = semigroup_order(*maps.generators([block]))
+        actions.append(
             {
                 "block": block,
                 "role": role,
                 "repeats": repeats,
-                "permutes": all(sorted(row) == list(range(size)) for row in table.tolist()),
-                "order": semigroup_order(*maps.generators([block]))
-                if role in ("tracks", "repeats")
-                else None,
+                "permutes": bool((np.sort(table, axis=1) == np.arange(size)).all()),
+                "order": order,
                 "sources": table.tolist(),
                 "moves": isinstance(maps, ColumnMaps),
             }
         )
-    return found
+    return actions
 
 
 class RowMaps(NamedTuple):
@@ -149,20 +148,14 @@ def _name(table: NDArray[np.int64]) -> bytes:
     if size > _MOST_RELABELLED:
         return table.tobytes()
     every = np.array(list(permutations(range(size))))
-    together = max(1, _MOST_SOURCES // table.size)
-    names: Iterator[bytes] = (
-        one.tobytes()
-        for start in range(0, len(every), together)
-        for one in _relabelled(table, every[start : start + together])
-    )
+    together, names = max(1, _MOST_SOURCES // table.size), list[bytes]()
+    for start in range(0, len(every), together):
+        orders = every[start : start + together]
+        # Entry i becomes order[i]. A load, which is the last place, stays one.
+        named = np.pad(orders, ((0, 0), (0, 1)), constant_values=LOADS).astype(np.int8)[:, table]
+        renamed = np.take_along_axis(named, orders.argsort(1)[:, None], axis=2)
+        names.append(min(maps.tobytes() for maps in renamed))
     return min(names)
-
-
-def _relabelled(table: NDArray[np.int64], orders: NDArray[np.int64]) -> NDArray[np.int8]:
-    """Rename every entry i to order[i], for all orders."""
-    # A load, which is the last place, stays one.
-    named = np.pad(orders, ((0, 0), (0, 1)), constant_values=LOADS).astype(np.int8)[:, table]
-    return np.take_along_axis(named, orders.argsort(1)[:, None], axis=2)
 
 
 MOST_MAPS = 5000
@@ -218,8 +211,8 @@ def semigroup_order(
         new = [*added(token[None]), *added(_then(before, token, entries))]
         while new:
             words, new = np.array(new), []
-            for one in generators:
-                new += added(_then(words, one, entries))
+            for generator in generators:
+                new += added(_then(words, generator, entries))
                 if len(known) > MOST_MAPS:
                     return None
     return len(known)

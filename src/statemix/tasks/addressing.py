@@ -36,8 +36,6 @@ SHUFFLED_SPACE = 2**40
 MAX_LENGTH = 2**24
 """Longer words are refused: making one word of this length needs a gigabyte of memory."""
 
-_INDICES = 2**63
-_MOST_TOKENS = 2**48
 _NUM_ROUNDS = 6
 _VALUES_PER_BLOCK = 4  # 64-bit values that Philox makes per value of its counter
 # Second half of Philox's key. Changing any of these numbers changes the data.
@@ -66,13 +64,11 @@ def split_size(alphabet_size: int, length: int, split: Split) -> int | None:
 
 def check_range(start: int, stop: int, length: int) -> None:
     """Check that indices can be addressed, and that some machine could hold the words."""
-    if stop >= _INDICES:
+    if stop >= 2**63:
         raise OptionError(f"stop must be below 2^63, got {stop}")
-    if (stop - start) * length > _MOST_TOKENS:
-        raise OptionError(
-            f"stop must be at most {start + _MOST_TOKENS // length} (2^48 tokens from the start), "
-            f"got {stop}"
-        )
+    most = start + 2**48 // length
+    if stop > most:
+        raise OptionError(f"stop must be at most {most} (2^48 tokens from the start), got {stop}")
 
 
 def words(
@@ -104,11 +100,7 @@ def words(
     if size is None:
         blocks_per_word = -(-length // _VALUES_PER_BLOCK)
         raw = _raw_values(
-            seed,
-            split,
-            (alphabet_size, length),
-            first_block=start * blocks_per_word,
-            num_blocks=(stop - start) * blocks_per_word,
+            seed, split, (alphabet_size, length), start * blocks_per_word, stop * blocks_per_word
         )
         per_word = raw.reshape(stop - start, blocks_per_word * _VALUES_PER_BLOCK)
         return below(per_word[:, :length], alphabet_size)
@@ -130,15 +122,8 @@ def draws(
 ) -> NDArray[np.uint64]:
     """Make independent uniform 64-bit values for the examples ``start`` ... ``stop - 1``.
 
-    Arguments are trusted. Every task, and every count, has its own stream.
-
-    Args:
-        name: name of the task.
-        count: values per example.
-        seed: 0 <= seed < 2^64.
-        split: one of ``SPLITS``.
-        start: first index.
-        stop: one beyond the last index.
+    Every task, by its name, and every count of values per example has its own stream. The other
+    arguments, which are trusted, are those of :func:`words`.
 
     Returns:
         Shape (stop - start, count), uint64.
@@ -146,24 +131,19 @@ def draws(
     # Words use domains that begin with the size of an alphabet, which is smaller.
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") + 2**60
     blocks = -(-count // _VALUES_PER_BLOCK)
-    raw = _raw_values(
-        seed,
-        split,
-        (number, count),
-        first_block=start * blocks,
-        num_blocks=(stop - start) * blocks,
-    )
+    raw = _raw_values(seed, split, (number, count), start * blocks, stop * blocks)
     return raw.reshape(stop - start, blocks * _VALUES_PER_BLOCK)[:, :count]
 
 
 def _raw_values(
-    seed: int, purpose: str, domain: tuple[int, int], *, first_block: int, num_blocks: int
+    seed: int, purpose: str, domain: tuple[int, int], first_block: int, end: int
 ) -> NDArray[np.uint64]:
     """Return blocks of Philox's stream; each purpose and domain has its own stream."""
     key = np.array([seed, _KEYS[purpose]], dtype=np.uint64)
     # The counter has 256 bits: the lower half counts blocks, the upper half holds the domain.
     counter = first_block + (domain[0] << 128) + (domain[1] << 192)
-    values = np.random.Philox(key=key, counter=counter).random_raw(num_blocks * _VALUES_PER_BLOCK)
+    count = (end - first_block) * _VALUES_PER_BLOCK
+    values = np.random.Philox(key=key, counter=counter).random_raw(count)
     return np.asarray(values, dtype=np.uint64)
 
 
@@ -209,17 +189,10 @@ def _round_functions(alphabet_size: int, length: int, seed: int) -> list[NDArray
     tables = []
     first_block = 0
     for _ in range(_NUM_ROUNDS):
-        num_blocks = -(-domain // _VALUES_PER_BLOCK)
-        raw = _raw_values(
-            seed,
-            "shuffle",
-            (alphabet_size, length),
-            first_block=first_block,
-            num_blocks=num_blocks,
-        )
+        end = first_block - (-domain // _VALUES_PER_BLOCK)
+        raw = _raw_values(seed, "shuffle", (alphabet_size, length), first_block, end)
         tables.append(below(raw[:domain], image).astype(np.int32))
-        first_block += num_blocks
-        domain, image = image, domain
+        first_block, domain, image = end, image, domain
     return tables
 
 
@@ -236,9 +209,26 @@ def check_integer(name: str, value: object, *, minimum: int, maximum: int | None
     return number
 
 
-def check_length(value: object, *, minimum: int = 1) -> int:
+def check_length(value: object) -> int:
     """Return a checked number of tokens."""
-    return check_integer("length", value, minimum=minimum, maximum=MAX_LENGTH)
+    return check_integer("length", value, minimum=1, maximum=MAX_LENGTH)
+
+
+def check_min_length(value: object, length: int, minimum: int = 1) -> int:
+    """Return a checked number of tokens of the shortest training example."""
+    return check_integer("min_length", value, minimum=minimum, maximum=length)
+
+
+def check_vocabulary(value: object, minimum: int) -> int:
+    """Return a checked number of tokens that there are."""
+    return check_integer("vocab_size", value, minimum=minimum, maximum=2**20)
+
+
+def check_share(name: str, value: object) -> float:
+    """Return a checked number, 0 <= value < 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise OptionError(f"{name} must be a number >= 0 and < 1, got {value!r}")
+    return float(value)
 
 
 def check_seed(value: object, name: str = "seed") -> int:

@@ -46,8 +46,6 @@ class Arrangement(PlacesTask):
         held_out: pairs of moves, such as "1 3; 2 4": the third move never follows the first, nor
             the fourth the second. Moves are counted from 1 in their order. None holds out no pair.
         length: moves of a training word; tests may go beyond.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Example:
         >>> task = Arrangement(moves="(1 2); (1 2 3)")
@@ -84,9 +82,8 @@ class Arrangement(PlacesTask):
 
     @property
     def heads(self) -> dict[str, int]:
-        return {
-            f"place_{p}": self._rules.num_contents for p in range(1, self._rules.num_places + 1)
-        }
+        numbers = range(1, self._rules.num_places + 1)
+        return {f"place_{number}": self._rules.num_contents for number in numbers}
 
     def places(self) -> PlaceRules:
         """Return what moves do to places."""
@@ -99,12 +96,7 @@ class Arrangement(PlacesTask):
         return str(target + 1)
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
-        """Return one example as text: each move, and the objects at all places after it.
-
-        Args:
-            index: index of the example in the split.
-            split: as in ``examples``.
-        """
+        """Return one example as text: each move, and the objects at all places after it."""
         tokens, targets, _ = self.examples(split, index, index + 1)
         width = max(map(len, self._texts))
         lines = [f"{split} example {index} of {self.title}, {self.length} moves"]
@@ -132,20 +124,23 @@ class Arrangement(PlacesTask):
 
 
 def _texts(moves: object) -> list[str]:
-    if not isinstance(moves, str):
-        raise OptionError(f"moves must be a string, got {moves!r}")
-    texts = [one.strip() for one in moves.split(";") if one.strip()]
+    texts = _parts("moves", moves)
     for text in texts:
         if not _MOVE.fullmatch(text):
-            raise OptionError(
-                f"moves must be cycles such as '(1 2)(3 4)', separated by ';', got {text!r}"
-            )
+            cycles = "cycles such as '(1 2)(3 4)', separated by ';'"
+            raise OptionError(f"moves must be {cycles}, got {text!r}")
         points = [int(point) for point in re.findall(r"\d+", text)]
         if len(set(points)) < len(points) or min(points) < 1:
             raise OptionError(f"moves must name each place from 1 on at most once, got {text!r}")
     if len(texts) < 2:
         raise OptionError(f"moves must be at least two, separated by ';', got {moves!r}")
     return texts
+
+
+def _parts(option: str, value: object) -> list[str]:
+    if not isinstance(value, str):
+        raise OptionError(f"{option} must be a string, got {value!r}")
+    return [part.strip() for part in value.split(";") if part.strip()]
 
 
 def _may_follow(held_out: object, count: int) -> NDArray[np.bool_]:
@@ -156,42 +151,26 @@ def _may_follow(held_out: object, count: int) -> NDArray[np.bool_]:
     may_follow = np.ones((count + 1, count), dtype=np.bool_)
     if held_out is None:
         return may_follow
-    if not isinstance(held_out, str):
-        raise OptionError(f"held_out must be a string, got {held_out!r}")
-    pairs = [one.strip() for one in held_out.split(";") if one.strip()]
-    if not pairs:
-        raise OptionError(f"held_out must have a pair of moves, such as '1 3', got {held_out!r}")
-    for pair in pairs:
-        if not re.fullmatch(r"\d+\s+\d+", pair):
-            raise OptionError(
-                f"held_out must be pairs of moves such as '1 3', separated by ';', got {pair!r}"
-            )
-        before, after = map(int, pair.split())
-        if not (1 <= before <= count and 1 <= after <= count):
-            raise OptionError(f"held_out must be pairs of the moves 1 to {count}, got {pair!r}")
-        may_follow[before - 1, after - 1] = False
-    for move, allowed in enumerate(may_follow, 1):
-        if not allowed.any():
-            raise OptionError(
-                f"held_out must leave a move that may follow move {move}, got {held_out!r}"
-            )
+    for pair in _parts("held_out", held_out) or [""]:
+        known = re.fullmatch(r"(\d+)\s+(\d+)", pair)
+        if known is None or not all(1 <= int(move) <= count for move in known.groups()):
+            pairs = f"pairs of the moves 1 to {count} such as '1 3', separated by ';'"
+            raise OptionError(f"held_out must be {pairs}, got {pair!r}")
+        may_follow[int(known[1]) - 1, int(known[2]) - 1] = False
+    if not (leaves := may_follow.any(1)).all():
+        move = f"a move that may follow move {leaves.argmin() + 1}"
+        raise OptionError(f"held_out must leave {move}, got {held_out!r}")
     return may_follow
 
 
 def _images(texts: list[str]) -> NDArray[np.int64]:
     """Return where each move carries each place, shape (moves, places)."""
-    cycles = [
-        [
-            [int(point) for point in re.findall(r"\d+", cycle)]
-            for cycle in re.findall(r"\(.*?\)", text)
-        ]
-        for text in texts
-    ]
-    size = max(point for move in cycles for cycle in move for point in cycle)
+    size = max(int(point) for text in texts for point in re.findall(r"\d+", text))
     if size > _MOST_PLACES:
         raise OptionError(f"moves must have places up to {_MOST_PLACES}, got {size}")
     images = np.tile(np.arange(size), (len(texts), 1))
-    for row, move in zip(images, cycles, strict=True):
-        for cycle in move:
-            row[np.array(cycle) - 1] = np.roll(cycle, -1) - 1
+    for row, text in zip(images, texts, strict=True):
+        for cycle in re.findall(r"\(.*?\)", text):
+            points = np.array(re.findall(r"\d+", cycle), dtype=np.int64) - 1
+            row[points] = np.roll(points, -1)
     return images

@@ -36,8 +36,6 @@ class Copying(DrawnTask):
     Args:
         min_length: tokens of the shortest training example, an even number of at least 4.
         length: tokens of the longest training example, an even number of at least 4.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Example:
         >>> task = Copying(length=12)
@@ -60,13 +58,9 @@ class Copying(DrawnTask):
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.min_length = addressing.check_integer("min_length", min_length, minimum=1)
-        _check("min_length", self.min_length)
         super().__init__(length=length, train_size=train_size, seed=seed)
-        if self.min_length > self.length:
-            raise OptionError(
-                f"min_length must be at most length={self.length}, got {self.min_length}"
-            )
+        self.min_length = addressing.check_min_length(min_length, self.length)
+        _check("min_length", self.min_length)
 
     @property
     def guessing(self) -> float:

@@ -23,6 +23,8 @@ class AddressedTask(ABC):
         length: tokens of the longest training example.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
+
+    Subclasses, which have the same options, describe only those of their own.
     """
 
     name: ClassVar[str]
@@ -39,16 +41,7 @@ class AddressedTask(ABC):
     def examples(
         self, split: addressing.Split, start: int, stop: int, length: int | None = None
     ) -> Examples:
-        """Make the examples ``start`` ... ``stop - 1`` of a split.
-
-        A pure function of (seed, split, index, length).
-
-        Args:
-            split: "train", "validation" or "test".
-            start: first index.
-            stop: one beyond the last index.
-            length: tokens of the longest example; None means the training length.
-        """
+        """Make examples, as :meth:`Task.examples` says: a pure function of their address."""
         addressing.check_choice("split", split, addressing.SPLITS)
         start = addressing.check_integer("start", start, minimum=0)
         stop = addressing.check_integer("stop", stop, minimum=start)
@@ -119,20 +112,13 @@ class DrawnTask(AddressedTask):
         return self._make(raw, length, split)
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
-        """Return one example as text: its tokens, and the target under each scored one.
-
-        Args:
-            index: index of the example in the split.
-            split: as in ``examples``.
-        """
+        """Return one example as text: its tokens, and the target under each scored one."""
         index = addressing.check_integer("index", index, minimum=0)
         tokens, targets, lengths = self.examples(split, index, index + 1)
         length = tokens.shape[1] if lengths is None else int(lengths[0])
-        words = [self.word(int(token)) for token in tokens[0, :length]]
-        labels = [
-            "." if label == IGNORED else self.label(int(label))
-            for label in targets[self.head][0, :length]
-        ]
+        words = [self.word(token) for token in tokens[0, :length].tolist()]
+        classes = targets[self.head][0, :length].tolist()
+        labels = ["." if label == IGNORED else self.label(label) for label in classes]
         width = max(map(len, (*words, *labels)))
         lines = [f"{split} example {index} of {self.title}, {length} tokens"]
         per_line = max(1, 72 // (width + 1))

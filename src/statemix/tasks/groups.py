@@ -180,10 +180,7 @@ def components(name: str) -> tuple[Component, ...]:
     """Return the isotypic components of a group, the constant one first, by dimension.
 
     They are the common eigenspaces of the class sums, which a random combination of these tells
-    apart.
-
-    Args:
-        name: name of the group.
+    apart. Every element must be conjugate to its inverse.
     """
     found = group(name)
     table, order = found.table, found.order
@@ -192,8 +189,11 @@ def components(name: str) -> tuple[Component, ...]:
     quotients = table[:, inverses]
     rng = np.random.default_rng(0)
     mixed = np.zeros((order, order))
-    for members in _classes(table, inverses):
-        mixed += rng.normal() * np.isin(quotients, list(members))
+    for element in range(order):
+        # Its conjugacy class, once.
+        members = np.unique(table[table[:, element], inverses])
+        if members[0] == element:
+            mixed += rng.normal() * np.isin(quotients, members)
     values, vectors = np.linalg.eigh(mixed)
     ends = np.nonzero(np.diff(values) > _GAP * np.abs(values).max())[0] + 1
     spaces = np.split(vectors, ends, axis=1)
@@ -203,39 +203,16 @@ def components(name: str) -> tuple[Component, ...]:
     for space in spaces:
         projector = space @ space.T
         inside = np.allclose(projector @ character, character)
-        parts.append((space.shape[1], not inside, _sorting(projector), projector, inside))
-    # The constant component has dimension 1, and so may others.
-    parts.sort(key=lambda part: (not np.allclose(part[3], 1 / order), *part[:3]))
-    names = _named([size for size, *_ in parts])
-    return tuple(
-        Component(label, inside, projector)
-        for label, (_, _, _, projector, inside) in zip(names, parts, strict=True)
-    )
-
-
-def _classes(table: NDArray[np.int64], inverses: NDArray[np.int64]) -> list[frozenset[int]]:
-    """Return the conjugacy classes; here, every element is conjugate to its inverse."""
-    left = set(range(len(table)))
-    found = []
-    while left:
-        element = min(left)
-        members = {int(table[table[h, element], inverses[h]]) for h in range(len(table))}
-        found.append(frozenset(members))
-        left -= members
-    return found
-
-
-def _sorting(projector: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return numbers that order components of one dimension in the same way everywhere."""
-    return tuple(np.round(-projector[0], 6).tolist())
-
-
-def _named(sizes: list[int]) -> list[str]:
-    names: list[str] = []
-    for size in sizes:
+        # Numbers that order components of one dimension in the same way everywhere.
+        sorting = np.round(-projector[0], 6).tolist()
+        # The constant component has dimension 1, and so may others.
+        constant = np.allclose(projector, 1 / order)
+        parts.append((not constant, space.shape[1], not inside, sorting, projector))
+    named: dict[str, Component] = {}
+    for _, size, outside, _, projector in sorted(parts, key=lambda part: part[:4]):
         # In the regular representation, each comes as often as its dimension.
         label = str(math.isqrt(size))
-        while label in names:
+        while label in named:
             label += "'"
-        names.append(label)
-    return names
+        named[label] = Component(label, not outside, projector)
+    return tuple(named.values())

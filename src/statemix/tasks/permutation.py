@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from statemix.automaton import IGNORED, Automaton
+from statemix.automaton import IGNORED, Automaton, reachable
 from statemix.errors import OptionError
 from statemix.tasks import addressing, groups
 from statemix.tasks.drawn import AddressedTask
@@ -73,7 +73,6 @@ class Permutation(AddressedTask):
         generator_seed: seed of these elements, 0 <= generator_seed < 2^64.
         train_size: number of training words; None means an endless stream of fresh words (in a
             small space they repeat once all training words are used).
-        seed: seed of the words, 0 <= seed < 2^64.
 
     Attributes:
         letters: ids of the elements of words, by token.
@@ -112,11 +111,7 @@ class Permutation(AddressedTask):
         self.group = groups.group(group)
         self.min_length: int | None = None
         if min_length is not None:
-            self.min_length = addressing.check_integer("min_length", min_length, minimum=1)
-            if self.min_length > self.length:
-                raise OptionError(
-                    f"min_length must be at most length={self.length}, got {self.min_length}"
-                )
+            self.min_length = addressing.check_min_length(min_length, self.length)
         if not isinstance(generators, bool):
             raise OptionError(f"generators must be true or false, got {generators!r}")
         self.generators = generators
@@ -126,14 +121,11 @@ class Permutation(AddressedTask):
         self.generator_seed = addressing.check_seed(generator_seed, "generator_seed")
         self.num_generators: int | None = None
         if num_generators is not None:
+            # The identity generates nothing.
+            most = self.group.order - 1
             self.num_generators = addressing.check_integer(
-                "num_generators", num_generators, minimum=2
+                "num_generators", num_generators, minimum=2, maximum=most
             )
-            if self.num_generators >= self.group.order:
-                raise OptionError(
-                    f"num_generators must be at most {self.group.order - 1}, the elements of "
-                    f"{group} without the identity, got {num_generators}"
-                )
             if generators:
                 raise OptionError("generators must be false with num_generators, got true")
             self.letters = _random_generators(self.group, self.num_generators, self.generator_seed)
@@ -190,23 +182,23 @@ class Permutation(AddressedTask):
         return matrices.reshape(self.vocab_size, -1)
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
-        """Return one example as text: permutations and ids of the word and of its running product.
-
-        Args:
-            index: index of the example in the split.
-            split: as in ``examples``.
-        """
+        """Return one example as text: permutations and ids of a word and of its running product."""
         index = addressing.check_integer("index", index, minimum=0)
         examples = self.examples(split, index, index + 1)
         length = self.length if examples.lengths is None else int(examples.lengths[0])
-        tokens, targets = examples.tokens[0], examples.targets["product"][0]
+        tokens, targets = examples.tokens[0, :length], examples.targets["product"][0, :length]
+        rows = {
+            "word": [self.word(token) for token in tokens],
+            "token": [str(token) for token in tokens],
+            "product": [self.label(target) for target in targets],
+            "target": [str(target) for target in targets],
+        }
         lines = [f"{split} word {index} over {self.title}, {length} elements"]
+        width = max(3, self.group.degree)
         for first in range(0, length, _CELLS_PER_LINE):
-            here = slice(first, min(first + _CELLS_PER_LINE, length))
-            lines.append(self._row("word", [self.word(token) for token in tokens[here]]))
-            lines.append(self._row("token", [str(i) for i in tokens[here]]))
-            lines.append(self._row("product", [self.label(i) for i in targets[here]]))
-            lines.append(self._row("target", [str(i) for i in targets[here]]))
+            for title, cells in rows.items():
+                here = (cell.rjust(width) for cell in cells[first : first + _CELLS_PER_LINE])
+                lines.append(f"  {title:<8}" + " ".join(here))
             lines.append("")
         return "\n".join(lines[:-1])
 
@@ -224,10 +216,6 @@ class Permutation(AddressedTask):
     def label(self, target: int) -> str:
         """Return an element likewise."""
         return "".join(str(image) for image in self.group.elements[target])
-
-    def _row(self, title: str, cells: list[str]) -> str:
-        width = max(3, self.group.degree)
-        return f"  {title:<8}" + " ".join(cell.rjust(width) for cell in cells)
 
     def _check_space(self, name: str, count: int, split: addressing.Split, length: int) -> None:
         size = addressing.split_size(self.vocab_size, length, split)
@@ -247,11 +235,6 @@ def _random_generators(group: Group, count: int, seed: int) -> tuple[int, ...]:
             "random generators", group.order, seed=seed, split="train", start=drawn, stop=drawn + 1
         )
         drawn += 1
-        found = tuple(sorted((1 + np.argsort(raw[1:])[:count]).tolist()))
-        products = {0}
-        frontier = products
-        while frontier:
-            frontier = {int(group.table[a, g]) for a in frontier for g in found} - products
-            products |= frontier
-        if len(products) == group.order:
-            return found
+        generators = tuple(sorted((1 + np.argsort(raw[1:])[:count]).tolist()))
+        if len(reachable(group.table[:, generators].tolist(), 0)) == group.order:
+            return generators

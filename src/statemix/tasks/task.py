@@ -23,11 +23,7 @@ class TaskSpec(Spec):
 
     @classmethod
     def with_contents(cls, name: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Return options that hold those of a preset, and the contents of files.
-
-        Raises:
-            SettingError: if there is no such task or preset, or a file cannot be read.
-        """
+        """Return options that hold those of a preset, and the contents of files."""
         if "preset" in options:
             presets = cls.registry().find(name).presets
             preset = options["preset"]

@@ -39,15 +39,7 @@ TASKS: Registry[type[Task]] = Registry(
 
 
 def build(name: str, /, **options: object) -> Task:
-    """Construct a task by name.
-
-    Args:
-        name: a name in ``TASKS``.
-        **options: the task's options, as ``TASKS.options(name)`` lists them.
-
-    Raises:
-        SettingError: if there is no task of that name, or an option is unknown or of another type.
-        OptionError: if a value is out of range.
+    """Construct a task by its name in ``TASKS``, with options of ``TASKS.options(name)``.
 
     Example:
         >>> build("permutation", group="S_4", train_size=3000).vocab_size

@@ -1,5 +1,6 @@
 """Finite automata as text: a line for each transition."""
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -94,13 +95,10 @@ class _Lines:
         else:
             before, letter, after = words[:3]
             answer = words[3] if len(words) == 4 else None
-            if (before, letter) in self.arrows:
-                earlier = self.arrows[before, letter][0]
-                raise _refused(
-                    f"have one line for state {before!r} and letter {letter!r}, got lines "
-                    f"{earlier} and {number}"
-                )
-            self.arrows[before, letter] = number, after, answer
+            earlier, *_ = self.arrows.setdefault((before, letter), (number, after, answer))
+            if earlier != number:
+                pair = f"state {before!r} and letter {letter!r}"
+                raise _refused(f"have one line for {pair}, got lines {earlier} and {number}")
 
     def automaton(self) -> NamedAutomaton:
         if not self.arrows:
@@ -132,11 +130,9 @@ class _Lines:
         assert self.start is not None
         found = Automaton(states[self.start], transitions, outputs)
         reached = reachable(transitions.tolist(), found.start)
-        if unreached := [name for name, state in states.items() if state not in reached]:
-            raise _refused(
-                f"lead from the start {self.start} to every state, got no way to "
-                f"{', '.join(unreached)}"
-            )
+        if unreached := ", ".join(name for name, state in states.items() if state not in reached):
+            said = f"lead from the start {self.start} to every state, got no way to {unreached}"
+            raise _refused(said)
         return NamedAutomaton(found, tuple(states), tuple(letters), tuple(classes))
 
     def _check(self, states: dict[str, int], letters: dict[str, int]) -> None:
@@ -146,29 +142,19 @@ class _Lines:
         named += [(f"line {n}", after) for n, after, _ in self.arrows.values() if after != _NEVER]
         for source, state in named:
             if state not in states:
+                none = f"none from {state!r}, which {source} names"
+                raise _refused(f"have transitions from each state, got {none}")
+        for state, letter in itertools.product(states, letters):
+            if (state, letter) not in self.arrows:
                 raise _refused(
-                    f"have transitions from each state, got none from {state!r}, which {source} "
-                    "names"
+                    f"have a line for every state and letter (NEXT is {_NEVER!r} where a letter "
+                    f"cannot follow), got none for state {state!r} with letter {letter!r}"
                 )
-        missing = [
-            f"state {state!r} with letter {letter!r}"
-            for state in states
-            for letter in letters
-            if (state, letter) not in self.arrows
-        ]
-        if missing:
-            raise _refused(
-                f"have a line for every state and letter (NEXT is {_NEVER!r} where a letter cannot "
-                f"follow), got none for {missing[0]}"
-                + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-            )
         answers = {answer is None for _, after, answer in self.arrows.values() if after != _NEVER}
         if not answers:
             raise _refused(f"have a letter that can follow, got {_NEVER!r} on every line")
         if answers == {True, False}:
-            raise _refused(
-                "have an answer on every transition or on none, got some with and without"
-            )
+            raise _refused("have an answer on every transition or on none, got some of both")
         if self.accepted is not None and answers == {False}:
             raise _refused("have either answers on the transitions or a line 'accept:', got both")
 

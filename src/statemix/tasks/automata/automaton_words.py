@@ -40,8 +40,6 @@ class AutomatonTask(DrawnTask):
             of these transitions, words tell the state from another one. "repeating": each letter
             stands a drawn number of times in a row. "uniform": letters are drawn uniformly.
             "balanced": last answers are equally frequent; here the others are covering words.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
         flipped: share of the labels of training and validation that are wrong: another answer,
             drawn uniformly. Labels of tests are right.
     """
@@ -70,7 +68,7 @@ class AutomatonTask(DrawnTask):
         super().__init__(length=length, train_size=train_size, seed=seed)
         self.min_length = min_length
         if min_length is not None:
-            addressing.check_integer("min_length", min_length, minimum=1, maximum=self.length)
+            addressing.check_min_length(min_length, self.length)
         self._walks = Walks(language.automaton)
 
     @property
@@ -105,9 +103,7 @@ class AutomatonTask(DrawnTask):
     def _check_length(self, length: int) -> None:
         most = _MOST_NUMBERS // BalancedWords.numbers_per_letter(self.language.automaton)
         if self.words == "balanced" and length > most:
-            raise OptionError(
-                f"length must be at most {most:,} with words=balanced, got {length:,}"
-            )
+            raise OptionError(f"length must be at most {most} with words=balanced, got {length}")
 
     def _count(self, length: int) -> int:
         # Wrong labels have numbers of their own.
@@ -147,12 +143,9 @@ class AutomatonTask(DrawnTask):
         """Draw words from values of shape (N, length + 1); half of them are of the kind chosen."""
         none = np.zeros_like(chosen)
         covering = {"covering": chosen, "distinguishing": chosen, "balanced": ~chosen}
-        tokens = self._walks.words(
-            raw,
-            covering=covering.get(self.words, none),
-            repeating=chosen if self.words == "repeating" else none,
-            distinguishing=self.words == "distinguishing",
-        )
+        repeating = chosen if self.words == "repeating" else none
+        kinds = covering.get(self.words, none), repeating
+        tokens = self._walks.words(raw, *kinds, distinguishing=self.words == "distinguishing")
         if self.words == "balanced":
             balanced = balanced_words(self.language.automaton, tokens.shape[1])
             tokens[chosen] = balanced.words(raw[chosen, 1:], lengths[chosen])
@@ -161,8 +154,7 @@ class AutomatonTask(DrawnTask):
 
 def check_flipped(flipped: object, num_classes: int) -> float:
     """Return a checked share of wrong labels."""
-    if isinstance(flipped, bool) or not isinstance(flipped, int | float) or not 0 <= flipped < 1:
-        raise OptionError(f"flipped must be a number >= 0 and < 1, got {flipped!r}")
-    if flipped and num_classes < 2:
+    share = addressing.check_share("flipped", flipped)
+    if share and num_classes < 2:
         raise OptionError(f"flipped must be 0 with a single answer, got {flipped!r}")
-    return float(flipped)
+    return share

@@ -20,20 +20,11 @@ from statemix.tasks.automata.regular_expressions import compile_pattern
 class TableAutomaton(AutomatonTask):
     r"""Answer like a finite automaton that a text (rules=TEXT) or a file (file=PATH) describes.
 
-    :func:`~statemix.tasks.automata.automaton_text.parse_automaton` describes the text.
+    :func:`~statemix.tasks.automata.automaton_text.parse_automaton` describes the text, and
+    :class:`~statemix.tasks.automata.automaton_words.AutomatonTask` the options of all three tasks.
 
     Args:
         rules: the text. A request may name a file instead, and then stores the file's text.
-        length: letters of the longest training word; tests may go beyond.
-        min_length: letters of the shortest training word; None means ``length`` if every position
-            is scored, and 1 otherwise.
-        lengths: "uniform" or "log-uniform": how lengths of training words are drawn.
-        labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: kind of words: "covering", "distinguishing", "uniform", "balanced" or "repeating", as
-            in :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
-        flipped: share of the labels of training and validation that are wrong.
 
     Example:
         >>> task = TableAutomaton(rules="start: a\na x b\na y a\nb x a\nb y b", length=4)
@@ -97,15 +88,6 @@ class Regex(AutomatonTask):
             Python's ``re.fullmatch``.
         alphabet: the letters, one character each. None takes them from the pattern, whose operators
             may then be ``|``, ``&``, ``*``, ``+``, ``?`` and parentheses only.
-        length: letters of the longest training word; tests may go beyond.
-        min_length: letters of the shortest training word; None means ``length`` if every position
-            is scored, and 1 otherwise.
-        lengths: "uniform" or "log-uniform": how lengths of training words are drawn.
-        labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: kind of words: "covering", "distinguishing", "uniform", "balanced" or "repeating", as
-            in :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Attributes:
         checked_against: the words on which the automaton was compared with a second reading of the
@@ -151,15 +133,6 @@ class RandomAutomaton(AutomatonTask):
         num_states: number of states.
         num_letters: number of letters.
         table_seed: seed of the transitions, 0 <= table_seed < 2^64.
-        length: letters of the longest training word; tests may go beyond.
-        min_length: letters of the shortest training word; None means ``length`` if every position
-            is scored, and 1 otherwise.
-        lengths: "uniform" or "log-uniform": how lengths of training words are drawn.
-        labels: "all" (every position is scored) or "last" (the last one of each word alone).
-        words: kind of words: "covering", "distinguishing", "uniform", "balanced" or "repeating", as
-            in :class:`~statemix.tasks.automata.automaton_words.AutomatonTask`.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Example:
         >>> RandomAutomaton(num_states=12, num_letters=4).automaton().transitions.shape
@@ -185,21 +158,13 @@ class RandomAutomaton(AutomatonTask):
         options = passed_on(locals(), AutomatonTask)
         # Larger tables hardly ever reach all of their states.
         self.num_states = addressing.check_integer("num_states", num_states, minimum=2, maximum=48)
-        self.num_letters = addressing.check_integer(
-            "num_letters", num_letters, minimum=2, maximum=64
-        )
+        bounds = {"minimum": 2, "maximum": 64}
+        self.num_letters = addressing.check_integer("num_letters", num_letters, **bounds)
         self.table_seed = addressing.check_seed(table_seed, "table_seed")
         table = _random_table(self.num_states, self.num_letters, self.table_seed)
-        states = tuple(map(str, range(num_states)))
-        super().__init__(
-            NamedAutomaton(
-                Automaton(0, table, table.copy()),
-                states,
-                tuple(map(str, range(num_letters))),
-                states,
-            ),
-            **options,
-        )
+        states, letters = (tuple(map(str, range(count))) for count in table.shape)
+        automaton = Automaton(0, table, table.copy())
+        super().__init__(NamedAutomaton(automaton, states, letters, states), **options)
         self.title = f"random automaton of {num_states} states and {num_letters} letters"
 
 

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,6 @@ def compile_pattern(pattern: str, alphabet: str | None) -> tuple[NamedAutomaton,
     Source: Brzozowski (1964), "Derivatives of Regular Expressions". The automaton is compared with
     the short words of the pattern, which are built from the words of its parts.
 
-    Args:
-        pattern: the pattern.
-        alphabet: the letters; None means those that the pattern names.
-
     Returns:
         The automaton, and the length of the longest words that were compared.
 
@@ -59,16 +56,12 @@ def compile_pattern(pattern: str, alphabet: str | None) -> tuple[NamedAutomaton,
         raise OptionError(f"pattern must match a word, got {pattern!r}, which matches none")
     transitions, kept = merge_states(0, np.array(rows), accepting[:, None])
     if len(kept) > MOST_STATES:
-        raise OptionError(
-            f"pattern must have an automaton of at most {MOST_STATES} states, got {len(kept):,} "
-            f"for {pattern!r}"
-        )
+        most = f"an automaton of at most {MOST_STATES} states"
+        raise OptionError(f"pattern must have {most}, got {len(kept):,} for {pattern!r}")
     automaton = Automaton(0, transitions, accepting[kept][transitions])
-    longest = next(
-        length
-        for length in range(1, _LONGEST_COMPARED + 1)
-        if length == _LONGEST_COMPARED or len(letters) ** (length + 1) > _MOST_COMPARED
-    )
+    longest = 1
+    while longest < _LONGEST_COMPARED and len(letters) ** (longest + 1) <= _MOST_COMPARED:
+        longest += 1
     matched = terms.words(whole, longest)
     for length in range(1, longest + 1):
         for tokens in itertools.product(range(len(letters)), repeat=length):
@@ -91,10 +84,8 @@ def _letters(pattern: object, alphabet: object) -> list[str]:
     assert isinstance(pattern, str)
     if alphabet is None:
         if not re.fullmatch(r"([^\W_]|[|&*+?()\s]|\\.)*", pattern, re.DOTALL):
-            raise OptionError(
-                "alphabet must be given where a pattern has more than letters, digits and | & * + "
-                f"? ( ), got None with {pattern!r}"
-            )
+            more = "a pattern has more than letters, digits and | & * + ? ( )"
+            raise OptionError(f"alphabet must be given where {more}, got None with {pattern!r}")
         named = {token[-1] for token in _tokens(pattern) if token not in OPERATORS}
         letters = sorted(letter for letter in named if not letter.isspace())
         if not letters:
@@ -172,16 +163,14 @@ class _Parser:
         if token in ("^", "$"):
             raise self._refused(f"no {token}, as it always matches whole words, or \\{token}")
         if token in OPERATORS:
-            raise self._refused(
-                f"\\{token} for the letter {token}, or something to match before it"
-            )
+            said = f"\\{token} for the letter {token}, or something to match before it"
+            raise self._refused(said)
         letter = token[-1]
         if len(token) == 2 and letter.isascii() and letter.isalnum():
             raise self._refused(f"no {token}: only operators have a backslash")
         if letter not in self._letters:
-            raise self._refused(
-                f"letters of the alphabet {''.join(self._letters)!r} alone, not {letter!r}"
-            )
+            alphabet = "".join(self._letters)
+            raise self._refused(f"letters of the alphabet {alphabet!r} alone, not {letter!r}")
         return letter
 
     def _class(self) -> list[str]:
@@ -235,6 +224,10 @@ class _Terms:
 
     Attributes:
         has_empty_word: whether each term matches the empty word.
+        after: function from a term and a letter to the term that matches what may follow the letter
+            in the words of the term.
+        words: function from a term and a length to the words of at most this length that it
+            matches.
     """
 
     NOTHING, EMPTY_WORD = 0, 1
@@ -243,8 +236,7 @@ class _Terms:
         self._pattern, self._work = pattern, 0
         self._terms: list[tuple[str, Any]] = [("nothing", None), ("empty word", None)]
         self._numbers: dict[tuple[str, Any], int] = {}
-        self._after: dict[tuple[int, str], int] = {}
-        self._words: dict[int, frozenset[str]] = {}
+        self.after, self.words = cache(self._derivative), cache(self._short_words)
         self.has_empty_word = [False, True]
 
     @property
@@ -316,12 +308,6 @@ class _Terms:
         empty = all(self.has_empty_word[part] for part in parts)
         return self._number("both", parts, has_empty_word=empty)
 
-    def after(self, term: int, letter: str) -> int:
-        """Return the term that matches what may follow a letter in the words of a term."""
-        if (term, letter) not in self._after:
-            self._after[term, letter] = self._derivative(term, letter)
-        return self._after[term, letter]
-
     def _derivative(self, term: int, letter: str) -> int:
         kind, parts = self._terms[term]
         if kind == "letters":
@@ -342,12 +328,6 @@ class _Terms:
             return self.either(after) if kind == "either" else self.both(after)
         return self.NOTHING
 
-    def words(self, term: int, longest: int) -> frozenset[str]:
-        """Return the words of at most some length, always the same, that a term matches."""
-        if term not in self._words:
-            self._words[term] = self._short_words(term, longest)
-        return self._words[term]
-
     def _short_words(self, term: int, longest: int) -> frozenset[str]:
         kind, parts = self._terms[term]
         if kind == "letters":
@@ -355,20 +335,20 @@ class _Terms:
         if kind in ("either", "both"):
             words = [self.words(part, longest) for part in parts]
             return words[0].union(*words) if kind == "either" else words[0].intersection(*words)
-        found = frozenset([""])
+        matched = frozenset([""])
         if kind == "join":
             for part in parts:
-                found = _joined(found, self.words(part, longest), longest)
+                matched = _joined(matched, self.words(part, longest), longest)
         if kind == "repeat":
             body, least, most = parts
             once = self.words(body, longest)
             # More repetitions make words that are too long, or the same words.
             for _ in range(min(least, longest + 1)):
-                found = _joined(found, once, longest)
+                matched = _joined(matched, once, longest)
             for _ in range(longest if most is None else min(most - least, longest)):
-                found |= _joined(found, once, longest)
-        return found if kind != "nothing" else frozenset()
+                matched |= _joined(matched, once, longest)
+        return matched if kind != "nothing" else frozenset()
 
 
 def _joined(first: frozenset[str], second: frozenset[str], longest: int) -> frozenset[str]:
-    return frozenset(one + two for one in first for two in second if len(one + two) <= longest)
+    return frozenset(a + b for a in first for b in second if len(a + b) <= longest)

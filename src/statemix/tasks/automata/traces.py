@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-from collections import Counter
 from collections.abc import Mapping
 from hashlib import sha256 as hashed
 from pathlib import Path
@@ -14,7 +13,7 @@ from statemix.automaton import IGNORED
 from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.automata.automaton_words import check_flipped
-from statemix.tasks.drawn import DrawnTask, Raw, Tokens
+from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.task import Examples
 
 # Of ten traces in a row, those that are held out.
@@ -38,8 +37,6 @@ class Traces(DrawnTask):
         num_states: states that an automaton with these answers may need, at most; the recipe
             ``exact`` makes room for them.
         flipped: share of labels that may be wrong, which the recipe ``exact`` accepts.
-        train_size: number of training examples, which are draws; None means an endless stream.
-        seed: seed of the draws, 0 <= seed < 2^64.
 
     Attributes:
         letters: name of each token, in the order of the file.
@@ -69,24 +66,24 @@ class Traces(DrawnTask):
         self.letters = tuple(dict.fromkeys(letter for row in rows for letter, _ in row))
         self.classes = tuple(dict.fromkeys(answer for row in rows for _, answer in row if answer))
         self.flipped = check_flipped(flipped, len(self.classes))
-        self._splits = {split: self._padded(_of_split(rows, split)) for split in addressing.SPLITS}
-        for split, (_, targets, _) in self._splits.items():
-            if (targets == IGNORED).all():
-                raise OptionError(
-                    f"file must have traces with labels for the split {split}, got none in {file}"
-                )
-        super().__init__(length=max(map(len, rows)), train_size=train_size, seed=seed)
-
-    def _padded(self, rows: list[list[tuple[str, str]]]) -> tuple[Tokens, Tokens, Tokens]:
-        """Return tokens and targets, (N, T), and lengths, (N,)."""
-        tokens = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int64)
-        targets = np.full_like(tokens, IGNORED)
+        shape = len(rows), max(map(len, rows))
+        self._tokens, self._targets = np.zeros(shape, np.int64), np.full(shape, IGNORED)
+        self._lengths = np.array([len(row) for row in rows])
         numbers = {letter: number for number, letter in enumerate(self.letters)}
         answers = {answer: number for number, answer in enumerate(self.classes)} | {"": IGNORED}
         for place, row in enumerate(rows):
-            tokens[place, : len(row)] = [numbers[letter] for letter, _ in row]
-            targets[place, : len(row)] = [answers[answer] for _, answer in row]
-        return tokens, targets, np.array([len(row) for row in rows], dtype=np.int64)
+            self._tokens[place, : len(row)] = [numbers[letter] for letter, _ in row]
+            self._targets[place, : len(row)] = [answers[answer] for _, answer in row]
+        turns = np.arange(len(rows)) % _PERIOD
+        # The traces of each split.
+        self._splits = {split: np.flatnonzero(turns == n) for split, n in _HELD_OUT.items()}
+        self._splits["train"] = np.flatnonzero(~np.isin(turns, list(_HELD_OUT.values())))
+        for split in addressing.SPLITS:
+            if not self.num_labels(split):
+                raise OptionError(
+                    f"file must have traces with labels for the split {split}, got none in {file}"
+                )
+        super().__init__(length=shape[1], train_size=train_size, seed=seed)
 
     @staticmethod
     def with_contents(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -108,13 +105,13 @@ class Traces(DrawnTask):
 
     @property
     def guessing(self) -> float:
-        targets = self._splits["train"][1]
-        counts = Counter(targets[targets != IGNORED].tolist())
-        return max(counts.values()) / counts.total()
+        targets = self._targets[self._splits["train"]]
+        counts = np.bincount(targets[targets != IGNORED])
+        return float(counts.max() / counts.sum())
 
     def num_labels(self, split: addressing.Split) -> int:
         """Return the number of labels of a split."""
-        return int((self._splits[split][1] != IGNORED).sum())
+        return int((self._targets[self._splits[split]] != IGNORED).sum())
 
     def word(self, token: int) -> str:
         return self.letters[token]
@@ -123,7 +120,7 @@ class Traces(DrawnTask):
         return self.classes[target]
 
     def _check_length(self, length: int) -> None:
-        longest = max(tokens.shape[1] for tokens, _, _ in self._splits.values())
+        longest = self._tokens.shape[1]
         if length > longest:
             raise OptionError(f"length must be at most {longest}, the longest trace, got {length}")
 
@@ -132,14 +129,11 @@ class Traces(DrawnTask):
         return 1
 
     def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        tokens, targets, lengths = self._splits[split]
-        chosen = addressing.below(raw[:, 0], len(tokens))
-        missing = ((0, 0), (0, max(0, length - tokens.shape[1])))
-        return Examples(
-            np.pad(tokens[chosen, :length], missing),
-            {self.head: np.pad(targets[chosen, :length], missing, constant_values=IGNORED)},
-            np.minimum(lengths[chosen], length),
-        )
+        traces = self._splits[split]
+        chosen = traces[addressing.below(raw[:, 0], len(traces))]
+        targets = {self.head: self._targets[chosen, :length]}
+        lengths = np.minimum(self._lengths[chosen], length)
+        return Examples(self._tokens[chosen, :length], targets, lengths)
 
 
 def _content(file: object) -> bytes:
@@ -166,23 +160,11 @@ def _rows(content: bytes, file: str) -> list[list[tuple[str, str]]]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        row = [_pair(word) for word in words]
+        pairs = [word.rpartition("/") for word in words]
+        row = [(letter, answer) if slash else (answer, "") for letter, slash, answer in pairs]
         if any(not letter for letter, _ in row) or any(word.endswith("/") for word in words):
             raise OptionError(f"{file}:{number} must have {_FORM}, got {line.strip()!r}")
         rows.append(row)
     if len(rows) < _PERIOD:
         raise OptionError(f"file must have at least {_PERIOD} traces, got {len(rows)} in {file}")
     return rows
-
-
-def _pair(word: str) -> tuple[str, str]:
-    letter, slash, answer = word.rpartition("/")
-    return (letter, answer) if slash else (answer, "")
-
-
-def _of_split(
-    rows: list[list[tuple[str, str]]], split: addressing.Split
-) -> list[list[tuple[str, str]]]:
-    held_out = set(_HELD_OUT.values())
-    kept = {_HELD_OUT[split]} if split in _HELD_OUT else set(range(_PERIOD)) - held_out
-    return [row for place, row in enumerate(rows) if place % _PERIOD in kept]

@@ -52,12 +52,7 @@ class TellingLetters:
         self._others = np.argsort(~told_apart, axis=1, kind="stable")
 
     def drawn(self, raw: NDArray[np.uint64], state: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draw a state that a word distinguishes from ``state``; ``NEVER`` if no word does.
-
-        Args:
-            raw: uniform 64-bit values, shape (N,).
-            state: the states, shape (N,).
-        """
+        """Draw a state that a word distinguishes from ``state``; ``NEVER`` if no word does."""
         other = _drawn(raw, state, np.maximum(self._num_others, 1), self._others)
         return np.where(self._num_others[state] > 0, other, NEVER)
 
@@ -132,16 +127,10 @@ class Walks:
         *,
         distinguishing: bool,
     ) -> NDArray[np.int64]:
-        """Draw words.
+        """Draw words, shape (N, length), from values of shape (N, length + 1).
 
-        Args:
-            raw: uniform 64-bit values, shape (N, length + 1).
-            covering: which words are covering, shape (N,).
-            repeating: which words are repeating, shape (N,).
-            distinguishing: whether covering words are distinguishing words.
-
-        Returns:
-            tokens, shape (N, length).
+        ``covering`` and ``repeating`` tell which words are so, and ``distinguishing`` whether all
+        covering words are distinguishing words.
         """
         count, length = raw.shape[0], raw.shape[1] - 1
         tokens = np.empty((length, count), dtype=np.int64)
@@ -215,15 +204,7 @@ class BalancedWords:
         return automaton.num_states * max(automaton.num_states, automaton.num_tokens)
 
     def words(self, raw: Raw, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draw words.
-
-        Args:
-            raw: uniform 64-bit values, shape (N, T).
-            lengths: letters of each word, at most T, shape (N,).
-
-        Returns:
-            tokens, shape (N, T); any letter where the word has ended.
-        """
+        """Draw words of given lengths from values (N, T); after its end, a word has any letter."""
         chance = fractions(raw)
         rows, state = np.arange(len(raw)), np.full(len(raw), self._start)
         last = (self._last[lengths - 1] > chance[rows, lengths - 1, None]).argmax(1)

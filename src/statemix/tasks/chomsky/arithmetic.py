@@ -1,6 +1,7 @@
 """Modular arithmetic: the value of an expression modulo 5, without and with brackets."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -36,8 +37,6 @@ class ModularArithmetic(StringTask):
         length: tokens of the longest training string, at most 65,536; tests may go beyond the
             training length. Strings have an even number of tokens: an odd length counts as one
             less.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Example:
         >>> task = ModularArithmetic(min_length=2, length=2)
@@ -58,39 +57,7 @@ class ModularArithmetic(StringTask):
 
     def automaton(self) -> Automaton:
         """Return the automaton whose states are a sum, a product under way and what may follow."""
-        # After a digit: (total, product). Before one: the same and "*", or a total and a sign.
-        start, ended = ("", 0, 0), ("=", 0, 0)
-        states = [start, ended]
-        after: list[dict[int, tuple[str, int, int]]] = []
-        answers: list[dict[int, int]] = []
-        for state in states:
-            kind, total, product = state
-            moves: dict[int, tuple[str, int, int]] = {}
-            if kind == "digit":
-                value = (total + product) % MODULUS
-                moves = {
-                    TIMES: ("*", total, product),
-                    PLUS: ("+", value, 0),
-                    MINUS: ("-", value, 0),
-                }
-                moves[EQUALS] = ended
-                answers.append({EQUALS: value})
-            else:
-                answers.append({})
-            if kind not in ("digit", "="):
-                factor = {"": 1, "+": 1, "-": -1, "*": product}[kind]
-                for digit in range(MODULUS):
-                    moves[digit] = ("digit", total, factor * digit % MODULUS)
-            after.append(moves)
-            states += [one for one in dict.fromkeys(moves.values()) if one not in states]
-        transitions = np.full((len(states), self.vocab_size), NEVER)
-        outputs = np.full((len(states), self.vocab_size), IGNORED)
-        for place, (moves, answer) in enumerate(zip(after, answers, strict=True)):
-            for token, state in moves.items():
-                transitions[place, token] = states.index(state)
-            for token, value in answer.items():
-                outputs[place, token] = value
-        return Automaton(0, transitions, outputs)
+        return _arithmetic()
 
     def _strings(self, raw: Raw, lengths: NDArray[np.int64], length: int) -> tuple[Tokens, Tokens]:
         lengths -= lengths % 2
@@ -99,17 +66,41 @@ class ModularArithmetic(StringTask):
         tokens[:, 1::2] = addressing.below(raw[:, 1::2], 3) + PLUS
         rows = np.arange(len(raw))
         tokens[rows, lengths - 1] = EQUALS
-        # The sum of finished products, and the product under way with its sign.
-        total, product = np.zeros(len(raw), np.int64), tokens[:, 0].copy()
-        for place in range(2, length - 1, 2):
-            operator, digit = tokens[:, place - 1], tokens[:, place]
-            inside = place < lengths - 1
-            ended = inside & (operator != TIMES)
-            total[ended] += product[ended]
-            product = np.where(inside & (operator == TIMES), product * digit % MODULUS, product)
-            product = np.where(inside & (operator == PLUS), digit, product)
-            product = np.where(inside & (operator == MINUS), -digit, product)
-        return tokens, (total + product) % MODULUS
+        automaton = self.automaton()
+        state = np.full(len(raw), automaton.start)
+        for place in range(length - 1):
+            after = automaton.transitions[state, tokens[:, place]]
+            state = np.where(place < lengths - 1, after, state)
+        return tokens, automaton.outputs[state, EQUALS]
+
+
+@cache
+def _arithmetic() -> Automaton:
+    # After a digit: (total, product). Before one: the same and "*", or a total and a sign.
+    start, ended = ("", 0, 0), ("=", 0, 0)
+    states = [start, ended]
+    after: list[dict[int, tuple[str, int, int]]] = []
+    answers: list[int] = []
+    for kind, total, product in states:
+        value = (total + product) % MODULUS
+        moves: dict[int, tuple[str, int, int]] = {}
+        if kind == "digit":
+            moves = {TIMES: ("*", total, product), EQUALS: ended}
+            moves |= {PLUS: ("+", value, 0), MINUS: ("-", value, 0)}
+        elif kind != "=":
+            factor = {"": 1, "+": 1, "-": -1, "*": product}[kind]
+            for digit in range(MODULUS):
+                moves[digit] = ("digit", total, factor * digit % MODULUS)
+        after.append(moves)
+        answers.append(value)
+        states += [state for state in dict.fromkeys(moves.values()) if state not in states]
+    transitions = np.full((len(states), EQUALS + 1), NEVER)
+    for place, moves in enumerate(after):
+        for token, state in moves.items():
+            transitions[place, token] = states.index(state)
+    outputs = np.full_like(transitions, IGNORED)
+    outputs[:, EQUALS] = np.where(transitions[:, EQUALS] == NEVER, IGNORED, answers)
+    return Automaton(0, transitions, outputs)
 
 
 class BracketArithmetic(StringTask):
@@ -125,8 +116,6 @@ class BracketArithmetic(StringTask):
         min_length: tokens of the shortest training string.
         length: tokens of the longest training string, at most 65,536; tests may go beyond the
             training length.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Example:
         >>> task = BracketArithmetic(min_length=6, length=6)

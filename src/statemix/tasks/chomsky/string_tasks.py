@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED, Automaton
-from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.task import Examples
@@ -23,8 +22,6 @@ class StringTask(DrawnTask):
     Args:
         min_length: tokens of the shortest training string.
         length: tokens of the longest training string.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
     """
 
     head: ClassVar[str] = "answer"
@@ -37,12 +34,8 @@ class StringTask(DrawnTask):
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.min_length = addressing.check_length(min_length, minimum=self._shortest)
         super().__init__(length=length, train_size=train_size, seed=seed)
-        if self.min_length > self.length:
-            raise OptionError(
-                f"min_length must be at most length={self.length}, got {self.min_length}"
-            )
+        self.min_length = addressing.check_min_length(min_length, self.length, self._shortest)
 
     _shortest: ClassVar[int] = 1
     """Tokens of the shortest string that there is."""
@@ -51,13 +44,7 @@ class StringTask(DrawnTask):
     """Tokens of the longest string that is made in a reasonable time."""
 
     def _check_length(self, length: int) -> None:
-        if length < self._shortest:
-            raise OptionError(f"length must be at least {self._shortest}, got {length}")
-        if length > self._longest:
-            raise OptionError(
-                f"length must be at most {self._longest} for {self.name}, which is made token by "
-                f"token, got {length}"
-            )
+        addressing.check_integer("length", length, minimum=self._shortest, maximum=self._longest)
 
     @property
     def guessing(self) -> float:
@@ -68,19 +55,15 @@ class StringTask(DrawnTask):
 
     @abstractmethod
     def _strings(self, raw: Raw, lengths: NDArray[np.int64], length: int) -> tuple[Tokens, Tokens]:
-        """Make strings of at most the given lengths.
+        """Return tokens (N, length) and answers (N,) of strings of at most the given lengths.
 
-        Returns:
-            tokens: shape (N, length).
-            answers: shape (N,).
-            Strings may be shorter than asked: ``lengths`` is changed in place.
+        Strings may be shorter than asked: ``lengths`` is changed in place.
         """
 
     def _count(self, length: int) -> int:
         return length + 1
 
-    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        del split
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:  # noqa: ARG002
         low = self.min_length if length <= self.length else self.length + 1
         low = min(low, length)
         lengths = low + addressing.below(raw[:, -1], length - low + 1)
@@ -116,8 +99,6 @@ class Parity(_Sum):
     Args:
         min_length: bits of the shortest training string.
         length: bits of the longest training string; tests may go beyond.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Example:
         >>> tokens, targets, lengths = Parity().examples("train", 0, 1)
@@ -145,12 +126,6 @@ class CycleNavigation(_Sum):
     Args:
         min_length: moves of the shortest training walk.
         length: moves of the longest training walk; tests may go beyond.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
-
-    Example:
-        >>> CycleNavigation(min_length=5, length=5).examples("train", 0, 3).tokens.shape
-        (3, 5)
     """
 
     name: ClassVar[str] = "cycle_navigation"

@@ -39,8 +39,6 @@ class FuzzyRecall(DrawnTask):
         length: tokens of an example, at least ``2 * (key_size + value_size) - 1``.
         key_size: most tokens of a key.
         value_size: most tokens of a value.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Example:
         >>> tokens, targets, _ = FuzzyRecall(length=32).examples("test", 0, 1)
@@ -71,9 +69,7 @@ class FuzzyRecall(DrawnTask):
         )
         # The fewest tokens that leave enough different ones to keys and values, and a filler.
         least = 1 + max(2 * self.key_size, 2 * self.value_size - 1)
-        self.vocab_size = addressing.check_integer(
-            "vocab_size", vocab_size, minimum=least, maximum=2**20
-        )
+        self.vocab_size = addressing.check_vocabulary(vocab_size, least)
         super().__init__(length=length, train_size=train_size, seed=seed)
 
     @property
@@ -154,12 +150,7 @@ class FuzzyRecall(DrawnTask):
 
 
 def distinct(raw: Raw, size: int) -> Tokens:
-    """Draw sequences of different numbers below ``size``, each sequence equally likely.
-
-    Args:
-        raw: random values, shape (..., n) with n <= ``size``.
-        size: number of numbers to draw from.
-    """
+    """Draw sequences of n <= ``size`` different numbers below it, each sequence equally likely."""
     drawn = np.empty(raw.shape, dtype=np.int64)
     # Of each number that is taken: how many smaller ones are left.
     left_below = np.empty((raw.shape[-1], *raw.shape[:-1]), dtype=np.int64)
@@ -196,15 +187,8 @@ def joined(
 ) -> tuple[Tokens, NDArray[np.bool_]]:
     """Join the tokens of units, at the right end of rows that are filled from the left.
 
-    Args:
-        units: tokens, shape (N, P, n); ``filler`` where a unit has fewer than n.
-        marks: marks of the tokens, same shape.
-        length: length of the rows.
-        filler: token of the rest of a row.
-
-    Returns:
-        tokens: shape (N, length).
-        marks: those of the tokens, same shape; False at fillers.
+    Units have shape (N, P, n), and ``filler`` where one has fewer than n tokens. Returns the tokens
+    of the rows, shape (N, length), and their marks, which are False at fillers.
     """
     number, width = len(units), units.shape[1] * units.shape[2]
     flat, flat_marks = units.reshape(number, width), marks.reshape(number, width)

@@ -34,12 +34,7 @@ class Recall(DrawnTask):
         num_pairs: pairs of a sequence, at least 2; its length is ``2 * num_pairs - 1``, and one
             more with a single query.
         multi_query: score every repeated key, not only the last one.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
-    Example:
-        >>> Recall(num_pairs=32).examples("test", 0, 3).tokens.shape
-        (3, 63)
     """
 
     name: ClassVar[str] = "recall"
@@ -58,15 +53,12 @@ class Recall(DrawnTask):
             raise OptionError(f"multi_query must be True or False, got {multi_query!r}")
         self.multi_query = multi_query
         self.title = "recall" if multi_query else "recall of a single query"
-        self.vocab_size = addressing.check_integer(
-            "vocab_size", vocab_size, minimum=2, maximum=2**20
-        )
+        self.vocab_size = addressing.check_vocabulary(vocab_size, 2)
         if multi_query and self.vocab_size % 2:
             raise OptionError(f"vocab_size must be even, got {vocab_size}")
         if self._num_keys < 1:
-            raise OptionError(
-                f"vocab_size must be at least 3 with multi_query=False, got {vocab_size}"
-            )
+            least = "at least 3 with multi_query=False"
+            raise OptionError(f"vocab_size must be {least}, got {vocab_size}")
         self.num_pairs = addressing.check_integer("num_pairs", num_pairs, minimum=2, maximum=2**22)
         length = 2 * self.num_pairs - multi_query
         super().__init__(length=length, train_size=train_size, seed=seed)
@@ -101,12 +93,10 @@ class Recall(DrawnTask):
         if not self.multi_query:
             full = np.insert(full, length - 2, self.vocab_size - 1, axis=1)
         tokens, targets = full[:, :-1], full[:, 1:].copy()
-        if split == "train":
-            return Examples(tokens, {self.head: targets})
-        if self.multi_query:
+        if split != "train" and self.multi_query:
             targets[:, 1::2] = IGNORED
             targets[:, ::2][~shown] = IGNORED
-        else:
+        elif split != "train":
             targets[:, :-1] = IGNORED
         return Examples(tokens, {self.head: targets})
 
@@ -162,12 +152,7 @@ class NoisyRecall(DrawnTask):
         vocab_size: number of tokens, a multiple of 4.
         num_pairs: pairs of a sequence, at least 2; its length is ``2 * num_pairs - 1``.
         noise: probability that a pair is noise, 0 <= noise < 1.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
-    Example:
-        >>> NoisyRecall(num_pairs=64).examples("test", 0, 3).tokens.shape
-        (3, 127)
     """
 
     name: ClassVar[str] = "noisy_recall"
@@ -182,16 +167,10 @@ class NoisyRecall(DrawnTask):
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.vocab_size = addressing.check_integer(
-            "vocab_size", vocab_size, minimum=4, maximum=2**20
-        )
+        self.vocab_size = addressing.check_vocabulary(vocab_size, 4)
         if self.vocab_size % 4:
             raise OptionError(f"vocab_size must be a multiple of 4, got {vocab_size}")
-        if isinstance(noise, bool) or not isinstance(noise, int | float):
-            raise OptionError(f"noise must be a number, got {noise!r}")
-        if not 0 <= noise < 1:
-            raise OptionError(f"noise must be at least 0 and below 1, got {noise}")
-        self.noise = float(noise)
+        self.noise = addressing.check_share("noise", noise)
         self.num_pairs = addressing.check_integer("num_pairs", num_pairs, minimum=2, maximum=2**22)
         super().__init__(length=2 * self.num_pairs - 1, train_size=train_size, seed=seed)
 

@@ -45,9 +45,7 @@ class Memorization(DrawnTask):
         train_size: int | None = 256,
         seed: int = 0,
     ) -> None:
-        self.vocab_size = addressing.check_integer(
-            "vocab_size", vocab_size, minimum=3, maximum=2**20
-        )
+        self.vocab_size = addressing.check_vocabulary(vocab_size, 3)
         super().__init__(length=length, train_size=train_size, seed=seed)
 
     @property
@@ -79,8 +77,7 @@ class Memorization(DrawnTask):
     def _count(self, length: int) -> int:
         return length // 2
 
-    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        del split
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:  # noqa: ARG002
         keys = addressing.below(raw, self._num_keys)
         tokens = np.full((len(raw), length), self.vocab_size - 1)
         tokens[:, ::2] = keys
@@ -101,8 +98,6 @@ class Compression(DrawnTask):
     Args:
         vocab_size: number of tokens, at least 2.
         length: tokens of an example, the ending token included.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Example:
         >>> tokens, targets, _ = Compression(length=8).examples("train", 0, 2)
@@ -122,9 +117,7 @@ class Compression(DrawnTask):
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.vocab_size = addressing.check_integer(
-            "vocab_size", vocab_size, minimum=2, maximum=2**20
-        )
+        self.vocab_size = addressing.check_vocabulary(vocab_size, 2)
         super().__init__(length=length, train_size=train_size, seed=seed)
 
     @property
@@ -137,8 +130,7 @@ class Compression(DrawnTask):
     def _count(self, length: int) -> int:
         return length
 
-    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        del split
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:  # noqa: ARG002
         tokens = addressing.below(raw, self.vocab_size - 1)
         tokens[:, length - 1 :] = self.vocab_size - 1
         return Examples(tokens, {self.head: tokens.copy()})
@@ -158,8 +150,6 @@ class SelectiveCopying(DrawnTask):
         vocab_size: number of tokens, at least 3.
         length: tokens of an example, at least ``2 * num_copied + 1``.
         num_copied: content tokens of an example.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
 
     Example:
         >>> tokens, targets, _ = SelectiveCopying(length=16, num_copied=4).examples("train", 0, 1)
@@ -181,9 +171,7 @@ class SelectiveCopying(DrawnTask):
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.vocab_size = addressing.check_integer(
-            "vocab_size", vocab_size, minimum=3, maximum=2**20
-        )
+        self.vocab_size = addressing.check_vocabulary(vocab_size, 3)
         self.num_copied = addressing.check_integer("num_copied", num_copied, minimum=1)
         super().__init__(length=length, train_size=train_size, seed=seed)
 
@@ -204,8 +192,7 @@ class SelectiveCopying(DrawnTask):
     def _count(self, length: int) -> int:
         return length - self.num_copied - 1
 
-    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        del split
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:  # noqa: ARG002
         number, copied = len(raw), self.num_copied
         content = addressing.below(raw[:, :copied], self.vocab_size - 2)
         gaps = addressing.below(raw[:, copied:], copied)

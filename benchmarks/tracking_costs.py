@@ -103,6 +103,7 @@ def _runs(work: str, one: StudyEntry, runs: Path) -> bool:
 
 
 def _training(config: RunConfig) -> Callable[[], Any]:
+    config = config.replace(runtime=config.runtime.replace(device="cpu")).resolved()
     fabric = build_fabric("cpu", config.runtime.precision)
     loop = Loop(**parts_of(config, config.build_task(), Path()), fabric=fabric)
     return lambda: loop.train_step(loop.step)

@@ -44,6 +44,7 @@ def rows_of(monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.filterwarnings("ignore:.*not converged:UserWarning")
 def test_models_that_track_are_timed_in_training_and_once_trained(rows_of, monkeypatch, tmp_path):
     def config(layer):
         return RunConfig(

@@ -60,14 +60,14 @@ FLAGS = {
     "bench ops": """
         --recurrences --shapes --block-sizes --orders --gate --dtype --providers --peers --chunks
         --compiled
-        --rounds --budget-s --threads --quick --device --graphs --limit-s --output
+        --rounds --budget-s --threads --device --graphs --limit-s --output
         """,
     "bench layers": """
         --layers --hidden-size --batch-size --length --compiled --projections --dtype --imports
         --rounds --budget-s --threads --device --graphs --limit-s --output
         """,
     "bench decode": """
-        --recurrences --batch-sizes --hidden-sizes --block-sizes --backends --peers --dtype
+        --recurrences --batch-sizes --hidden-sizes --block-sizes --peers --dtype
         --rounds --budget-s --threads --device --graphs --limit-s --output
         """,
     "bench language": """

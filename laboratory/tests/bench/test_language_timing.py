@@ -11,7 +11,7 @@ from statemix.errors import RequestError
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import CACHE
 from statemix.lm.model_costs import count_sizes
-from statemix_lab.bench import language_timing, timed_devices
+from statemix_lab.bench import language_timing
 from statemix_lab.bench.language_timing import (
     LLAMA,
     LanguageCase,
@@ -23,14 +23,7 @@ from statemix_lab.bench.language_timing import (
 from statemix_lab.cli.bench import parse
 from statemix_lab.studies.language.language_suites import timed_models
 
-
-@pytest.fixture(autouse=True)
-def _leave_the_process_as_it_is(monkeypatch):
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(timed_devices, "reuse_freed_memory", lambda: True)
-    monkeypatch.setattr(timed_devices, "map_large_blocks", lambda: True)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("process_kept")
 
 
 def tiny(layer, **options):

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.collections import LineCollection, QuadMesh
-from matplotlib.colors import Normalize, to_hex, to_rgb
+from matplotlib.colors import Normalize
 
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
 from statemix_lab.inspection import layer_text as text
 from statemix_lab.inspection.layer_numbers import inspected
 from statemix_lab.inspection.layer_pictures import (
-    draw_actions,
     draw_block,
     draw_gates,
     draw_mixing,
@@ -19,19 +18,6 @@ from statemix_lab.inspection.layer_pictures import (
     scale_of,
 )
 from statemix_lab.studies.figure import png
-
-
-def contrast(one, other):
-    """The contrast of two colours by WCAG, from 1 to 21."""
-
-    def luminance(colour):
-        linear = [
-            v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in to_rgb(colour)
-        ]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
 
 
 @pytest.fixture
@@ -171,20 +157,16 @@ def test_zero_has_the_colour_of_the_page_whatever_the_signs():
     assert (signed["vmin"], signed["vmax"]) == (-3, 3)
 
 
-def test_the_table_has_a_line_for_each_layer_with_transitions(layers):
-    table = text.table(layers)
-    assert [line.cells[:3] for line in table.lines] == [
+def test_columns_appear_where_there_is_something_to_say(layers):
+    plain = text.table(layers)
+    assert [line.cells[:3] for line in plain.lines] == [
         ("0", "BD-LRU", "2 blocks of 3"),
         ("2", "Mamba-2", "4 heads of 1"),
     ]
-    assert table.lines[1].cells[-1] == "–"
+    assert plain.lines[1].cells[-1] == "–"
     assert list(text.without(layers)) == [
         "layer 1 (LSTM) has no transitions to show: it writes out no linear recurrence"
     ]
-
-
-def test_columns_appear_where_there_is_something_to_say(layers):
-    plain = text.table(layers)
     assert text.legend(plain).splitlines()[-1].startswith("gates copies one entry")
     joined = {"order": 1234, "most": 5000}
     table = text.table(layers, [sharpened(layers)], joined)
@@ -198,18 +180,5 @@ def test_columns_appear_where_there_is_something_to_say(layers):
     assert many.head == (*plain.head, "joint maps")
     assert many.lines[0].cells[-1] == "more than 5,000"
     assert "Unsharpened" not in text.legend(many)
-
-
-@pytest.mark.parametrize("size", range(1, 33))
-def test_numbers_on_cells_are_legible(size):
-    block = {"block": 0, "role": "tracks", "sources": [list(range(size))]}
-    axes = draw_actions([block], title="maps").axes[0]
-    cells = axes.collections[0].to_rgba(axes.collections[0].get_array()).reshape(size, 4)
-    assert [written.get_text() for written in axes.texts] == [str(entry) for entry in range(size)]
-    for written, cell in zip(axes.texts, cells, strict=True):
-        assert contrast(written.get_color(), to_hex(cell)) >= 3
-
-
-def test_large_and_infinite_numbers_fit_into_the_table(layers):
     layers[0]["summary"] |= {"largest": None, "mean": 123456.0}
     assert text.table(layers[:1]).lines[0].cells[3:5] == ("not finite", "1.23e+05")

@@ -75,8 +75,8 @@ class Measured:
         if not 1 <= self.rounds <= _MOST_ROUNDS:
             raise RequestError(f"rounds must be in 1..{_MOST_ROUNDS}, got {self.rounds}")
         for name, seconds in (("budget_s", self.budget_s), ("limit_s", self.limit_s)):
-            if seconds is not None and not 0 < seconds < math.inf:
-                raise RequestError(f"{name} must be positive and finite, got {seconds}")
+            if seconds is not None and seconds <= 0:
+                raise RequestError(f"{name} must be positive, got {seconds}")
         if self.threads is not None:
             check_threads("threads", self.threads)
         return device_of(self.device, graphs=self.graphs)
@@ -157,7 +157,9 @@ def open_console(output: Path | None) -> Console:
     if output is not None:
         files.open_for_append("output", output)
     console = Console(markup=False, highlight=False)
-    return console if console.is_terminal else Console(markup=False, highlight=False, width=WIDTH)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
 
 
 def print_setting(console: Console, process: Mapping[str, Any], dtype: str, remark: str) -> None:
@@ -187,12 +189,8 @@ def print_setting(console: Console, process: Mapping[str, Any], dtype: str, rema
 def _progress(console: Console, total: int) -> Iterator[Callable[[str], Callable[[str], None]]]:
     """Yield a function that starts a case and returns a function that reports its steps."""
     columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(
-        *columns,
-        TextColumn("{task.description}"),
-        console=console,
-        disable=not console.is_terminal,
-    )
+    text = TextColumn("{task.description}")
+    bar = Progress(*columns, text, console=console, disable=not console.is_terminal)
     task = bar.add_task("", total=total, completed=-1)
 
     def start_case(label: str) -> Callable[[str], None]:

@@ -27,10 +27,9 @@ def process_kept(monkeypatch):
     """Benchmarks leave the allocator and the number of threads of the test process as they are."""
     import torch
 
-    from statemix_lab.bench import timed_devices
+    from statemix_lab.bench.timed_devices import Cpu
 
     threads = torch.get_num_threads()
-    monkeypatch.setattr(timed_devices, "reuse_freed_memory", lambda: True)
-    monkeypatch.setattr(timed_devices, "map_large_blocks", lambda: True)
+    monkeypatch.setattr(Cpu, "reuse_freed_memory", lambda self: True)
     yield
     torch.set_num_threads(threads)

@@ -50,15 +50,7 @@ def run(clock, providers, **options):
     return {one.provider: one for one in measured}
 
 
-@pytest.fixture(autouse=True)
-def allocator(monkeypatch):
-    """Records the harness's settings instead of changing the allocator of the test process."""
-    settings = []
-    for name in ("reuse_freed_memory", "map_large_blocks"):
-        # append returns None, so the setting counts as accepted.
-        monkeypatch.setattr(timed_devices, name, lambda name=name: settings.append(name) is None)
-    return settings
-
+pytestmark = pytest.mark.usefixtures("process_kept")
 
 # Every provider is called three times before the rounds: checked, counted, warmed up.
 UNTIMED = 3
@@ -75,6 +67,8 @@ def test_ratios_are_taken_within_rounds():
     assert measured["b"].ratios["a"] == pytest.approx((3, 3, 3))
     assert measured["a"].ratios == {}
     assert measured["b"].rounds == 5
+    # The first call is kept apart.
+    assert measured["a"].first_call_s == 9
 
 
 def test_ratio_is_the_median_of_ratios_and_not_the_ratio_of_medians():
@@ -82,13 +76,6 @@ def test_ratio_is_the_median_of_ratios_and_not_the_ratio_of_medians():
     a = clock.provider("a", [9] * UNTIMED + [1, 5, 6])
     b = clock.provider("b", [9] * UNTIMED + [3, 10, 3])
     assert run(clock, [a, b], rounds=3)["b"].ratios["a"].p50 == 2
-
-
-def test_first_call_is_kept_apart():
-    clock = FakeClock()
-    measured = run(clock, [clock.provider("a", [60.0, 1.0])])
-    assert measured["a"].first_call_s == 60
-    assert measured["a"].time_s == (1, 1, 1)
 
 
 def test_every_round_calls_everyone_in_an_order_of_the_seed():
@@ -213,23 +200,6 @@ def test_what_is_not_checked_in_time_has_failed_and_the_others_are_timed():
     measured = run(clock, providers, ready_by_s=time.monotonic() + 0.1)
     assert measured["a"].rounds == 5
     assert (measured["b"].status, measured["b"].reason) == ("failed", TOO_LATE)
-
-
-def test_provider_without_memory_for_reuse_is_mapped_afresh(allocator):
-    clock = FakeClock()
-
-    def prepare():
-        if allocator[-1] == "reuse_freed_memory":
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")
-        return clock.provider("b", [1.0]).prepare()
-
-    providers = [clock.provider("a", [1.0]), Provider("b", prepare)]
-    measured = run(clock, providers, rounds=6, on_step=clock.calls.append)
-    assert measured["a"].memory_reused is True
-    assert measured["b"].memory_reused is False
-    timed = [call for call in clock.calls if call in "ab"][2 * UNTIMED :]
-    expected = {"a": "reuse_freed_memory", "b": "map_large_blocks"}
-    assert allocator[-12:] == [expected[name] for name in timed]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no limit of memory")

@@ -49,34 +49,6 @@ def test_the_training_step_is_right_and_a_wrong_one_is_noticed(name, dtype):
         assert provider.error(tuple(wrong)) > limit
 
 
-def test_the_gradients_are_those_of_the_whole_sequence():
-    """Only the last tokens are checked, against gradients that reach only so far."""
-    (entry,) = entries([LayerSpec("bd_lru", num_blocks=4, block_size=2)], dtype=torch.float64)
-    (provider, _) = layers.providers([entry], CASE, torch.float64)
-    y, d_x = provider.prepare()()
-    layer = build_layer(entry.spec, CASE, torch.float64, "cpu")
-    x, d_y = draw_problem(CASE, torch.float64, "cpu")
-    expected, _ = layer(x)
-    torch.testing.assert_close(y, expected)
-    torch.testing.assert_close(d_x, torch.autograd.grad(expected, x, d_y)[0])
-    assert provider.error((y, d_x)) < 1e-12
-
-
-def test_a_call_computes_the_gradient_of_every_parameter(monkeypatch):
-    asked = []
-    original = torch.autograd.grad
-
-    def grad(outputs, inputs, *rest, **more):
-        asked.append(len(inputs))
-        return original(outputs, inputs, *rest, **more)
-
-    (provider, _) = layers.providers(entries([LayerSpec("lstm")]), CASE, torch.float32)
-    call = provider.prepare()
-    monkeypatch.setattr(torch.autograd, "grad", grad)
-    call()
-    assert asked == [1 + 4]
-
-
 def test_a_parameter_that_nothing_uses_does_not_stop_the_comparison(monkeypatch):
     original = build_layer
 

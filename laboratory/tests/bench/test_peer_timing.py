@@ -48,22 +48,6 @@ def test_a_peer_gives_its_reference_result_and_a_wrong_one_is_noticed(name, leng
         assert one.error(wrong) > 0.05
 
 
-@pytest.mark.parametrize("name", peers.NAMES)
-def test_the_gradients_are_those_of_the_whole_sequence(name):
-    """Only the last tokens are checked, against gradients that reach only so far."""
-    asked = case(length=40, batch_size=1)
-    outputs, *gradients = provider(name, asked, torch.float64).prepare()()
-    problem = peers._problem(name, asked, torch.float64, "cpu")
-    run = peers._operator(name, asked, problem, torch.float64, "cpu")
-    leaves = [part.detach().requires_grad_() for part in problem.inputs]
-    expected = run(leaves)
-    torch.testing.assert_close(outputs, expected)
-    wanted = torch.autograd.grad((expected * problem.d_outputs).sum(), leaves)
-    torch.testing.assert_close(gradients[: len(leaves)], list(wanted))
-    # An LSTM has two matrices and two vectors of weights.
-    assert len(gradients) - len(leaves) == (4 if name == "lstm" else 0)
-
-
 @pytest.mark.parametrize(
     ("num_blocks", "block_size", "heads", "head_dim"),
     [(192, 4, 3, 16), (154, 5, 3, 16), (8, 4, 1, 5), (1, 1, 1, 1)],

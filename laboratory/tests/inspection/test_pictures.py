@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from matplotlib.collections import LineCollection, QuadMesh
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import Normalize
 
 from statemix.layers import LayerSpec
@@ -11,7 +11,6 @@ from statemix.models import TokenClassifier
 from statemix_lab.inspection import layer_text as text
 from statemix_lab.inspection.layer_numbers import inspected
 from statemix_lab.inspection.layer_pictures import (
-    draw_block,
     draw_gates,
     draw_mixing,
     pictures,
@@ -134,17 +133,6 @@ def test_states_are_rows_and_inputs_columns():
     assert axes.get_xlabel() == "input of token"
     # Time runs downwards, as in a matrix.
     assert axes.yaxis_inverted()
-
-
-def test_blocks_of_a_block_attention_matrix_are_labelled_in_their_middle():
-    matrix = np.tril(np.ones((6, 3))).tolist()
-    figure = draw_block(matrix, ["1", "2", "3"], title="block")
-    axes = figure.axes[0]
-    np.testing.assert_allclose(axes.get_yticks(), [1, 3, 5])
-    np.testing.assert_allclose(axes.get_xticks(), [0.5, 1.5, 2.5])
-    lines = [part for part in axes.collections if isinstance(part, LineCollection)]
-    places = [[segment[0].tolist() for segment in part.get_segments()] for part in lines]
-    assert places == [[[0, 2], [0, 4]], [[1, 6], [2, 6]]]
 
 
 def test_zero_has_the_colour_of_the_page_whatever_the_signs():

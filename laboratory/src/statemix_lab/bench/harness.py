@@ -43,8 +43,7 @@ class Provider:
     """One way to compute a case.
 
     Attributes:
-        prepare: creates the inputs and returns the function to time; called again if memory is
-            short.
+        prepare: creates the inputs and returns the function to time.
         error: maps a result to its relative error; None checks nothing.
         note: remark on the inputs for readers.
     """
@@ -67,8 +66,7 @@ class Measurement:
         relative_error: relative error of the first result.
         first_call_s: duration of the first call, including one-time work such as compilation.
         memory_bytes: peak memory allocated by one call, without its inputs.
-        memory_reused: whether calls reuse memory freed by earlier calls. If that needs too much
-            memory, every call maps its large blocks anew.
+        memory_reused: whether calls reuse memory freed by earlier calls.
         rounds: number of timed calls.
         ratios: name of another provider -> this provider's time over the other's, over rounds.
     """
@@ -135,7 +133,8 @@ def measure(
     device, on_step = device or Cpu(), on_step or (lambda _: None)
     with device.limited():
         outcomes: dict[str, Measurement] = {}
-        ready: dict[str, Callable[[], float]] = {}
+        ready: dict[str, Callable[[], Any]] = {}
+        memory_reused = device.reuse_freed_memory()
         for provider in providers:
             name = provider.name
             if time.monotonic() >= ready_by_s:
@@ -148,7 +147,12 @@ def measure(
 
         def timed(name: str) -> float | None:
             try:
-                return ready[name]()
+                start = clock()
+                result = ready[name]()
+                elapsed = clock() - start
+                # Freeing the result is not timed.
+                del result
+                return elapsed
             except Exception as error:  # noqa: BLE001 - the others are timed
                 outcomes[name] = _without_time(name, outcomes[name].note, error)
                 del ready[name]
@@ -164,7 +168,9 @@ def measure(
                 shares[name] = _share(call_s, rounds=rounds, budget_s=budget_s)
         times = _interleave(timed, shares, rounds=rounds, seed=seed, on_step=on_step)
         return [
-            _with_times(outcome, times, relative_to) if name in ready else outcome
+            replace(_with_times(outcome, times, relative_to), memory_reused=memory_reused)
+            if name in ready
+            else outcome
             for name, outcome in outcomes.items()
         ]
 
@@ -181,50 +187,26 @@ def _without_time(name: str, note: str, error: Exception) -> Measurement:
 
 def _admit(
     provider: Provider, device: Cpu, tolerance: float, clock: Callable[[], float]
-) -> tuple[Measurement, Callable[[], float] | None]:
+) -> tuple[Measurement, Callable[[], Any] | None]:
     """Prepare a provider, check it and measure its memory; also return a call to time, if any."""
-    for reuse, set_allocator in device.allocators().items():
-        device.release()
-        memory_reused = set_allocator() and reuse
-        try:
-            outcome, call = _check(provider, device, tolerance, clock)
-        except Exception as error:  # noqa: BLE001 - the other providers are measured
-            outcome, call = _without_time(provider.name, provider.note, error), None
-            if is_shortage(error):
-                continue
-        break
-    if call is None:
-        return outcome, None
-
-    def time_call() -> float:
-        set_allocator()
+    device.release()
+    try:
+        plain = provider.prepare()
+        call = device.waiting(plain)
         start = clock()
         result = call()
-        elapsed = clock() - start
-        # Freeing the result is not timed.
+        first_call_s = clock() - start
+        error = None if provider.error is None else provider.error(result)
         del result
-        return elapsed
-
-    return replace(outcome, memory_reused=memory_reused), time_call
-
-
-def _check(
-    provider: Provider, device: Cpu, tolerance: float, clock: Callable[[], float]
-) -> tuple[Measurement, Callable[[], Any] | None]:
-    plain = provider.prepare()
-    call = device.waiting(plain)
-    start = clock()
-    result = call()
-    first_call_s = clock() - start
-    error = None if provider.error is None else provider.error(result)
-    del result
-    outcome = Measurement(provider.name, provider.note, "measured", relative_error=error)
-    # Compare this way round so that a NaN fails.
-    if error is not None and not error <= tolerance:
-        reason = f"relative error {error:.1e} exceeds {tolerance:.0e}"
-        return replace(outcome, status="wrong", reason=reason), None
-    # A replay of a graph allocates nothing.
-    memory_bytes = device.peak_bytes(plain)
+        outcome = Measurement(provider.name, provider.note, "measured", relative_error=error)
+        # Compare this way round so that a NaN fails.
+        if error is not None and not error <= tolerance:
+            reason = f"relative error {error:.1e} exceeds {tolerance:.0e}"
+            return replace(outcome, status="wrong", reason=reason), None
+        # A replay of a graph allocates nothing.
+        memory_bytes = device.peak_bytes(plain)
+    except Exception as error:  # noqa: BLE001 - the other providers are measured
+        return _without_time(provider.name, provider.note, error), None
     return replace(outcome, first_call_s=first_call_s, memory_bytes=memory_bytes), call
 
 

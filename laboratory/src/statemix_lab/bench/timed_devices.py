@@ -17,7 +17,6 @@ from statemix.memory import (
     available_bytes,
     gigabytes,
     is_shortage,
-    map_large_blocks,
     release,
     reuse_freed_memory,
     total_bytes,
@@ -71,7 +70,8 @@ class Cpu:
     model = "cpu"
     graphs = False
 
-    # How freed memory goes back to the system, and how much memory there is.
+    # How calls keep freed memory, how it goes back to the system, and how much memory there is.
+    reuse_freed_memory = staticmethod(reuse_freed_memory)
     release = staticmethod(release)
     total_bytes = staticmethod(total_bytes)
 
@@ -120,13 +120,6 @@ class Cpu:
         """Return a call that ends when its work has ended."""
         return call
 
-    def allocators(self) -> dict[bool, Callable[[], bool]]:
-        """Return the settings of the allocator: whether calls reuse memory -> a function.
-
-        The function makes the setting and returns whether the allocator accepted it.
-        """
-        return {True: reuse_freed_memory, False: map_large_blocks}
-
 
 class Cuda(Cpu):
     """The current GPU, whose allocator always keeps freed memory.
@@ -174,8 +167,9 @@ class Cuda(Cpu):
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
 
-    def allocators(self) -> dict[bool, Callable[[], bool]]:
-        return {True: lambda: True}
+    @staticmethod
+    def reuse_freed_memory() -> bool:
+        return True
 
 
 def device_of(name: DeviceName, *, graphs: bool) -> Cpu:

@@ -166,7 +166,7 @@ def test_passes_splits_and_seeds_have_orders_of_their_own(tmp_path):
         assert max(same, default=0) < 0.2
 
 
-@pytest.mark.parametrize("given_files", [(), ("valid",), ("test",)])
+@pytest.mark.parametrize("given_files", [(), ("valid",)])
 def test_every_tenth_training_story_stands_in_for_a_missing_file(tmp_path, given_files):
     (tmp_path / "qa5_a_b_train.txt").write_text(numbered(40))
     for split in given_files:

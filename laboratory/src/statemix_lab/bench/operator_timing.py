@@ -136,7 +136,9 @@ def cases(
 
 
 def check_case(case: OperatorCase, dtype: torch.dtype, total: int) -> None:
-    """Raise a RequestError if a case does not fit into memory."""
+    """Raise a RequestError if a case does not fit into memory, or its loop takes hours."""
+    if case.length >= 2**20:
+        raise RequestError(f"shapes must have lengths below 2^20, got {case.length}")
     shape = f"{case.batch_size}x{case.length}x{case.num_blocks}x{case.block_size}"
     needed = replace(case, direction="forward").moved_bytes(dtype)
     check_fits("shapes", shape, needed, total)

@@ -85,7 +85,7 @@ def test_a_story_becomes_these_tokens(folder):
 
 def test_a_range_over_several_passes_is_made_of_single_examples(folder):
     """Some sequences end between a question and its answer, which is scored nevertheless."""
-    task = CatBabi(folder=str(folder), length=7)
+    task = CatBabi(folder=str(folder), length=8)
     tokens, targets, _ = task.examples("train", 2, 40)
     for place in range(38):
         alone = task.examples("train", 2 + place, 3 + place)
@@ -94,7 +94,7 @@ def test_a_range_over_several_passes_is_made_of_single_examples(folder):
     asked = tokens == task.words.index("?")
     np.testing.assert_array_equal(targets["answer"] != IGNORED, asked)
     assert asked[:, -1].any()
-    assert task.examples("train", 10**18, 10**18 + 3).tokens.shape == (3, 7)
+    assert task.examples("train", 10**18, 10**18 + 3).tokens.shape == (3, 8)
 
 
 WORDS = st.text("abcxyz", min_size=1, max_size=4)

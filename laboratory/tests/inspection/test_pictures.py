@@ -94,9 +94,7 @@ def sharpened(layers, after=0.125):
 
 
 def test_gates_before_and_after_sharpening_stand_one_above_the_other(layers):
-    found = dict(pictures(layers, TOKENS, [sharpened(layers)]))
-    assert found.keys() - dict(pictures(layers, TOKENS)).keys() == {"sharpening-0.png"}
-    figure = found["sharpening-0.png"]
+    figure = dict(pictures(layers[:1], TOKENS, [sharpened(layers)]))["sharpening-0.png"]
     strips = figure.axes[:4]
     assert [axes.get_ylabel() for axes in strips] == [
         "block 0, τ = 1",
@@ -108,11 +106,8 @@ def test_gates_before_and_after_sharpening_stand_one_above_the_other(layers):
     assert [label.get_text() for label in strips[0].get_xticklabels()] == ["BOS", "1", "2", "3"]
     assert strips[0].get_title(loc="left") == "sequence 0"
     # Gates of 0 and 1 are the limit of all temperatures.
-    hard = dict(pictures(layers, TOKENS, [sharpened(layers, 0.0)]))["sharpening-0.png"]
+    hard = dict(pictures(layers[:1], TOKENS, [sharpened(layers, 0.0)]))["sharpening-0.png"]
     assert hard.axes[1].get_ylabel() == "block 0, τ → 0"
-    # Without a unit, there is nothing to draw.
-    none = sharpened(layers) | {"shown": []}
-    assert "sharpening-0.png" not in dict(pictures(layers, TOKENS, [none]))
 
 
 def test_a_single_row_of_gates_stands_upright():

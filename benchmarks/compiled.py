@@ -21,8 +21,7 @@ import torch
 from statemix.proofs import EntryMachine, StateMachine
 from statemix.training.certificates import load_proven
 from statemix.training.outcome import load_outcome
-from statemix_lab.bench import harness as rows
-from statemix_lab.bench.harness import Provider, measure
+from statemix_lab.bench.harness import Provider, append_rows, describe_process, measure
 
 _WORDS, _LENGTH = 16, 4096
 
@@ -35,7 +34,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    process = rows.describe_process()
+    process = describe_process()
     for run in arguments.runs:
         config = load_outcome(run).config
         task = config.build_task()
@@ -54,7 +53,7 @@ def main() -> None:
             answers = call()
             expected = right[:, -1] if answers.ndim == 2 else right
             np.testing.assert_array_equal(answers, expected)
-        found = measure(
+        measured = measure(
             [Provider(name, lambda call=call: call) for name, call in calls.items()],
             relative_to=("network",),
             rounds=arguments.rounds,
@@ -63,30 +62,30 @@ def main() -> None:
             seed=0,
         )
         layer = network.backbone.blocks[0].mixer
-        for one in found:
-            assert one.time_s is not None
+        for form in measured:
+            assert form.time_s is not None
             row = {
                 "benchmark": "compiled",
                 "run": run.name,
                 "task": {"name": task.name, **config.task.options},
-                "form": one.provider,
+                "form": form.provider,
                 "entries": layer.num_blocks * layer.block_size,
                 "size": machine.summary,
                 "tokens": examples.tokens.size,
-                "time_s": one.time_s._asdict(),
-                "ratios": {name: ratio._asdict() for name, ratio in one.ratios.items()},
-                "rounds": one.rounds,
+                "time_s": form.time_s._asdict(),
+                "ratios": form.to_row()["ratios"],
+                "rounds": form.rounds,
             }
-            rows.append_rows(arguments.output, [row], process)
-            ms = 1e9 * one.time_s.p50 / examples.tokens.size
-            print(f"{run.name:12} {one.provider:8} {ms:10.1f} ms per million tokens")
+            append_rows(arguments.output, [row], process)
+            ms = 1e9 * form.time_s.p50 / examples.tokens.size
+            print(f"{run.name:12} {form.provider:8} {ms:10.1f} ms per million tokens")
 
 
 def _network(network: Any, tokens: torch.Tensor) -> Callable[[], Any]:
     @torch.no_grad()
     def call() -> Any:
         logits = network(tokens)
-        return torch.stack([one.argmax(-1) for one in logits.values()], -1).numpy()
+        return torch.stack([head.argmax(-1) for head in logits.values()], -1).numpy()
 
     return call
 

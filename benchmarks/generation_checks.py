@@ -11,6 +11,7 @@ relative difference, or the error that the model raises.
 import argparse
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ _HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size
 NATIVE = {
     "Mamba-2": (
         "mamba2",
-        {"num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 1, "chunk_size": 8},
+        {"num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 8, "state_size": 16},
     ),
     "Mamba": ("mamba", {"state_size": 8}),
     "Qwen3-Next": (
@@ -128,29 +129,18 @@ def _generated(model: Any, ids: Tensor, mask: Tensor | None = None, **options: A
     mask = torch.ones_like(ids) if mask is None else mask
     output = model.generate(ids, attention_mask=mask, **OPTIONS, **options)
     found = torch.stack(output.logits, 1)
+    new = mask.new_ones(len(mask), output.sequences.shape[1] - mask.shape[1])
+    is_token = torch.cat([mask, new], 1).bool()
     return max(
-        _relative(found[row], _whole(model, text[None, _tokens(mask[row], text)])[0, -13:-1])
+        _relative(found[row], _whole(model, text[None, is_token[row]])[0, -13:-1])
         for row, text in enumerate(output.sequences)
     )
-
-
-def _tokens(mask: Tensor, text: Tensor) -> Tensor:
-    """Return which columns of a text are tokens: what the mask keeps, and every later column."""
-    return torch.cat([mask, mask.new_ones(len(text) - len(mask))]).bool()
-
-
-def _greedy(model: Any) -> float:
-    return _generated(model, IDS)
 
 
 def _beams(model: Any) -> float:
     options = {**OPTIONS, "num_beams": 3, "output_scores": True}
     found, wanted = (model.generate(IDS, use_cache=use, **options) for use in (True, False))
     return _relative(found.sequences_scores, wanted.sequences_scores)
-
-
-def _left_padding(model: Any) -> float:
-    return _generated(model, IDS, LEFT)
 
 
 def _right_padding(model: Any) -> float:
@@ -177,14 +167,6 @@ def _cache(model: Any) -> str:
     return next(name for name in (CACHE, "cache_params") if output.get(name) is not None)
 
 
-def _prompt_lookup(model: Any) -> float:
-    return _generated(model, IDS[:1], prompt_lookup_num_tokens=3)
-
-
-def _chunked_prefill(model: Any) -> float:
-    return _generated(model, IDS, LEFT, prefill_chunk_size=3)
-
-
 def _continued(model: Any) -> float:
     """Generate, and generate again from the returned cache with the whole text so far."""
     first = model.generate(IDS, **OPTIONS)
@@ -206,12 +188,12 @@ def _packed(**given: Any) -> Callable[[Any], float]:
 _BOUNDS = torch.tensor([0, 4, 9], dtype=torch.int32)
 _POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
 CHECKS: dict[str, Callable[[Any], float]] = {
-    "greedy": _greedy,
+    "greedy": partial(_generated, ids=IDS),
     "beam search": _beams,
-    "left padding": _left_padding,
+    "left padding": partial(_generated, ids=IDS, mask=LEFT),
     "right padding": _right_padding,
-    "padded prompt in pieces": _chunked_prefill,
-    "prompt lookup": _prompt_lookup,
+    "padded prompt in pieces": partial(_generated, ids=IDS, mask=LEFT, prefill_chunk_size=3),
+    "prompt lookup": partial(_generated, ids=IDS[:1], prompt_lookup_num_tokens=3),
     "continued from a cache": _continued,
     "packed, position_ids": _packed(position_ids=_POSITIONS),
     "packed, all bounds": _packed(

@@ -1,17 +1,14 @@
 """Measure the option ``memory`` of BDLRU and HLRU on four small tasks, with three seeds each.
 
-    python benchmarks/memory.py OUTPUT.jsonl [--layers bd_lru h_lru] [--tasks recall ...]
+    python benchmarks/memory.py OUTPUT.jsonl
 
 The tasks are recall (the first of 200 tokens), copying (8 tokens among 64), s3 (products of
 permutations) and text (bytes of the standard library's sources). A row holds the score and
-everything that decided it. Rows that the file already has are not measured again.
+everything that decided it.
 """
 
-import argparse
-import json
 import math
-import platform
-import subprocess
+import sys
 import sysconfig
 import time
 from itertools import product
@@ -22,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from statemix import layers
+from statemix_lab.bench.harness import append_rows, describe_process
 
 ARMS = {"default": None, "1 to 50": (1, 50), "1 to 500": (1, 500)}
 SIZES = {"bd_lru": ("num_blocks", {"block_size": 4}, 4), "h_lru": ("num_channels", {"order": 2}, 1)}
@@ -135,49 +133,20 @@ def measure(task: str, layer: str, arm: str, seed: int) -> dict[str, float]:
 
 def accuracy(model: nn.Module, tokens: Tensor, targets: Tensor) -> float:
     """Return the share of right answers among the places that have a target."""
-    asked = targets >= 0
-    return (model(tokens).argmax(-1) == targets)[asked].float().mean().item()
+    scored = targets >= 0
+    return (model(tokens).argmax(-1) == targets)[scored].float().mean().item()
 
 
 def main() -> None:
-    """Measure whatever the file lacks."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--layers", nargs="+", default=list(SIZES), choices=SIZES)
-    parser.add_argument("--tasks", nargs="+", default=list(STEPS), choices=STEPS)
-    asked = parser.parse_args()
+    """Measure every layer, seed, task and value of the option."""
     torch.set_num_threads(1)
-    git = ["git", "-C", Path(__file__).parent]
-    commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
-    changes = [*git, "status", "--porcelain", "--", "../src", "memory.py"]
-    clean = not subprocess.check_output(changes)
-    rows = (
-        [json.loads(line) for line in asked.file.read_text().splitlines()]
-        if asked.file.exists()
-        else []
-    )
-    known = {(row["layer"], row["task"], row["memory"], row["seed"]) for row in rows}
-    for layer, seed, task, arm in product(asked.layers, range(3), asked.tasks, ARMS):
-        if (layer, task, arm, seed) in known:
-            continue
+    process = describe_process()
+    for layer, seed, task, arm in product(SIZES, range(3), STEPS, ARMS):
         start = time.perf_counter()
-        scores = measure(task, layer, arm, seed)
-        row = {
-            "layer": layer,
-            "task": task,
-            "memory": arm,
-            "seed": seed,
-            **scores,
-            "num_steps": STEPS[task],
-            "time_s": round(time.perf_counter() - start, 1),
-            "command": "python benchmarks/memory.py laboratory/results/memory.jsonl",
-            "commit": commit,
-            "clean": clean,
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-        }
-        with asked.file.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        row = {"layer": layer, "task": task, "memory": arm, "seed": seed}
+        row |= {**measure(task, layer, arm, seed), "num_steps": STEPS[task]}
+        row["time_s"] = round(time.perf_counter() - start, 1)
+        append_rows(Path(sys.argv[1]), [row], process)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,10 @@ from statemix.training.devices import build_fabric
 from statemix.training.loop import Loop
 from statemix.training.run import parts_of
 from statemix.training.schedules import attributes_set
-from statemix_lab.bench import harness as rows
-from statemix_lab.bench.harness import Measurement, Provider, measure
+from statemix_lab.bench.harness import Provider, append_rows, describe_process, measure
 from statemix_lab.studies.store import key
 from statemix_lab.studies.study import find_study
 from statemix_lab.studies.study_entries import StudyEntry
-
-_LONGEST = 8
 
 
 def main() -> None:
@@ -38,82 +35,70 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    process = rows.describe_process()
-    chosen = [
-        one
-        for one in find_study("fp-a5").entries("paper", "laptop")
-        if one.column.startswith(arguments.group)
+    process = describe_process()
+    entries = [
+        entry
+        for entry in find_study("fp-a5").entries("paper", "laptop")
+        if entry.column.startswith(arguments.group)
     ]
-    length = _config(chosen[0]).task.options["length"]
-    works: dict[str, tuple[int, Callable[[StudyEntry], Callable[[], Any]]]] = {
-        "train": (length, lambda one: _training(_config(one))),
-        "answer": (length, partial(_answering, runs=arguments.runs, length=length)),
-        "answer long": (
-            _LONGEST * length,
-            partial(_answering, runs=arguments.runs, length=_LONGEST * length),
-        ),
-    }
-    for work, (tokens, prepare) in works.items():
-        found = measure(
-            [
-                Provider(one.model, partial(prepare, one))
-                for one in chosen
-                if _runs(work, one, arguments.runs)
-            ],
+    config = _config(entries[0])
+    length, batch = config.task.options["length"], config.batches.size
+    for work, tokens in (("train", length), ("answer", length), ("answer long", 8 * length)):
+        providers = []
+        for entry in entries:
+            run = arguments.runs / key(_config(entry))
+            if work == "train":
+                prepare = partial(_training, _config(entry))
+            elif run.exists():
+                prepare = partial(_answering, _config(entry), run, tokens)
+            else:
+                continue
+            providers.append(Provider(entry.model, prepare))
+        for measured in measure(
+            providers,
             relative_to=("LSTM",),
             rounds=arguments.rounds,
             budget_s=20.0,
             tolerance=0.0,
             seed=0,
-        )
-        batch = _config(chosen[0]).batches.size
-        for one in found:
-            row = _row(one, work, arguments.group, batch, tokens)
-            rows.append_rows(arguments.output, [row], process)
+        ):
+            assert measured.time_s is not None
+            row = {
+                "benchmark": "tracking_costs",
+                "model": measured.provider,
+                "work": work,
+                "group": arguments.group,
+                "batch_size": batch,
+                "length": tokens,
+                "time_s": measured.time_s._asdict(),
+                "tokens_per_s": batch * tokens / measured.time_s.p50,
+                "memory_bytes": measured.memory_bytes,
+                "ratios": measured.to_row()["ratios"],
+                "rounds": measured.rounds,
+            }
+            append_rows(arguments.output, [row], process)
             print(
-                f"{work:12} {one.provider:26} {row['tokens_per_s']:10,.0f} tokens/s "
-                f"{row['memory_bytes'] / 1e6:8.1f} MB"
+                f"{work:12} {measured.provider:26} {row['tokens_per_s']:10,.0f} tokens/s "
+                f"{measured.memory_bytes / 1e6:8.1f} MB"
             )
 
 
-def _config(one: StudyEntry) -> RunConfig:
+def _config(entry: StudyEntry) -> RunConfig:
     """Return the run with the first seed."""
-    return one.trials.runs[0][1]
-
-
-def _row(one: Measurement, work: str, group: str, batch: int, tokens: int) -> dict[str, Any]:
-    assert one.time_s is not None
-    return {
-        "benchmark": "tracking_costs",
-        "model": one.provider,
-        "work": work,
-        "group": group,
-        "batch_size": batch,
-        "length": tokens,
-        "time_s": one.time_s._asdict(),
-        "tokens_per_s": batch * tokens / one.time_s.p50,
-        "memory_bytes": one.memory_bytes,
-        "ratios": {name: ratio._asdict() for name, ratio in one.ratios.items()},
-        "rounds": one.rounds,
-    }
-
-
-def _runs(work: str, one: StudyEntry, runs: Path) -> bool:
-    return work == "train" or (runs / key(_config(one))).exists()
+    return entry.trials.runs[0][1]
 
 
 def _training(config: RunConfig) -> Callable[[], Any]:
+    config = config.replace(runtime=config.runtime.replace(device="cpu")).resolved()
     fabric = build_fabric("cpu", config.runtime.precision)
     loop = Loop(**parts_of(config, config.build_task(), Path()), fabric=fabric)
     return lambda: loop.train_step(loop.step)
 
 
-def _answering(one: StudyEntry, *, runs: Path, length: int) -> Callable[[], Any]:
-    config = _config(one)
-    model = load_model(runs / key(config))
-    tokens = torch.from_numpy(
-        config.build_task().examples("test", 0, config.batches.size, length).tokens
-    )
+def _answering(config: RunConfig, run: Path, length: int) -> Callable[[], Any]:
+    model = load_model(run)
+    examples = config.build_task().examples("test", 0, config.batches.size, length)
+    tokens = torch.from_numpy(examples.tokens)
 
     @torch.no_grad()
     def call() -> Any:

@@ -20,3 +20,16 @@ def tiny_models(monkeypatch):
     monkeypatch.setattr(protocols, "_config", small)
     # The keys of small runs must not be remembered, nor those of whole runs be used.
     monkeypatch.setattr(protocols, "_trials", protocols._trials.__wrapped__)
+
+
+@pytest.fixture
+def process_kept(monkeypatch):
+    """Benchmarks leave the allocator and the number of threads of the test process as they are."""
+    import torch
+
+    from statemix_lab.bench.timed_devices import Cpu
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(Cpu, "reuse_freed_memory", lambda self: True)
+    yield
+    torch.set_num_threads(threads)

@@ -11,7 +11,7 @@ from statemix.errors import RequestError
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import CACHE
 from statemix.lm.model_costs import count_sizes
-from statemix_lab.bench import language_timing, timed_devices
+from statemix_lab.bench import language_timing
 from statemix_lab.bench.language_timing import (
     LLAMA,
     LanguageCase,
@@ -20,17 +20,11 @@ from statemix_lab.bench.language_timing import (
     decoding_memory,
     llama_like,
 )
-from statemix_lab.cli.bench import parse
+from statemix_lab.cli.bench import bench_language, parse
+from statemix_lab.studies.language import language_suites
 from statemix_lab.studies.language.language_suites import timed_models
 
-
-@pytest.fixture(autouse=True)
-def _leave_the_process_as_it_is(monkeypatch):
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(timed_devices, "reuse_freed_memory", lambda: True)
-    monkeypatch.setattr(timed_devices, "map_large_blocks", lambda: True)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("process_kept")
 
 
 def tiny(layer, **options):
@@ -49,7 +43,10 @@ BLOCKS = tiny("bd_lru", num_blocks=4, block_size=2)
 ATTENTION = tiny("attention", num_heads=2, rope=True)
 
 
-def test_every_model_has_a_row_in_training_and_in_decoding(capsys, tmp_path):
+def test_every_model_has_a_row_in_training_and_in_decoding(capsys, tmp_path, monkeypatch):
+    models = {"BD-LRU m=4": BLOCKS, "Transformer": ATTENTION, "LSTM": {}}
+    monkeypatch.setattr(language_suites, "timed_models", lambda size: models)
+    monkeypatch.setattr(bench_language, "_SIZES", {"laptop": ("2 thousand", 2, 8)})
     path = tmp_path / "language.jsonl"
     names = ["BD-LRU m=4", "Transformer"]
     options = ["--rounds", "3", "--budget-s", "0.1", "--contexts", "8", "--memory-at", "3", "5"]
@@ -64,13 +61,13 @@ def test_every_model_has_a_row_in_training_and_in_decoding(capsys, tmp_path):
     for row in timed:
         assert row["tokens_per_s"] == pytest.approx(row["tokens_per_call"] / row["time_s"]["p50"])
         assert ("Transformer" in row["ratios"]) == (row["provider"] != "Transformer")
-    assert timed[0]["model"] == json.loads(json.dumps(timed_models("laptop")["BD-LRU m=4"]))
+    assert timed[0]["model"] == BLOCKS
     memory = [row for row in rows if row["benchmark"] == "language-memory"]
     assert [row["tokens"] for row in memory] == [3, 5]
     assert len({row["cache_bytes"] for row in memory}) == 1
     lines = printed.splitlines()
     assert max(map(len, lines[:-1])) <= 100
-    assert any(line.startswith("BD-LRU m=4 after 5 tokens: cache 2,064 bytes") for line in lines)
+    assert any(line.startswith("BD-LRU m=4 after 5 tokens: cache 64 bytes") for line in lines)
 
 
 @pytest.mark.parametrize(

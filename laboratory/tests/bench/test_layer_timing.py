@@ -1,4 +1,4 @@
-"""The comparison of layers: the checked training step, and rows."""
+"""Timed training steps of layers, and their rows."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,6 @@ CASE = bench_entries.LayerCase(hidden_size=8, batch_size=2, length=70)
 # The test's own layers register themselves later.
 COMPARED = list(LAYERS)
 F32 = torch.float32
-DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
 def entries(specs, case=CASE, dtype=torch.float32):
@@ -28,10 +27,11 @@ def entries(specs, case=CASE, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        (name, dtype)
-        for name in COMPARED
-        for dtype in DTYPES
-        if not (LAYERS[name].iterative and dtype == torch.bfloat16)
+        *((name, F32) for name in COMPARED),
+        ("bd_lru", torch.bfloat16),
+        ("attention", torch.bfloat16),
+        ("h_lru", torch.float64),
+        ("fp_rnn", torch.float64),
     ],
 )
 def test_the_training_step_is_right_and_a_wrong_one_is_noticed(name, dtype):
@@ -49,34 +49,6 @@ def test_the_training_step_is_right_and_a_wrong_one_is_noticed(name, dtype):
         assert provider.error(tuple(wrong)) > limit
 
 
-def test_the_gradients_are_those_of_the_whole_sequence():
-    """Only the last tokens are checked, against gradients that reach only so far."""
-    (entry,) = entries([LayerSpec("bd_lru", num_blocks=4, block_size=2)], dtype=torch.float64)
-    (provider, _) = layers.providers([entry], CASE, torch.float64)
-    y, d_x = provider.prepare()()
-    layer = build_layer(entry.spec, CASE, torch.float64, "cpu")
-    x, d_y = draw_problem(CASE, torch.float64, "cpu")
-    expected, _ = layer(x)
-    torch.testing.assert_close(y, expected)
-    torch.testing.assert_close(d_x, torch.autograd.grad(expected, x, d_y)[0])
-    assert provider.error((y, d_x)) < 1e-12
-
-
-def test_a_call_computes_the_gradient_of_every_parameter(monkeypatch):
-    asked = []
-    original = torch.autograd.grad
-
-    def grad(outputs, inputs, *rest, **more):
-        asked.append(len(inputs))
-        return original(outputs, inputs, *rest, **more)
-
-    (provider, _) = layers.providers(entries([LayerSpec("lstm")]), CASE, torch.float32)
-    call = provider.prepare()
-    monkeypatch.setattr(torch.autograd, "grad", grad)
-    call()
-    assert asked == [1 + 4]
-
-
 def test_a_parameter_that_nothing_uses_does_not_stop_the_comparison(monkeypatch):
     original = build_layer
 
@@ -90,44 +62,35 @@ def test_a_parameter_that_nothing_uses_does_not_stop_the_comparison(monkeypatch)
     assert provider.error(provider.prepare()()) <= TOLERANCES[torch.float32]
 
 
-def test_a_row_holds_the_price_beside_the_speed():
-    (entry,) = entries([LayerSpec("bd_lru", num_blocks=4, block_size=2)])
-    measured = Measurement("a", "", "measured", rounds=3, time_s=Spread(0.5, 2.0, 4.0))
-    row = json.loads(json.dumps(layers.row(entry, CASE, measured, "float32", 1000)))
-    assert (row["benchmark"], row["dtype"], row["label"]) == ("layers", "float32", "BD-LRU m=2")
-    assert row["case"] == {"hidden_size": 8, "batch_size": 2, "length": 70}
-    assert row["layer"]["gate"] == "softmax"
-    assert row["layer"]["num_blocks"] == 4
-    assert row["tokens_per_s"] == 140 / 2.0
-    assert row["time_s"] == {"p20": 0.5, "p50": 2.0, "p80": 4.0}
-    assert row["saved_bytes_per_token"] == entry.saved_bytes
-    flops = entry.price.flops
-    assert row["flops"] == {
-        "projections": flops.projections,
-        "transition": flops.transition,
-        "other": flops.other,
-        "total": flops.total,
-    }
-    for name in ("num_parameters", "state_size", "state_bytes", "decode_bytes"):
-        assert row[name] == getattr(entry.price, name)
-
-
-def test_the_roofline_of_a_layer_is_that_of_its_parameters_and_of_what_goes_in_and_out():
-    """Forward reads two and writes one; backward reads three and writes two."""
+def test_a_row_holds_the_price_beside_the_speed_and_the_roofline():
+    """Of inputs and outputs, forward reads one and writes one; backward reads two, writes one."""
     listed = entries([LayerSpec("bd_lru", num_blocks=4, block_size=2), LayerSpec("lstm")])
-    small, large = sorted(listed, key=lambda entry: entry.price.num_parameters)
+    entry, large = sorted(listed, key=lambda entry: entry.price.num_parameters)
     copied = layers.copied_bytes(listed, CASE, F32)
     assert copied == 4 * (3 * large.price.num_parameters + 5 * 2 * 70 * 8)
-    one = Measurement(
-        "a", "", "measured", time_s=Spread(0.5, 2.0, 4.0), ratios={COPY: Spread(2.0, 4.0, 8.0)}
+    measured = Measurement(
+        "a",
+        "",
+        "measured",
+        time_s=Spread(0.5, 2.0, 4.0),
+        ratios={COPY: Spread(2.0, 4.0, 8.0)},
     )
-    row = layers.row(small, CASE, one, "float32", copied)
+    row = json.loads(json.dumps(layers.row(entry, CASE, measured, "float32", copied)))
+    assert (row["benchmark"], row["dtype"], row["label"]) == ("layers", "float32", "BD-LRU m=2")
+    assert row["case"] == {"hidden_size": 8, "batch_size": 2, "length": 70}
+    assert (row["layer"]["gate"], row["layer"]["num_blocks"]) == ("softmax", 4)
+    assert row["tokens_per_s"] == 140 / 2.0
+    assert row["time_s"] == {"p20": 0.5, "p50": 2.0, "p80": 4.0}
+    assert row["saved_bytes_per_token"] == entry.saved_bytes > 0
+    flops = entry.price.flops
+    assert row["flops"] == {**flops._asdict(), "total": flops.total}
+    for name in ("num_parameters", "state_size", "state_bytes", "decode_bytes"):
+        assert row[name] == getattr(entry.price, name)
+    fewer = large.price.num_parameters - entry.price.num_parameters
+    assert row["moved_bytes"] == copied - 12 * fewer
     share = row["moved_bytes"] / copied
-    assert row["moved_bytes"] == copied - 12 * (
-        large.price.num_parameters - small.price.num_parameters
-    )
     assert row["roofline"] == {"p20": share / 8, "p50": share / 4, "p80": share / 2}
-    alone = layers.row(replace(small, projections=True), CASE, one, "float32", copied)
+    alone = layers.row(replace(entry, projections=True), CASE, measured, "float32", copied)
     assert alone["roofline"] is alone["moved_bytes"] is None
 
 
@@ -139,39 +102,6 @@ def test_a_row_without_a_time_keeps_the_price(toys):
     )
     assert row["flops"] is row["time_s"] is row["tokens_per_s"] is row["relative_error"] is None
     assert row["num_parameters"] == 72
-
-
-def scanned(*sizes):
-    return [LayerSpec("bd_lru", num_blocks=2, block_size=m, backend="associative") for m in sizes]
-
-
-def named_entries(specs):
-    return bench_entries.entries(
-        {f"m{one.options['block_size']}": one for one in specs}, CASE, F32, Cpu()
-    )
-
-
-def test_compiled_layers_alone_go_through_the_compiler(monkeypatch):
-    compiled = []
-
-    def autotuned(layer):
-        compiled.append(layer)
-        return lambda x: (2 * layer(x)[0], None)
-
-    monkeypatch.setattr(layers, "autotuned", autotuned)
-    entries = bench_entries.with_variants(named_entries(scanned(2)), compiled=True)
-    plain, twice, _ = (one.prepare() for one in layers.providers(entries, CASE, F32))
-    torch.testing.assert_close(twice()[0], 2 * plain()[0])
-    assert len(compiled) == 1
-
-
-def test_a_row_of_a_compiled_layer_states_no_saved_bytes():
-    measured = Measurement("a", "", "measured", rounds=3, time_s=Spread(0.5, 2.0, 4.0))
-    entries = bench_entries.with_variants(named_entries(scanned(2)), compiled=True)
-    plain, compiled = (layers.row(one, CASE, measured, "float32", 1000) for one in entries)
-    assert (plain["compiled"], compiled["compiled"]) == (False, True)
-    assert plain["saved_bytes_per_token"] > 0
-    assert compiled["saved_bytes_per_token"] is None
 
 
 @pytest.mark.parametrize("name", ["bd_lru", "h_lru"])
@@ -196,28 +126,64 @@ def test_projections_alone_are_all_of_a_layer_but_its_recurrence(name, monkeypat
     assert all(float(gradient.abs().max()) > 0 for gradient in gradients)
 
 
-@pytest.mark.parametrize("where", ["entry", "forward", "backward"])
-def test_a_layer_of_another_package_that_fails_ends_no_other(where, monkeypatch):
-    class Failing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
+def test_compiled_layers_alone_go_through_the_compiler(monkeypatch):
+    compiled = []
 
-        @staticmethod
-        def backward(ctx, d_y):
-            raise AssertionError("this GPU is too old")
+    def autotuned(layer):
+        compiled.append(layer)
+        return lambda x: (2 * layer(x)[0], None)
 
-    class Gpu(Cpu):
-        name = "cuda"
+    monkeypatch.setattr(layers, "autotuned", autotuned)
+    spec = LayerSpec("bd_lru", num_blocks=2, block_size=2, backend="associative")
+    listed = bench_entries.with_variants(entries([spec]), compiled=True)
+    plain, twice, _ = (one.prepare() for one in layers.providers(listed, CASE, F32))
+    torch.testing.assert_close(twice()[0], 2 * plain()[0])
+    assert len(compiled) == 1
+    skipped = Measurement("a", "", "skipped")
+    rows = [layers.row(one, CASE, skipped, "float32", 1000) for one in listed]
+    assert [row["compiled"] for row in rows] == [False, True]
+    # Bytes that are saved are counted for the layer alone.
+    assert [row["saved_bytes_per_token"] is None for row in rows] == [False, True]
 
-    monkeypatch.setattr(bench_entries.fla, "installed", lambda: True)
-    # There is no GPU to put it on.
-    original = build_layer
+
+class Gpu(Cpu):
+    name = "cuda"
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Layers for a GPU are built on the CPU; returns their backends and cases."""
+    built = []
+
+    def build(spec, case, dtype, device):
+        built.append((spec.options.get("backend"), case))
+        return build_layer(spec, case, dtype, "cpu")
+
+    def draw(case, dtype, device):
+        return draw_problem(case, dtype, "cpu")
+
     for module in (bench_entries, layers):
-        for name, wanted in (("build_layer", original), ("draw_problem", draw_problem)):
-            on_cpu = lambda *given, wanted=wanted: wanted(*given[:-1], "cpu")  # noqa: E731
-            monkeypatch.setattr(module, name, on_cpu)
-    forward, listed = LAYERS["mamba2"].forward, []
+        monkeypatch.setattr(module, "build_layer", build)
+        monkeypatch.setattr(module, "draw_problem", draw)
+    return built
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, d_y):
+        raise AssertionError("this GPU is too old")
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("where", ["entry", "forward", "backward"])
+@pytest.mark.parametrize("name", ["mamba2", "bd_lru"])
+def test_a_layer_that_fails_on_a_gpu_ends_no_other(name, where, monkeypatch, capsys):
+    monkeypatch.setattr(bench_entries.fla, "installed", lambda: True)
+    forward, listed = LAYERS[name].forward, []
 
     def fail(self, x, *rest, **options):
         # Prices are found on "meta", where no kernel runs.
@@ -225,11 +191,10 @@ def test_a_layer_of_another_package_that_fails_ends_no_other(where, monkeypatch)
             raise AssertionError("this GPU is too old")
         return forward(self, Failing.apply(x) if where == "backward" else x, *rest, **options)
 
-    monkeypatch.setattr(LAYERS["mamba2"], "forward", fail)
-    options = compared(8)["mamba2"].options
-    specs = [LayerSpec("mamba2", **options), LayerSpec("bd_lru", num_blocks=4, block_size=2)]
-    listed += bench_entries.entries({spec.name: spec for spec in specs}, CASE, F32, Gpu())
-    found = measure(
+    monkeypatch.setattr(LAYERS[name], "forward", fail)
+    specs = {name: compared(8)[name], "lstm": LayerSpec("lstm")}
+    listed += bench_entries.entries(specs, CASE, F32, Gpu())
+    failed, other = measure(
         layers.providers(listed, CASE, F32, "cuda")[:-1],
         relative_to=(),
         rounds=3,
@@ -237,66 +202,22 @@ def test_a_layer_of_another_package_that_fails_ends_no_other(where, monkeypatch)
         tolerance=TOLERANCES[F32],
         seed=0,
     )
-    assert [one.status for one in found] == ["skipped", "measured"]
-    reason = "flash-linear-attention cannot run mamba2 here: this GPU is too old"
-    assert found[0].reason == reason
-    row = layers.row(listed[0], CASE, found[0], "float32", 1000)
-    assert (row["reason"], row["foreign_kernels"]) == (reason, True)
+    assert other.status == "measured"
+    foreign = name == "mamba2"
+    assert failed.status == ("skipped" if foreign else "failed")
+    said = "flash-linear-attention cannot run mamba2 here" if foreign else "AssertionError"
+    assert failed.reason == f"{said}: this GPU is too old"
+    assert ("too old" in capsys.readouterr().err) != foreign
+    row = layers.row(listed[0], CASE, failed, "float32", 1000)
+    assert (row["reason"], row["foreign_kernels"]) == (failed.reason, foreign)
     assert (row["saved_bytes_per_token"] is None) == (where == "entry")
 
 
-class Gpu(Cpu):
-    name = "cuda"
-
-
-@pytest.mark.parametrize(
-    "error", [AssertionError("no such size"), RuntimeError("CUDA out of memory")]
-)
-def test_a_layer_of_ours_that_fails_on_a_gpu_ends_no_other(monkeypatch, capsys, error):
-    def build(spec, *given):
-        if spec.name == "bd_lru":
-            raise error
-        return build_layer(spec, *given[:-1], "cpu")
-
-    def draw(*given):
-        return draw_problem(*given[:-1], "cpu")
-
-    for module in (bench_entries, layers):
-        monkeypatch.setattr(module, "build_layer", build)
-        monkeypatch.setattr(module, "draw_problem", draw)
-    spec = LayerSpec("bd_lru", num_blocks=4, block_size=2)
-    listed = bench_entries.entries({"a": spec, "b": LayerSpec("lstm")}, CASE, F32, Gpu())
-    providers = layers.providers(listed, CASE, F32, "cuda")[:-1]
-    options = {"rounds": 3, "budget_s": 1.0, "tolerance": 1e-5, "seed": 0}
-    failed, other = measure(providers, relative_to=(), **options)
-    assert failed.status == ("skipped" if "memory" in str(error) else "failed")
-    assert str(error) in failed.reason
-    assert other.status == "measured"
-    assert layers.row(listed[0], CASE, failed, "float32", 1000)["saved_bytes_per_token"] is None
-    assert ("build_layer" in capsys.readouterr().err) == (failed.status == "failed")
-
-
-def test_on_a_gpu_no_kernel_is_compiled_but_those_that_are_timed(monkeypatch):
+def test_on_a_gpu_no_kernel_is_compiled_but_those_that_are_timed(built):
     """Bytes are counted at the size that is timed, and float64 runs without kernels."""
-    built = []
-
-    def build(spec, case, dtype, device):
-        built.append((spec.options.get("backend"), case))
-        return build_layer(spec, case, dtype, "cpu")
-
-    def draw(*given):
-        return draw_problem(*given[:-1], "cpu")
-
-    for module in (bench_entries, layers):
-        monkeypatch.setattr(module, "build_layer", build)
-        monkeypatch.setattr(module, "draw_problem", draw)
-    for name, size in (
-        ("bd_lru", {"num_blocks": 4, "block_size": 2}),
-        ("delta_net", {"num_heads": 1}),
-    ):
-        backend = {"backend": "loop"} if name == "bd_lru" else {}
-        spec = LayerSpec(name, **size, **backend)
-        entry, *_ = bench_entries.entries({name: spec}, CASE, F32, Gpu())
+    gated = LayerSpec("bd_lru", num_blocks=4, block_size=2, backend="loop")
+    for spec in (gated, LayerSpec("delta_net", num_heads=1)):
+        (entry,) = bench_entries.entries({spec.name: spec}, CASE, F32, Gpu())
         (provider, _) = layers.providers([entry], CASE, F32, "cuda")
         assert provider.error(provider.prepare()()) <= TOLERANCES[F32]
     assert built == [(one, CASE) for one in ("loop", "loop", "reference", None, None, None)]

@@ -24,16 +24,21 @@ UNBOUNDED = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ops.TOLERANCES)
 @pytest.mark.parametrize(
-    "case",
-    [*TINY, REFLECTED, *UNBOUNDED],
-    ids=lambda case: f"{case.recurrence}-{case.direction}-{case.gate}",
+    ("case", "dtype"),
+    [
+        *((case, torch.float32) for case in (*TINY, REFLECTED, *UNBOUNDED)),
+        (TINY[1], torch.bfloat16),
+        (UNBOUNDED[1], torch.bfloat16),
+        (TINY[3], torch.float64),
+        (REFLECTED, torch.float64),
+    ],
 )
 def test_every_provider_gives_the_reference_result(case, dtype):
-    for provider in ops.providers(case, dtype, compiled=False):
-        if provider.name == COPY:
-            continue
+    copy, *others = ops.providers(case, dtype, compiled=False)
+    assert [copy.name, *(one.name for one in others)] == [COPY, ops.OURS, ops.LOOP, ops.PAPER]
+    assert ops.providers(case, dtype, compiled=True)[-1].name == ops.COMPILED
+    for provider in others:
         call = provider.prepare()
         try:
             results = call()
@@ -43,13 +48,6 @@ def test_every_provider_gives_the_reference_result(case, dtype):
         assert provider.error(results) <= ops.TOLERANCES[dtype]
         broken = [results[0] * 1.1, *results[1:]]
         assert provider.error(broken) > 0.05
-
-
-def test_compiled_scan_is_offered_only_when_asked_for():
-    names = [p.name for p in ops.providers(TINY[0], torch.float32, compiled=False)]
-    assert names == [COPY, ops.OURS, ops.LOOP, ops.PAPER]
-    names = [p.name for p in ops.providers(TINY[0], torch.float32, compiled=True)]
-    assert names[-1] == ops.COMPILED
 
 
 def test_chunks_are_forced_by_the_backend_and_kept_in_the_row(monkeypatch):
@@ -118,7 +116,7 @@ def test_copy_moves_what_the_operator_must(recurrence, direction, entries, copie
     case = ops.OperatorCase(
         recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2
     )
-    assert case.moved_entries == entries
+    assert case.moved_bytes(torch.float32) == 4 * entries
     assert 2 * sum(copied(ops.providers(case, torch.float32, compiled=False)[0])) == entries
 
 
@@ -136,11 +134,9 @@ def test_shapes_with_a_block_size_have_only_that_one():
     assert len(listed) == 10
 
 
-@pytest.mark.parametrize("text", ["", "8x16", "8x16x0", "8x16x4x5x6", "8x-1x4", "axbxc", "8X16X4"])
+@pytest.mark.parametrize("text", ["", "8x16", "8x16x0", "8x16x4x5x6", "8x-1x4", "8X16X4"])
 def test_bad_shape_is_named(text):
-    with pytest.raises(
-        ValueError, match="shapes must be BxTxH or BxTxHxm with positive sizes, got"
-    ):
+    with pytest.raises(ValueError, match="shapes must be BxTxH or BxTxHxm"):
         ops.parse_shape(text)
 
 
@@ -170,10 +166,11 @@ def test_rows_are_whole_and_valid_json():
     assert row["ratios"] == {"copy": {"p20": 4.0, "p50": 5.0, "p80": 6.0}}
     assert (row["provider"], row["dtype"], row["memory_bytes"]) == ("paper", "float32", 10)
     # As many bytes as the copy has, in five times the time.
-    assert row["moved_bytes"] == 4 * TINY[0].moved_entries
+    moved = TINY[0].moved_bytes(torch.float32)
+    assert row["moved_bytes"] == moved
     assert row["roofline"] == {"p20": 1 / 6, "p50": 1 / 5, "p80": 1 / 4}
     # A tenth of the bytes in five times the time.
-    row = ops.row(TINY[0], timed, torch.float32, 4 * TINY[0].moved_entries // 10)
+    row = ops.row(TINY[0], timed, torch.float32, moved // 10)
     assert row["roofline"]["p50"] == pytest.approx(1 / 50)
 
     wrong = Measurement("paper", "", "wrong", "relative error nan", relative_error=math.nan)

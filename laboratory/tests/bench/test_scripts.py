@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
@@ -26,25 +25,9 @@ from statemix_lab.studies.study_entries import StudyEntry, Trials
 SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 
 
-@pytest.fixture(autouse=True)
-def _keep_the_threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def rows_of(monkeypatch, tmp_path):
-    def run(script, *options):
-        path = tmp_path / "rows.jsonl"
-        monkeypatch.setattr(sys, "argv", [script, str(path), *options])
-        runpy.run_path(SCRIPTS / script)["main"]()
-        return [json.loads(line) for line in path.read_text().splitlines()]
-
-    return run
-
-
-def test_models_that_track_are_timed_in_training_and_once_trained(rows_of, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("process_kept")
+@pytest.mark.filterwarnings("ignore:.*not converged:UserWarning")
+def test_models_that_track_are_timed_in_training_and_once_trained(monkeypatch, tmp_path):
     def config(layer):
         return RunConfig(
             task=TaskSpec("permutation", group="S_3", length=6, min_length=2),
@@ -63,9 +46,11 @@ def test_models_that_track_are_timed_in_training_and_once_trained(rows_of, monke
     study = Study("fp-a5", "tiny", lambda *_: conditions)
     monkeypatch.setattr(catalogue, "_own", lambda: {"fp-a5": study})
     train(plain, tmp_path / "runs" / key(plain))
-    rows = rows_of(
-        "tracking_costs.py", "--runs", str(tmp_path / "runs"), "--group", "S_3", "--rounds", "3"
-    )
+    script, path = SCRIPTS / "tracking_costs.py", tmp_path / "rows.jsonl"
+    options = ["--runs", str(tmp_path / "runs"), "--group", "S_3", "--rounds", "3"]
+    monkeypatch.setattr(sys, "argv", [str(script), str(path), *options])
+    runpy.run_path(script)["main"]()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
     # Only one of the two has been trained.
     assert [(row["work"], row["model"], row["length"]) for row in rows] == [
         ("train", "LSTM", 6),

@@ -102,16 +102,9 @@ def test_a_suite_is_run_shown_and_reported(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (
-            ["fp-budget", "--protocol", "tuned"],
-            "protocol must be paper with fp-budget, got 'tuned'",
-        ),
+        (["fp-budget", "--protocol", "tuned"], "protocol must be paper with fp-budget, got"),
         (["fp-budget", "--columns", "A_5"], r"columns must be among \['S_3'\], got 'A_5'"),
-        (["fp-budget", "--models", "GRU"], r"models must be among \['FP-RNN', 'LSTM'\], got 'GRU'"),
-        (
-            ["catbabi"],
-            r"catbabi needs tasks_1-20_v1-2\.tar\.gz in the current folder, got none; it is at",
-        ),
+        (["catbabi"], r"catbabi needs tasks_1-20_v1-2\.tar\.gz in the current folder, got none"),
     ],
 )
 def test_bad_requests_are_one_line(capsys, tmp_path, request_, message):
@@ -120,31 +113,23 @@ def test_bad_requests_are_one_line(capsys, tmp_path, request_, message):
     assert not list(tmp_path.iterdir())
 
 
-def archive(path, num_stories):
-    """An archive of bAbI's format, whose stories have nine tokens."""
-    with tarfile.open(path, "w:gz") as packed:
+def test_an_archive_without_enough_stories_is_one_line(capsys, tmp_path):
+    (tmp_path / ARCHIVE).write_bytes(b"none")
+    assert main(["reproduce", "catbabi"]) == 2
+    assert "task: folder must be a folder or a complete .tar.gz" in capsys.readouterr().err
+    # Stories of nine tokens.
+    text = "1 A box holds it.\n2 What?\tball\t1\n" * 200
+    with tarfile.open(tmp_path / ARCHIVE, "w:gz") as packed:
         for split in ("train", "valid", "test"):
-            text = "1 A box holds it.\n2 What?\tball\t1\n" * num_stories
             member = tarfile.TarInfo(f"tasks_1-20_v1-2/en-valid-10k/qa1_{split}.txt")
             member.size = len(text)
             packed.addfile(member, io.BytesIO(text.encode()))
-
-
-def test_an_archive_with_too_few_stories_is_one_line(capsys, tmp_path):
-    archive(tmp_path / ARCHIVE, 200)
     for options in ([], ["--dry-run"]):
         assert main(["reproduce", "catbabi", "--size", "workstation", *options]) == 2
         assert capsys.readouterr().err == (
             f"statemix: {ARCHIVE} has too few stories: validation_size must be at most 9 "
             "(sequences of 200 tokens in the stories of the validation split), got 512\n"
         )
-    assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
-
-
-def test_an_archive_without_stories_is_one_line(capsys, tmp_path):
-    (tmp_path / ARCHIVE).write_bytes(b"none")
-    assert main(["reproduce", "catbabi"]) == 2
-    assert "task: folder must be a folder or a complete .tar.gz" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
 
 

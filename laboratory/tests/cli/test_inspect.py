@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,6 @@ from statemix.proofs import join_actions, read_actions, token_maps
 from statemix.training import certificates, load_model, load_outcome
 from statemix.training.folder import read_metrics
 from statemix_lab.inspection.layer_numbers import inspected
-from statemix_lab.inspection.layer_pictures import draw_race
 from statemix_lab.inspection.layer_text import together
 
 
@@ -37,6 +35,83 @@ def numbers(folder):
     return json.loads((folder / "numbers.json").read_text())
 
 
+def test_the_run_is_shown_in_pictures_numbers_and_sentences(run, capsys):
+    assert main(["inspect", str(run)]) == 0
+    text = capsys.readouterr().out
+    folder, found = run / "inspect", numbers(run / "inspect")
+    names = {"eigenvalues-0.png", "gates-0.png", "mixing-0.png", "block-attention-0.png"}
+    names |= {"actions.png", "representations.png", "sharpening-0.png"}
+    assert {path.name for path in folder.iterdir()} == names | {"numbers.json"}
+    assert all((folder / name).read_bytes()[1:4] == b"PNG" for name in names)
+    model, task = load_model(run), load_outcome(run).config.build_task()
+    examples = task.examples("test", 0, 2).tokens.tolist()
+    assert found["tokens"] == {"sequence 0": examples[0], "sequence 1": examples[1]}
+    assert (found["weights"], found["split"], found["start"]) == ("last", "test", 0)
+    assert found["layers"][0]["shown"] == [0, 1]
+    summary = found["layers"][0]["summary"]
+    (line,) = (line for line in text.splitlines() if line.startswith("0 "))
+    assert "BD-LRU" in line
+    assert "2 blocks of 3" in line
+    assert {f"{summary['largest']:.3f}", f"{summary['negative']:.1%}"} <= {*line.split()}
+    assert text.endswith(f"written: {folder}\n")
+    # The automaton that was learned.
+    assert found["actions"] == read_actions(model, task.automaton())
+    assert "in no block does the task's state alone decide what the block holds" in text
+    assert "with gates of 0 and 1: of another kind: 2 blocks\n" in text
+    joint = found["joint"]
+    assert joint == join_actions(model, found["actions"], task.automaton(), name="S_3")
+    assert together(joint) in text.splitlines()
+    # The race of representations.
+    names = ("step", "attempt", "representations")
+    rows = read_metrics(run)
+    assert found["representations"] == [{name: row.get(name) for name in names} for row in rows]
+    assert found["representations"][0]["representations"].keys() == {"1'", "2"}
+    # Without a schedule, gates are shown beside gates of 0 and 1.
+    assert "unsharpened" not in text
+    (sharpened,) = found["sharpening"]
+    moments = [sharpened[name]["temperature"] for name in ("before", "after")]
+    assert moments == [1.0, 0.0]
+    assert sharpened["before"]["gates"] == found["layers"][0]["gates"][0]
+
+
+def test_of_several_layers_those_with_transitions_are_shown(hybrid, tmp_path, capsys):
+    options = ["--output", str(tmp_path / "all")]
+    assert main(["inspect", str(hybrid), *options]) == 0
+    text = capsys.readouterr().out
+    assert "layer 1 (LSTM) has no transitions to show: it writes out no linear recurrence" in text
+    assert {line.split()[0] for line in text.splitlines()} >= {"0", "2"}
+    assert not list((tmp_path / "all").glob("*-1.png"))
+    # Only a single layer is an automaton.
+    assert "with gates of 0 and 1" not in text
+    found = numbers(tmp_path / "all")
+    assert (found["actions"], found["joint"]) == ([], None)
+    assert not (tmp_path / "all" / "actions.png").exists()
+    assert main(["inspect", str(hybrid), "--layer", "1", *options]) == 0
+    assert "gate entropy" not in capsys.readouterr().out
+
+
+def test_metrics_that_are_lost_or_damaged_stop_no_more_than_the_race(run, capsys):
+    metrics = run / "metrics.jsonl"
+    text = metrics.read_text()
+    for damaged in (text[:-5], text.splitlines()[0].replace('"2"', '"3"') + "\n"):
+        metrics.write_text(damaged)
+        assert main(["inspect", str(run)]) == 2
+        assert "metrics.jsonl must hold a run's metrics, got: " in capsys.readouterr().err
+    metrics.unlink()
+    assert main(["inspect", str(run)]) == 0
+    assert numbers(run / "inspect")["representations"] == []
+    assert not (run / "inspect" / "representations.png").exists()
+
+
+def test_gates_that_nothing_sharpens_have_no_such_picture(tmp_path, tiny_arguments):
+    folder = tmp_path / "run"
+    layer = ["--model.layers", "bd_lru", "num_blocks=2", "block_size=3", "gate=signed"]
+    assert main(["train", "--folder", str(folder), *tiny_arguments, *layer]) == 0
+    assert main(["inspect", str(folder)]) == 0
+    assert numbers(folder / "inspect")["sharpening"] == []
+    assert not (folder / "inspect" / "sharpening-0.png").exists()
+
+
 def test_blocks_that_track_are_drawn_rather_than_idle_ones(run, monkeypatch):
     real = token_maps.read_actions
 
@@ -52,72 +127,12 @@ def test_blocks_that_track_are_drawn_rather_than_idle_ones(run, monkeypatch):
     assert layer["shown"] == [1, 0]
 
 
-def test_pictures_and_numbers_lie_in_the_folder_of_the_run(run, capsys):
-    assert main(["inspect", str(run)]) == 0
-    text = capsys.readouterr().out
-    folder = run / "inspect"
-    names = {"eigenvalues-0.png", "gates-0.png", "mixing-0.png", "block-attention-0.png"}
-    names |= {"actions.png", "representations.png", "sharpening-0.png"}
-    assert {path.name for path in folder.iterdir()} == names | {"numbers.json"}
-    assert all((folder / name).read_bytes()[1:4] == b"PNG" for name in names)
-    found = numbers(folder)
-    task = load_outcome(run).config.build_task()
-    examples = task.examples("test", 0, 2).tokens.tolist()
-    assert found["tokens"] == {"sequence 0": examples[0], "sequence 1": examples[1]}
-    assert (found["weights"], found["split"], found["start"]) == ("last", "test", 0)
-    summary = found["layers"][0]["summary"]
-    (line,) = (line for line in text.splitlines() if line.startswith("0 "))
-    assert "BD-LRU" in line
-    assert "2 blocks of 3" in line
-    assert f"{summary['largest']:.3f}" in line.split()
-    assert f"{summary['negative']:.1%}" in line.split()
-    assert text.endswith(f"written: {folder}\n")
-
-
-def test_the_learned_automaton_is_told_and_kept(run, hybrid, tmp_path, capsys):
-    assert main(["inspect", str(run)]) == 0
-    text = capsys.readouterr().out
-    found = numbers(run / "inspect")["actions"]
-    model = load_model(run)
-    task = load_outcome(run).config.build_task()
-    assert found == read_actions(model, task.automaton())
-    assert len(found) == 2
-    assert (
-        "in no block does the task's state alone decide what the block holds; `statemix ce" in text
-    )
-    assert "with gates of 0 and 1: of another kind: 2 blocks\n" in text
-    kept = numbers(run / "inspect")["joint"]
-    assert kept == join_actions(model, found, task.automaton(), name="S_3")
-    assert (kept["blocks"], kept["task"]) == ([0, 1], "S_3")
-    assert together(kept) in text.splitlines()
-    # Other models are no such automaton.
-    assert main(["inspect", str(hybrid), "--output", str(tmp_path / "hybrid")]) == 0
-    assert "with gates of 0 and 1" not in capsys.readouterr().out
-    assert numbers(tmp_path / "hybrid")["actions"] == []
-    assert numbers(tmp_path / "hybrid")["joint"] is None
-    assert not (tmp_path / "hybrid" / "actions.png").exists()
-
-
 def test_a_proven_network_is_never_said_to_track_nothing(run, monkeypatch, capsys):
     """Its blocks may hold more than the task's state."""
     monkeypatch.setattr(certificates, "load_proven", lambda folder, weights: None)
     assert main(["inspect", str(run)]) == 0
-    said = (
-        "with gates of 0 and 1: the network is proven; its blocks tell more states apart than the"
-    )
+    said = "with gates of 0 and 1: the network is proven; its blocks tell more states apart than"
     assert said in capsys.readouterr().out
-
-
-def test_the_race_of_representations_is_drawn_and_kept(run, tmp_path, capsys):
-    assert main(["inspect", str(run)]) == 0
-    rows = read_metrics(run)
-    names = ("step", "attempt", "representations")
-    kept = [{name: row.get(name) for name in names} for row in rows]
-    assert numbers(run / "inspect")["representations"] == kept
-    assert set(kept[0]["representations"]) == {"1'", "2"}
-    panel = draw_race(rows, "S_3").axes[0]
-    drawn = [line.get_xydata().tolist() for line in panel.get_lines()]
-    assert [[row["step"], row["representations"]["2"]] for row in rows] in drawn
 
 
 def test_the_race_of_a_search_marks_its_attempts(tiny_arguments, tmp_path, capsys):
@@ -131,57 +146,6 @@ def test_the_race_of_a_search_marks_its_attempts(tiny_arguments, tmp_path, capsy
     attempts = load_outcome(folder).attempts
     assert len(attempts) == 2
     assert numbers(folder / "inspect")["attempts"] == [dataclasses.asdict(one) for one in attempts]
-
-
-def test_a_run_that_kept_no_representations_has_no_race(run, tmp_path, capsys):
-    metrics = run / "metrics.jsonl"
-    rows = read_metrics(run)
-    for row in rows:
-        del row["representations"]
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["inspect", str(run)]) == 0
-    assert numbers(run / "inspect")["representations"] == []
-    assert not (run / "inspect" / "representations.png").exists()
-
-
-def test_metrics_that_are_lost_or_damaged_stop_no_more_than_the_race(run, capsys):
-    metrics = run / "metrics.jsonl"
-    text = metrics.read_text()
-    metrics.write_text(text[:-5])
-    assert main(["inspect", str(run)]) == 2
-    assert "metrics.jsonl must hold a run's metrics, got: " in capsys.readouterr().err
-    row = json.loads(text.splitlines()[0])
-    for damage in (
-        {"step": None},
-        {"attempt": "first"},
-        {"representations": 5},
-        {"representations": {"2": 0.5, "1'": "half"}},
-        {"representations": {"2": 0.5, "1'": float("nan")}},
-        {"representations": {"2": 0.5}},
-    ):
-        metrics.write_text(json.dumps(row | damage) + "\n")
-        assert main(["inspect", str(run)]) == 2
-        assert "metrics.jsonl must hold a run's metrics, got: " in capsys.readouterr().err
-    metrics.unlink()
-    assert main(["inspect", str(run)]) == 0
-    assert numbers(run / "inspect")["representations"] == []
-
-
-def test_the_eigenvalues_are_those_of_the_trained_gates(run):
-    assert main(["inspect", str(run), "--sequences", "1", "--start", "3"]) == 0
-    found = numbers(run / "inspect")
-    model = load_model(run)
-    layer = model.backbone.blocks[0].mixer
-    token = found["tokens"]["sequence 3"][1]
-    with torch.no_grad():
-        x = model.backbone.blocks[0].norm(model.backbone.embedding(torch.tensor(token)))
-        raw = layer.gate_proj(x).view(3, 4, 2).permute(2, 0, 1)
-        transitions = torch.softmax(raw, -1)[..., :3].double().numpy()
-    step = found["layers"][0]["steps"].index(2)  # the second token, after the start token
-    expected = [value for block in transitions for value in np.linalg.eigvals(block)]
-    stored = [complex(*pair) for pair in found["layers"][0]["eigenvalues"][step]]
-    order = lambda one: (round(one.real, 3), round(one.imag, 3))  # noqa: E731
-    np.testing.assert_allclose(sorted(stored, key=order), sorted(expected, key=order), atol=1e-4)
 
 
 def test_options_choose_layer_units_tokens_and_output(hybrid, tmp_path, capsys):
@@ -199,22 +163,10 @@ def test_options_choose_layer_units_tokens_and_output(hybrid, tmp_path, capsys):
     found = numbers(output)
     assert found["layers"][0]["summary"] == line["summary"]
     assert found["layers"][0]["shown"] == [8, 0]
+    assert [sharpened["layer"] for sharpened in found["sharpening"]] == [2]
     assert [len(row) for row in found["tokens"].values()] == [3, 3]
     assert found["weights"] == "best_test"
     assert not (hybrid / "inspect").exists()
-
-
-def test_a_layer_without_a_linear_recurrence_is_named(hybrid, tmp_path, capsys):
-    options = ["--output", str(tmp_path / "all")]
-    assert main(["inspect", str(hybrid), *options]) == 0
-    text = capsys.readouterr().out
-    assert "layer 1 (LSTM) has no transitions to show: it writes out no linear recurrence" in text
-    assert {line.split()[0] for line in text.splitlines()} >= {"0", "2"}
-    assert not list((tmp_path / "all").glob("*-1.png"))
-    assert main(["inspect", str(hybrid), "--layer", "1", *options]) == 0
-    text = capsys.readouterr().out
-    assert "gate entropy" not in text
-    assert "layer 1 (LSTM) has no transitions to show" in text
 
 
 def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments, capsys):
@@ -258,59 +210,26 @@ def test_gates_are_shown_before_and_after_sharpening(tmp_path, tiny_arguments, c
     assert row["joint"] == numbers(folder / "inspect")["joint"]
 
 
-def test_gates_without_a_schedule_are_shown_beside_gates_of_0_and_1(run, capsys):
-    assert main(["inspect", str(run)]) == 0
-    assert "unsharpened" not in capsys.readouterr().out
-    (found,) = numbers(run / "inspect")["sharpening"]
-    assert (found["before"]["temperature"], found["after"]["temperature"]) == (1.0, 0.0)
-    assert found["before"]["gates"] == numbers(run / "inspect")["layers"][0]["gates"][0]
-
-
-def test_gates_that_nothing_sharpens_have_no_such_picture(hybrid, tmp_path, tiny_arguments, capsys):
-    folder = tmp_path / "run"
-    layer = ["--model.layers", "bd_lru", "num_blocks=2", "block_size=3", "gate=signed"]
-    assert main(["train", "--folder", str(folder), *tiny_arguments, *layer]) == 0
-    assert main(["inspect", str(folder)]) == 0
-    assert numbers(folder / "inspect")["sharpening"] == []
-    assert not (folder / "inspect" / "sharpening-0.png").exists()
-    # Of several layers, the one that was asked for.
-    assert main(["inspect", str(hybrid), "--layer", "2", "--output", str(tmp_path / "one")]) == 0
-    assert [one["layer"] for one in numbers(tmp_path / "one")["sharpening"]] == [2]
-    assert (tmp_path / "one" / "sharpening-2.png").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--sequences", "0"], "sequences must be in 1..16, got 0"),
         (["--tokens", "513"], "tokens must be in 1..512, got 513"),
         (["--start", "-1"], "start must be at least 0, got -1"),
-        (["--layer", "-1"], "layer must be at least 0, got -1"),
         (["--layer", "1"], "layer must be in 0..0, got 1"),
         (["--units", "2"], "units must be in 0..1, got [2]"),
         (["--units", "0", "0"], "units must be distinct and at least 0, got [0, 0]"),
-        (
-            ["--start", "100", "--split", "train"],
-            "start: stop must be at most train_size=20, got 102",
-        ),
+        (["--start", "100", "--split", "train"], "start: stop must be at most train_size=20, got"),
         (["--split", "all"], "split must be 'train', 'validation' or 'test', got 'all'"),
         (["--output", "/dev/null/x"], "output must be a writable file, got '/dev/null/x/numbers"),
     ],
 )
 def test_a_bad_request_is_one_line_and_leaves_nothing(run, capsys, options, message):
+    assert main(["inspect", str(run.parent)]) == 2
+    assert "folder must hold a run, got" in capsys.readouterr().err
     assert main(["inspect", str(run), *options]) == 2
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
     assert not (run / "inspect").exists()
-
-
-def test_a_folder_without_a_finished_run_is_refused(tmp_path, capsys):
-    assert main(["inspect", str(tmp_path)]) == 2
-    assert "folder must hold a run, got" in capsys.readouterr().err
-
-
-def test_the_units_drawn_by_default_are_those_that_there_are(run):
-    assert main(["inspect", str(run)]) == 0
-    assert numbers(run / "inspect")["layers"][0]["shown"] == [0, 1]

@@ -45,22 +45,7 @@ def test_an_entry_is_the_product_of_the_transitions_in_between(layer, x):
             np.testing.assert_allclose(matrices[1, t, s, unit], expected, rtol=1e-9, atol=1e-12)
 
 
-@torch.no_grad()
-def test_one_more_input_changes_later_states_by_its_column(x):
-    """The definition of a contribution, without any matrix: a difference of two runs."""
-    layer = BDLRU(6, num_blocks=3, block_size=2, selective=False, dtype=torch.float64)
-    matrices, s = mixing(layer.recurrence(x)), 2
-    before = layer.recurrence(x).values
-    changed = x.clone()
-    changed[:, s] += 1.0
-    after = layer.recurrence(changed).values
-    difference = states(layer, changed) - states(layer, x)
-    expected = torch.einsum("bthmr,bhrp->bthm", matrices[:, :, s], (after - before)[:, s])
-    torch.testing.assert_close(difference, expected, **TIGHT)
-    assert difference[:, :s].abs().max() == 0
-
-
-@pytest.mark.parametrize("gate", ["softmax", "sigmoid", "relu", "tanh", "signed"])
+@pytest.mark.parametrize("gate", ["softmax", "signed"])
 @torch.no_grad()
 def test_what_one_entry_receives_is_at_most_one_by_proposition_1(x, gate):
     for layer in (
@@ -89,10 +74,3 @@ def test_a_part_has_the_matrices_of_its_units(layer, x):
     assert some.unit == whole.unit
     if some.gates is not None:
         torch.testing.assert_close(some.gates, whole.gates[1:, :, [1, 0]], rtol=0, atol=0)
-
-
-@torch.no_grad()
-def test_no_steps_give_empty_matrices(layer, x):
-    found = layer.recurrence(x[:, :0])
-    assert mixing(found).shape[1:3] == (0, 0)
-    assert carried(found).shape[1] == 0

@@ -36,14 +36,6 @@ def test_a_line_breaks_between_two_attempts():
     assert png(figure, 40)[1:4] == b"PNG"
 
 
-def test_one_attempt_is_one_line_without_marks():
-    for attempt in (None, 1):
-        rows = [{**row, "attempt": attempt} for row in ROWS]
-        curves, upright = lines(draw_race(rows, "S_3"))
-        assert [[step, step / 100] for step, _ in STEPS] in curves
-        assert upright == []
-
-
 def test_marks_show_where_attempts_left_the_plateau_and_where_one_passed():
     figure = draw_race(ROWS, "S_3", ATTEMPTS)
     assert lines(figure)[1] == [15, 52, 58]

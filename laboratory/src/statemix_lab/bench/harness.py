@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, NamedTuple
@@ -43,9 +42,10 @@ class Spread(NamedTuple):
 class Provider:
     """One way to compute a case.
 
-    ``prepare`` creates the inputs and returns the function to time; it is called again if memory is
-    short. ``error`` maps a result to its relative error; None checks nothing. ``note`` is a remark
-    on the inputs for readers.
+    Attributes:
+        prepare: creates the inputs and returns the function to time.
+        error: maps a result to its relative error; None checks nothing.
+        note: remark on the inputs for readers.
     """
 
     name: str
@@ -66,8 +66,7 @@ class Measurement:
         relative_error: relative error of the first result.
         first_call_s: duration of the first call, including one-time work such as compilation.
         memory_bytes: peak memory allocated by one call, without its inputs.
-        memory_reused: whether calls reuse memory freed by earlier calls. If that needs too much
-            memory, every call maps its large blocks anew.
+        memory_reused: whether calls reuse memory freed by earlier calls.
         rounds: number of timed calls.
         ratios: name of another provider -> this provider's time over the other's, over rounds.
     """
@@ -134,24 +133,28 @@ def measure(
     device, on_step = device or Cpu(), on_step or (lambda _: None)
     with device.limited():
         outcomes: dict[str, Measurement] = {}
-        ready: dict[str, Callable[[], float]] = {}
+        ready: dict[str, Callable[[], Any]] = {}
+        memory_reused = device.reuse_freed_memory()
         for provider in providers:
+            name = provider.name
             if time.monotonic() >= ready_by_s:
-                outcomes[provider.name] = Measurement(
-                    provider.name, provider.note, "failed", TOO_LATE
-                )
+                outcomes[name] = Measurement(name, provider.note, "failed", TOO_LATE)
                 continue
-            on_step(f"checking {provider.name}")
-            outcome, admitted = _admit(provider, device, tolerance, clock)
-            outcomes[provider.name] = outcome
+            on_step(f"checking {name}")
+            outcomes[name], admitted = _admit(provider, device, tolerance, clock)
             if admitted is not None:
-                ready[provider.name] = admitted
+                ready[name] = admitted
 
         def timed(name: str) -> float | None:
             try:
-                return ready[name]()
+                start = clock()
+                result = ready[name]()
+                elapsed = clock() - start
+                # Freeing the result is not timed.
+                del result
+                return elapsed
             except Exception as error:  # noqa: BLE001 - the others are timed
-                outcomes[name] = _without_time(outcomes[name].provider, outcomes[name].note, error)
+                outcomes[name] = _without_time(name, outcomes[name].note, error)
                 del ready[name]
                 return None
 
@@ -165,10 +168,10 @@ def measure(
                 shares[name] = _share(call_s, rounds=rounds, budget_s=budget_s)
         times = _interleave(timed, shares, rounds=rounds, seed=seed, on_step=on_step)
         return [
-            _with_times(outcomes[provider.name], times, relative_to)
-            if provider.name in ready
-            else outcomes[provider.name]
-            for provider in providers
+            replace(_with_times(outcome, times, relative_to), memory_reused=memory_reused)
+            if name in ready
+            else outcome
+            for name, outcome in outcomes.items()
         ]
 
 
@@ -184,55 +187,30 @@ def _without_time(name: str, note: str, error: Exception) -> Measurement:
 
 def _admit(
     provider: Provider, device: Cpu, tolerance: float, clock: Callable[[], float]
-) -> tuple[Measurement, Callable[[], float] | None]:
+) -> tuple[Measurement, Callable[[], Any] | None]:
     """Prepare a provider, check it and measure its memory; also return a call to time, if any."""
-    for reuse, set_allocator in device.allocators().items():
-        device.release()
-        memory_reused = set_allocator() and reuse
-        try:
-            outcome, call = _check(provider, device, tolerance, clock)
-        except Exception as error:  # noqa: BLE001 - the other providers are measured
-            outcome, call = _without_time(provider.name, provider.note, error), None
-            if is_shortage(error):
-                continue
-        break
-    if call is None:
-        return outcome, None
-
-    def time_call() -> float:
-        set_allocator()
+    device.release()
+    try:
+        plain = provider.prepare()
+        call = device.waiting(plain)
         start = clock()
         result = call()
-        elapsed = clock() - start
-        # Freeing the result is not timed.
+        first_call_s = clock() - start
+        error = None if provider.error is None else provider.error(result)
         del result
-        return elapsed
-
-    return replace(outcome, memory_reused=memory_reused), time_call
-
-
-def _check(
-    provider: Provider, device: Cpu, tolerance: float, clock: Callable[[], float]
-) -> tuple[Measurement, Callable[[], Any] | None]:
-    plain = provider.prepare()
-    call = device.waiting(plain)
-    start = clock()
-    result = call()
-    first_call_s = clock() - start
-    error = None if provider.error is None else provider.error(result)
-    del result
-    outcome = Measurement(provider.name, provider.note, "measured", relative_error=error)
-    # Compare this way round so that a NaN fails.
-    if error is not None and not error <= tolerance:
-        reason = f"relative error {error:.1e} exceeds {tolerance:.0e}"
-        return replace(outcome, status="wrong", reason=reason), None
-    # A replay of a graph allocates nothing.
-    memory_bytes = device.peak_bytes(plain)
+        outcome = Measurement(provider.name, provider.note, "measured", relative_error=error)
+        # Compare this way round so that a NaN fails.
+        if error is not None and not error <= tolerance:
+            reason = f"relative error {error:.1e} exceeds {tolerance:.0e}"
+            return replace(outcome, status="wrong", reason=reason), None
+        # A replay of a graph allocates nothing.
+        memory_bytes = device.peak_bytes(plain)
+    except Exception as error:  # noqa: BLE001 - the other providers are measured
+        return _without_time(provider.name, provider.note, error), None
     return replace(outcome, first_call_s=first_call_s, memory_bytes=memory_bytes), call
 
 
 def _share(call_s: float, *, rounds: int, budget_s: float) -> int:
-    """Return the number of rounds that a provider runs in."""
     affordable = rounds if call_s * rounds <= budget_s else int(budget_s / call_s)
     return min(rounds, max(_FEWEST_ROUNDS, affordable))
 
@@ -247,9 +225,8 @@ def _interleave(
 ) -> dict[str, dict[int, float]]:
     """Return the time of every provider in each of its rounds.
 
-    ``timed`` times a call of one provider; None means that it failed and must not run again.
-
-    A provider with a share of n runs in the first n rounds of a fixed order, in which any prefix is
+    ``timed`` times a call of one provider; None means that it failed and must not run again. A
+    provider with a share of n runs in the first n rounds of a fixed order, in which any prefix is
     spread evenly (multiples of the golden ratio). The rounds of a slow provider are thus a subset
     of those of a fast one, so each of them gives ratios.
     """
@@ -278,20 +255,16 @@ def _with_times(
     for name in relative_to:
         shared = sorted(own.keys() & times.get(name, {}).keys())
         if shared and name != outcome.provider:
-            ratios[name] = spread([own[r] / times[name][r] for r in shared])
-    return replace(outcome, rounds=len(own), time_s=spread(list(own.values())), ratios=ratios)
+            ratios[name] = _spread([own[r] / times[name][r] for r in shared])
+    return replace(outcome, rounds=len(own), time_s=_spread(list(own.values())), ratios=ratios)
 
 
-def spread(sample: Sequence[float]) -> Spread:
-    """Return the percentiles stored in rows."""
+def _spread(sample: Sequence[float]) -> Spread:
     return Spread(*(float(p) for p in np.percentile(sample, [20, 50, 80])))
 
 
 def unavailable_if_it_fails(name: str, call: Callable[[], Any]) -> Any:
-    """Call what flash-linear-attention runs; its failure is a BackendUnavailableError.
-
-    The other providers are still measured.
-    """
+    """Call what flash-linear-attention runs; its failure is a BackendUnavailableError."""
     try:
         return call()
     except Exception as error:
@@ -323,56 +296,48 @@ def timed_row(
 ) -> dict[str, Any]:
     """Return what all stored rows have in common, without their provenance.
 
-    Of the bytes that must move, the copy in the same rounds moved ``copied``; None means that the
-    provider has no such bytes.
+    The copy in the same rounds moved ``copied`` bytes, and the provider must move ``moved``; None
+    means that there is no such number. The roofline is the fraction of the copy's speed.
     """
-    share = None if moved is None else fraction(measurement, moved / copied)
+    ratio, roofline = measurement.ratios.get(COPY), None
+    if moved is not None and ratio is not None:
+        # The slowest copy gives the largest fraction.
+        share = moved / copied
+        roofline = Spread(share / ratio.p80, share / ratio.p50, share / ratio.p20)._asdict()
     return {
         "benchmark": benchmark,
         "case": asdict(case),
         "dtype": str(dtype).removeprefix("torch."),
         "moved_bytes": moved,
-        "roofline": share and share._asdict(),
+        "roofline": roofline,
         **measurement.to_row(),
     }
 
 
-def copying(moved_bytes: int, device: DeviceName, times: int = 1) -> Callable[[], None]:
-    """Return a function that reads and writes a number of bytes in all, several times.
+def copy_provider(moved_bytes: int, device: DeviceName, times: int = 1) -> Provider:
+    """Return the provider of a copy that reads and writes a number of bytes in all, several times.
 
     Each time uses the same buffers, which may stay in the caches.
     """
-    # torch copies floats faster than bytes.
-    total = max(1, moved_bytes // 2 // torch.float32.itemsize)
-    size = min(total, _BUFFER_BYTES // torch.float32.itemsize)
-    source = torch.ones(size, device=device)
-    target = torch.empty_like(source)
-    repeats, rest = divmod(total, source.numel())
 
-    def copy() -> None:
-        for _ in range(times):
-            for _ in range(repeats):
-                target.copy_(source)
-            if rest:
-                target[:rest].copy_(source[:rest])
+    def prepare() -> Callable[[], None]:
+        # torch copies floats faster than bytes.
+        total = max(1, moved_bytes // 2 // torch.float32.itemsize)
+        size = min(total, _BUFFER_BYTES // torch.float32.itemsize)
+        source = torch.ones(size, device=device)
+        target = torch.empty_like(source)
+        repeats, rest = divmod(total, size)
 
-    return copy
+        def copy() -> None:
+            for _ in range(times):
+                for _ in range(repeats):
+                    target.copy_(source)
+                if rest:
+                    target[:rest].copy_(source[:rest])
 
+        return copy
 
-def fraction(measurement: Measurement, share: float) -> Spread | None:
-    """Return the fraction of the memory roofline that a provider reaches: 1 is as fast as a copy.
-
-    ``share`` is the bytes that the provider has to move, divided by those of the copy. The copy
-    itself has no fraction.
-    """
-    ratio = measurement.ratios.get(COPY)
-    return ratio and Spread(share / ratio.p80, share / ratio.p50, share / ratio.p20)
-
-
-def copy_provider(moved_bytes: int, device: DeviceName, times: int = 1) -> Provider:
-    """Return the provider of a copy. Arguments are those of :func:`copying`."""
-    note = "reads and writes as many bytes as the computation must"
-    return Provider(COPY, partial(copying, moved_bytes, device, times), note=note)
+    return Provider(COPY, prepare, note="reads and writes as many bytes as the computation must")
 
 
 def describe_process(device: Cpu | None = None) -> dict[str, Any]:

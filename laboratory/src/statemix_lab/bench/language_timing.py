@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from statemix.layers.state import map_state
+from statemix.layers.state import tensors
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import CACHE, StatemixForCausalLM
 from statemix.lm.language_optimizers import optimizer_of
@@ -72,8 +72,7 @@ def llama_like(model: Mapping[str, Any], device: DeviceName = "cpu") -> LlamaFor
         max_position_embeddings=2**17,
         tie_word_embeddings=model.get("tie_word_embeddings", True),
     )
-    net = LlamaForCausalLM(config)
-    net.eval()
+    net = LlamaForCausalLM(config).eval()
     net.to(device)
     return net
 
@@ -87,12 +86,8 @@ def providers(
 ) -> list[Provider]:
     """Return a provider for each model.
 
-    Args:
-        case: what is timed.
-        models: models by name.
-        llama: name of a model of attention, whose Llama decodes as well; empty for none.
-        device: where the models run.
-        dtype: float32, or the dtype of autocast.
+    ``llama`` names a model of attention whose Llama decodes as well; empty means none. ``dtype`` is
+    float32, or the dtype of autocast.
     """
     builds: dict[str, Callable[[], Any]] = {
         name: partial(built, model, device) for name, model in models.items()
@@ -101,15 +96,13 @@ def providers(
         builds[LLAMA] = partial(llama_like, models[llama], device)
     start = training_call if case.task == "training" else _decoder
 
+    cast = torch.autocast(device, dtype, enabled=dtype != torch.float32)
+
     def prepare(build: Callable[[], Any]) -> Callable[[], Tensor]:
-        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+        with cast:
             call = start(build(), case)
-
-        def cast() -> Tensor:
-            with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-                return call()
-
-        return cast
+        casting: Callable[[], Tensor] = cast(call)
+        return casting
 
     return [Provider(name, partial(prepare, build)) for name, build in builds.items()]
 
@@ -138,17 +131,16 @@ def _decoder(model: Any, case: LanguageCase) -> Callable[[], Tensor]:
     with torch.inference_mode():
         prompt = _tokens(case.batch_size, case.length).to(model.device)
         output = model(prompt, use_cache=True, logits_to_keep=1)
-    state: list[Any] = [output.logits[:, -1:].argmax(-1), output[CACHE]]
+    token: Tensor = output.logits[:, -1:].argmax(-1)
+    cache = output[CACHE]
 
     def call() -> Tensor:
-        token, cache = state
+        nonlocal token, cache
         with torch.inference_mode():
             for _ in range(_DECODED):
                 output = model(token, use_cache=True, **{CACHE: cache})
                 token, cache = output.logits.argmax(-1), output[CACHE]
-        state[:] = token, cache
-        result: Tensor = token
-        return result
+        return token
 
     return call
 
@@ -175,29 +167,16 @@ def row(
 
 def cache_bytes(cache: StateCache) -> int:
     """Return the bytes of the states in a cache."""
-    sizes: list[int] = []
-
-    def count(part: Tensor) -> Tensor:
-        sizes.append(part.nbytes)
-        return part
-
-    for layer in cache.layers:
-        if layer.state is not None:
-            map_state(count, layer.state)
-    return sum(sizes)
+    states = (layer.state for layer in cache.layers if layer.state is not None)
+    return sum(part.nbytes for state in states for _, part in tensors(state))
 
 
 def decoding_memory(
     model: Mapping[str, Any], places: Sequence[int]
 ) -> Iterator[dict[str, int | float]]:
-    """Decode token by token, and yield the memory at some numbers of tokens.
+    """Decode token by token, and yield the memory of cache and process at some numbers of tokens.
 
-    Args:
-        model: arguments of ``StatemixConfig`` but the vocabulary.
-        places: numbers of tokens, in ascending order.
-
-    Yields:
-        "tokens", "cache_bytes", and "resident_bytes" of the process.
+    The numbers of tokens are in ascending order.
     """
     net, cache, token = built(model), None, _tokens(1, 1)
     with torch.inference_mode():

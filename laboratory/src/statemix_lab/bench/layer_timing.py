@@ -32,8 +32,6 @@ def providers(
 ) -> list[Provider]:
     """Return a provider for each entry, and a copy.
 
-    A provider of a layer runs forward and backward of the layer alone.
-
     A call computes the output and the gradients of the input and of all parameters, from the same
     random input and gradient of the output. Outputs and gradients of the last tokens are checked
     against single steps of the layer in float64; those of a layer that iterates, whose steps agree
@@ -65,7 +63,10 @@ def providers(
 
         def error(result: tuple[Tensor, Tensor]) -> float:
             exact = _last_of_all if LAYERS[entry.spec.name].iterative else _last_steps
-            judge = build_layer(_judge_of(entry.spec, device), case, dtype, device)
+            spec = entry.spec
+            if device == "cuda" and issubclass(LAYERS[spec.name], GatedRecurrence):
+                spec = LayerSpec(spec.name, **{**spec.options, "backend": "reference"})
+            judge = build_layer(spec, case, dtype, device)
             expected = exact(judge, *problem())
             return max(
                 relative_error(actual[0, -len(right) :], right)
@@ -95,21 +96,12 @@ def copied_bytes(listed: Sequence[TimedLayer], case: LayerCase, dtype: torch.dty
     return max(moved_bytes(entry, case, dtype) for entry in listed)
 
 
-def _judge_of(spec: LayerSpec, device: DeviceName) -> LayerSpec:
-    """Return the layer whose steps in float64 judge another one's."""
-    if device != "cuda" or not issubclass(LAYERS[spec.name], GatedRecurrence):
-        return spec
-    return LayerSpec(spec.name, **{**spec.options, "backend": "reference"})
-
-
 def _projections(
     entry: TimedLayer, case: LayerCase, dtype: torch.dtype, device: DeviceName
 ) -> Callable[[], Any]:
     """Return a call of all that a gated layer does but for its recurrence."""
-    layer, (x, d_y) = (
-        build_layer(entry.spec, case, dtype, device),
-        draw_problem(case, dtype, device),
-    )
+    layer = build_layer(entry.spec, case, dtype, device)
+    x, d_y = draw_problem(case, dtype, device)
     assert isinstance(layer, GatedRecurrence)
     states = x.new_empty(*x.shape[:2], layer.out_proj.in_features).normal_().requires_grad_()
     used = [layer.gate_proj, layer.value_proj, layer.out_proj]

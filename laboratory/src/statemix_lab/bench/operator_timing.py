@@ -1,7 +1,7 @@
 """Time the operators against the published scan, a loop over time and a copy of equal size."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -71,19 +71,14 @@ class OperatorCase:
         """Number of entries that a sequence carries after its last token, H m."""
         return self.num_blocks * self.block_size
 
-    @property
-    def moved_entries(self) -> int:
-        """Number of entries that any implementation has to read or write.
-
-        Forward reads gates and values and writes states: G + 2N. Backward reads all of these and
-        the gradient of the states, and writes two gradients: 2G + 4N.
-        """
-        passes = 1 if self.direction == "forward" else 3
-        return passes * self.batch_size * self.length * (self.num_gates + 2 * self.num_values)
-
     def moved_bytes(self, dtype: torch.dtype) -> int:
-        """Return the number of bytes of these entries."""
-        return self.moved_entries * dtype.itemsize
+        """Return the number of bytes that any implementation has to read or write.
+
+        Forward reads gates and values and writes states: G + 2N entries. Backward reads all of
+        these and the gradient of the states, and writes two gradients: 2G + 4N.
+        """
+        entries = self.batch_size * self.length * (self.num_gates + 2 * self.num_values)
+        return (1 if self.direction == "forward" else 3) * entries * dtype.itemsize
 
 
 class CaseShape(NamedTuple):
@@ -144,13 +139,13 @@ def check_case(case: OperatorCase, dtype: torch.dtype, total: int) -> None:
     """Raise a RequestError if a case does not fit into memory, or its loop takes hours."""
     if case.length >= 2**20:
         raise RequestError(f"shapes must have lengths below 2^20, got {case.length}")
-    entries = case.batch_size * case.length * (case.num_gates + 2 * case.num_values)
     shape = f"{case.batch_size}x{case.length}x{case.num_blocks}x{case.block_size}"
-    check_fits("shapes", shape, entries * dtype.itemsize, total)
+    needed = replace(case, direction="forward").moved_bytes(dtype)
+    check_fits("shapes", shape, needed, total)
 
 
 def check_chunks(chunks: Sequence[int], device: DeviceName) -> None:
-    """Raise a RequestError if the kernels of a device do not cut time into such chunks."""
+    """Raise a RequestError if chunks are negative or the device has no kernels with chunks."""
     if any(chunk < 0 for chunk in chunks):
         raise RequestError(f"chunks must be at least 0, got {tuple(chunks)}")
     if chunks and device != "cuda":
@@ -293,10 +288,10 @@ def timed_call(
     leaves: Sequence[Tensor],
     d_outputs: Tensor,
 ) -> Callable[[], Sequence[Tensor]]:
-    """Return a function that computes what ``run`` returns, and of it the gradients of leaves.
+    """Return a function that computes what ``run`` returns.
 
-    ``d_outputs`` is the gradient of the first output. With direction "forward", the function
-    computes no gradients.
+    Unless the direction is "forward", it also computes the gradients of ``leaves`` from
+    ``d_outputs``, the gradient of the first output.
     """
 
     def forward() -> Sequence[Tensor]:

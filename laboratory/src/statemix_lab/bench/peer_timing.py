@@ -69,10 +69,9 @@ def sizes(name: str, case: OperatorCase) -> dict[str, int]:
         return {"hidden_size": hidden_size, "state_size": 2 * hidden_size}
     head_dim = min(_HEAD_DIM, isqrt(case.state_size))
     num_heads = case.state_size // head_dim**2
-    found = {"num_heads": num_heads, "head_dim": head_dim}
-    if name in _DELTA_RULES:
-        found["num_householder"] = _DELTA_RULES[name][0]
-    return {**found, "state_size": num_heads * head_dim**2}
+    updates = {"num_householder": _DELTA_RULES[name][0]} if name in _DELTA_RULES else {}
+    heads = {"num_heads": num_heads, "head_dim": head_dim, **updates}
+    return {**heads, "state_size": num_heads * head_dim**2}
 
 
 def moved_bytes(name: str, case: OperatorCase, dtype: torch.dtype) -> int:
@@ -98,20 +97,6 @@ def check(names: Sequence[str], dtype: torch.dtype, device: DeviceName) -> None:
             )
 
 
-def providers(
-    names: Sequence[str], case: OperatorCase, dtype: torch.dtype, device: DeviceName = "cpu"
-) -> list[Provider]:
-    """Return the providers of peers.
-
-    A call computes the outputs and the final state, and of "forward_backward" also the gradients of
-    all inputs and weights. On a CPU the chunked operators of our own layers run, which compute in
-    float32 at least; on a GPU the kernels of flash-linear-attention; an LSTM is PyTorch's. The last
-    tokens of the first sequence are checked against single steps in float64 (an LSTM against
-    itself in float64), and the error is that of the norm.
-    """
-    return [_provider(name, case, dtype, device) for name in names]
-
-
 def row(case: OperatorCase, measurement: Measurement, dtype: torch.dtype) -> dict[str, Any]:
     """Return the stored row of a peer's measurement, without its provenance."""
     name = measurement.provider
@@ -119,7 +104,18 @@ def row(case: OperatorCase, measurement: Measurement, dtype: torch.dtype) -> dic
     return {**operator_timing.row(case, measurement, dtype, moved), "peer": sizes(name, case)}
 
 
-def _provider(name: str, case: OperatorCase, dtype: torch.dtype, device: DeviceName) -> Provider:
+def provider(
+    name: str, case: OperatorCase, dtype: torch.dtype, device: DeviceName = "cpu"
+) -> Provider:
+    """Return the provider of a peer.
+
+    A call computes the outputs and the final state, and of "forward_backward" also the gradients of
+    all inputs and weights. On a CPU the chunked operators of our own layers run, which compute in
+    float32 at least; on a GPU the kernels of flash-linear-attention; an LSTM is PyTorch's. The last
+    tokens of the first sequence are checked against single steps in float64 (an LSTM against
+    itself in float64), and the error is that of the norm.
+    """
+
     def prepare() -> Callable[[], Sequence[Tensor]]:
         foreign = device == "cuda" and name != LSTM
         if foreign and not fla.installed():
@@ -136,8 +132,11 @@ def _provider(name: str, case: OperatorCase, dtype: torch.dtype, device: DeviceN
     def error(results: Sequence[Tensor]) -> float:
         expected = _last_steps(name, case, _problem(name, case, dtype, device))
         # Gradients of weights come after those of inputs and are not compared.
-        pairs = zip(results, expected, strict=False)
-        return max(_relative_error(one[0, -len(right) :], right) for one, right in pairs)
+        pairs = [
+            (result[0, -len(right) :].double(), right)
+            for result, right in zip(results, expected, strict=False)
+        ]
+        return max(float((actual - right).norm() / right.norm()) for actual, right in pairs)
 
     return Provider(name, prepare, error, note=_note(name, case))
 
@@ -167,7 +166,7 @@ def _problem(name: str, case: OperatorCase, dtype: torch.dtype, device: str) -> 
             nn.init.uniform_(weight, -(width**-0.5), width**-0.5, generator=generator)
         return _Problem([normal(width)], normal(width), lstm)
     heads, width = size["num_heads"], size["head_dim"]
-    exact = _computed(dtype)
+    exact = torch.promote_types(dtype, torch.float32)
     decays = functional.logsigmoid(3 + normal(heads, dtype=exact))
     if name == MAMBA2:
         maps = [normal(width) * width**-0.5 for _ in range(2)]
@@ -181,10 +180,6 @@ def _problem(name: str, case: OperatorCase, dtype: torch.dtype, device: str) -> 
     return _Problem(inputs, normal(heads, width))
 
 
-def _computed(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
 def _operator(
     name: str, case: OperatorCase, problem: _Problem, dtype: torch.dtype, device: DeviceName
 ) -> PeerOperator:
@@ -192,7 +187,7 @@ def _operator(
     lstm = problem.lstm
     if lstm is not None:
         return lambda inputs: cast(Tensor, lstm(inputs[0])[0])
-    memory = _empty_memory(name, case, problem.inputs[0], _computed(dtype))
+    memory = _empty_memory(name, case, problem.inputs[0], torch.promote_types(dtype, torch.float32))
     if device == "cuda":
         return lambda inputs: _recurrence(name, inputs, memory, dtype)[0]
     return lambda inputs: _recurrence(name, inputs, memory)[0].to(dtype)
@@ -250,8 +245,3 @@ def _last_steps(name: str, case: OperatorCase, problem: _Problem) -> list[Tensor
         outputs = torch.cat(steps, 1)
     gradients = torch.autograd.grad(outputs, last, problem.d_outputs[:1, start:].double())
     return [part[0].detach() for part in (outputs, *gradients)]
-
-
-def _relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the norm of the error over the norm."""
-    return float((actual.double() - expected).norm() / expected.norm())

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -42,13 +43,6 @@ class StepCase:
     block_size: int
 
     @property
-    def gates_per_token(self) -> int:
-        """Number of gates of one token."""
-        units = self.hidden_size // self.block_size
-        per_unit = self.block_size if self.recurrence == "bd_lru" else 1
-        return units * per_unit * (self.block_size + 1)
-
-    @property
     def spec(self) -> LayerSpec:
         """The layer, whose state has as many entries as it is wide."""
         units = self.hidden_size // self.block_size
@@ -57,11 +51,10 @@ class StepCase:
         return LayerSpec("h_lru", num_channels=units, order=self.block_size)
 
     def moved_bytes(self, dtype: torch.dtype, spec: LayerSpec | None = None) -> int:
-        """Return the bytes that a step of a layer has to move.
+        """Return the bytes that a step of a layer, by default that of the case, has to move.
 
         It reads every parameter once, and of each sequence the token and the state, and it writes
-        output and state. Of a state that grows, the first step is counted. Without ``spec``, the
-        layer is that of the case.
+        output and state. Of a state that grows, the first step is counted.
         """
         paid = price(spec or self.spec, hidden_size=self.hidden_size, length=1, dtype=dtype)
         parameters = paid.num_parameters * dtype.itemsize
@@ -85,23 +78,20 @@ def cases(
     for name, given in sizes.items():
         if any(size < 1 for size in given):
             raise RequestError(f"{name} must be at least 1, got {tuple(given)}")
-    for hidden_size in hidden_sizes:
-        for block_size in block_sizes:
-            if hidden_size % block_size:
-                raise RequestError(
-                    f"hidden_sizes must be multiples of block_sizes, got {hidden_size} and "
-                    f"{block_size}"
-                )
+    for hidden_size, block_size in product(hidden_sizes, block_sizes):
+        if hidden_size % block_size:
+            raise RequestError(
+                f"hidden_sizes must be multiples of block_sizes, got {hidden_size} and {block_size}"
+            )
     listed = [
         StepCase(recurrence, batch_size, hidden_size, block_size)
-        for recurrence in recurrences
-        for hidden_size in hidden_sizes
-        for block_size in block_sizes
-        for batch_size in batch_sizes
+        for recurrence, hidden_size, block_size, batch_size in product(
+            recurrences, hidden_sizes, block_sizes, batch_sizes
+        )
     ]
     for case in listed:
-        weights = case.hidden_size * (case.gates_per_token + 2 * case.hidden_size)
-        needed = 4 * (weights + case.batch_size * case.hidden_size)
+        # The projections of values and outputs, and the tokens.
+        needed = 4 * case.hidden_size * (2 * case.hidden_size + case.batch_size)
         shown = f"{case.hidden_size} and {case.batch_size}"
         check_fits("hidden_sizes and batch_sizes", shown, needed, total_bytes())
     return listed
@@ -112,14 +102,12 @@ def providers(
     dtype: torch.dtype = torch.float32,
     peers: Mapping[str, LayerSpec] | None = None,
     device: DeviceName = "cpu",
-    backends: Sequence[str] = (),
 ) -> list[Provider]:
     """Return the layer's projections alone, its ``step``, those of other layers, and a copy.
 
     A call makes :attr:`StepCase.steps_per_call` steps in inference mode, each on one token per
-    sequence. The state of the layer has ``hidden_size`` entries. On a GPU its step is that of the
-    Triton kernels. Steps of ``backends`` are timed as well, and those of ``peers``: other layers by
-    name, which get the same width.
+    sequence. On a GPU the step is that of the Triton kernels. ``peers`` are other layers by name,
+    which get the same width.
     """
 
     def projections() -> Callable[[], Tensor]:
@@ -143,10 +131,6 @@ def providers(
         Provider(PROJECTIONS, projections, note="gates, values and output, without the recurrence"),
         _steps(STEP, case, dtype, device, ours, exact, chosen),
     ]
-    for name in dict.fromkeys(backends):
-        named = partial(_layer, case, dtype, name)
-        of_backend = f"{STEP} backend={name}"
-        listed.append(_steps(of_backend, case, dtype, device, named, exact, f", backend {name}"))
     for name, spec in (peers or {}).items():
         build = partial(_built, spec, case, dtype)
         listed.append(_steps(name, case, dtype, device, build, build))

@@ -3,7 +3,8 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,6 @@ from statemix.memory import (
     available_bytes,
     gigabytes,
     is_shortage,
-    map_large_blocks,
     release,
     reuse_freed_memory,
     total_bytes,
@@ -27,30 +27,6 @@ from statemix.ops import BackendUnavailableError
 _USABLE_SHARE = 0.8
 
 
-@contextmanager
-def limited() -> Iterator[None]:
-    """Make allocations beyond the free memory raise an error instead of ending the process.
-
-    Only Linux enforces the limit, and a stricter one that is already set stays.
-    """
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    import resource
-
-    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # The limit counts the private memory that a process has reserved, VmData in pages.
-    pages = int(Path("/proc/self/statm").read_text().split()[5])
-    most = pages * resource.getpagesize() + int(_USABLE_SHARE * available_bytes())
-    if before != resource.RLIM_INFINITY:
-        most = min(most, before)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
-
-
 def check_fits(name: str, value: object, needed: int, total: int) -> None:
     """Raise a RequestError if an option's value needs more bytes than a device has in total."""
     if needed > total:
@@ -58,28 +34,6 @@ def check_fits(name: str, value: object, needed: int, total: int) -> None:
             f"{name} must fit into memory ({gigabytes(total)}), got {value}, which needs "
             f"{gigabytes(needed)}"
         )
-
-
-def peak_bytes(call: Callable[[], object]) -> int:
-    """Return the peak tensor memory of ``call``, including its results but not its inputs.
-
-    It counts allocations through torch's CPU allocator during the call. The kernels of this library
-    allocate tensors only through it.
-    """
-    # Keep the profiler from writing its stages to stderr, into the progress display.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        result = call()
-    del result
-    session = profiler.profiler
-    assert session is not None
-    assert session.kineto_results is not None
-    events = [event for event in session.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
 
 
 def saved_bytes(call: Callable[[], object], parameters: Iterable[Tensor]) -> int:
@@ -116,23 +70,55 @@ class Cpu:
     model = "cpu"
     graphs = False
 
-    # How freed memory goes back to the system, how too large allocations raise an error, how much
-    # memory there is, and what a call allocates at most.
+    # How calls keep freed memory, how it goes back to the system, and how much memory there is.
+    reuse_freed_memory = staticmethod(reuse_freed_memory)
     release = staticmethod(release)
-    limited: Callable[[], AbstractContextManager[None]] = staticmethod(limited)
     total_bytes = staticmethod(total_bytes)
-    peak_bytes = staticmethod(peak_bytes)
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """Make allocations beyond the free memory raise an error instead of ending the process.
+
+        Only Linux enforces the limit, and a stricter one that is already set stays.
+        """
+        if not sys.platform.startswith("linux"):
+            yield
+            return
+        import resource
+
+        before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        # The limit counts the private memory that a process has reserved, VmData in pages.
+        pages = int(Path("/proc/self/statm").read_text().split()[5])
+        most = pages * resource.getpagesize() + int(_USABLE_SHARE * available_bytes())
+        if before != resource.RLIM_INFINITY:
+            most = min(most, before)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+    def peak_bytes(self, call: Call) -> int:
+        """Return the peak tensor memory of a call, including its results but not its inputs.
+
+        It counts what torch's allocator allocates during the call. The kernels of this library
+        allocate tensors only through it.
+        """
+        # Keep the profiler from writing its stages to stderr, into the progress display.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            result = call()
+        del result
+        assert profiler.profiler is not None
+        results = profiler.profiler.kineto_results
+        assert results is not None
+        events = [event for event in results.events() if event.name() == "[memory]"]
+        ordered = sorted(events, key=lambda event: event.start_ns())
+        return int(max(accumulate((event.nbytes() for event in ordered), initial=0)))
 
     def waiting(self, call: Call) -> Call:
         """Return a call that ends when its work has ended."""
         return call
-
-    def allocators(self) -> dict[bool, Callable[[], bool]]:
-        """Return the settings of the allocator: whether calls reuse memory -> a function.
-
-        The function makes the setting and returns whether the allocator accepted it.
-        """
-        return {True: reuse_freed_memory, False: map_large_blocks}
 
 
 class Cuda(Cpu):
@@ -163,14 +149,16 @@ class Cuda(Cpu):
         return waited
 
     release = staticmethod(torch.cuda.empty_cache)
-    limited = staticmethod(nullcontext)
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        yield
 
     @staticmethod
     def total_bytes() -> int:
         return torch.cuda.mem_get_info()[1]
 
-    @staticmethod
-    def peak_bytes(call: Call) -> int:
+    def peak_bytes(self, call: Call) -> int:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -179,8 +167,9 @@ class Cuda(Cpu):
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
 
-    def allocators(self) -> dict[bool, Callable[[], bool]]:
-        return {True: lambda: True}
+    @staticmethod
+    def reuse_freed_memory() -> bool:
+        return True
 
 
 def device_of(name: DeviceName, *, graphs: bool) -> Cpu:

@@ -12,16 +12,13 @@ from rich.console import Console
 from statemix import files
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
-from statemix.training.settings import built, checked
+from statemix.training.settings import built
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from statemix.models import ReadoutModel
     from statemix.proofs.joint_action import JointAction
     from statemix.proofs.token_maps import BlockActions
     from statemix.tasks import Examples, Task
-    from statemix.training import RunConfig
+    from statemix.tasks.permutation import Permutation
     from statemix.training.attempts import Attempt
     from statemix_lab.inspection.layer_numbers import LayerNumbers, Sharpening
 
@@ -30,58 +27,25 @@ NUMBERS = "numbers.json"
 _MOST_SEQUENCES, _MOST_TOKENS = 16, 512
 # Units that are drawn unless asked otherwise.
 _UNITS = 4
+_MOMENT = ("step", "attempt", "representations")
 
 
-class Moment(TypedDict):
-    """The representations in the transitions at one step, and the attempt of a search."""
+class _Found(TypedDict):
+    """What there is to show of a run, as numbers.json holds it."""
 
-    step: int
-    attempt: int | None
-    representations: dict[str, float]
-
-
-_MOMENT = {"step": int, "attempt": int | None, "representations": dict[str, float]}
-
-
-def _moment(row: dict[str, Any]) -> Moment:
-    parts = {name: checked(kind, row.get(name), name) for name, kind in _MOMENT.items()}
-    return cast(Moment, parts)
-
-
-@dataclass(frozen=True)
-class Race:
-    """The representations of a group in the transitions, during training.
-
-    Attributes:
-        group: name of the group.
-        rows: rows of the run's metrics that hold them.
-        attempts: attempts of the run's search.
-    """
-
-    group: str
-    rows: list[Moment]
-    attempts: "tuple[Attempt, ...]"
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What there is to show of a run.
-
-    Attributes:
-        tokens: name of each sequence -> its tokens.
-        layers: the layers that were asked for.
-        learned: what tokens do to the blocks of the only layer; empty for other models.
-        joined: what the blocks that are kept do together.
-        sharpened: gates before and after sharpening, of these layers.
-        race: the representations during training.
-    """
-
+    # Name of each sequence -> its tokens.
     tokens: dict[str, list[int]]
+    # The layers that were asked for.
     layers: "list[LayerNumbers]"
-    learned: "list[BlockActions]"
-    joined: "JointAction | None"
-    sharpened: "list[Sharpening]"
-    race: "Race | None"
+    # What tokens do to the blocks of the only layer; empty for other models.
+    actions: "list[BlockActions]"
+    # What the blocks that are kept do together.
+    joint: "JointAction | None"
+    # Gates before and after sharpening, of these layers.
+    sharpening: "list[Sharpening]"
+    # Rows of the metrics that hold the representations of a group, and the attempts of a search.
+    representations: list[dict[str, Any]]
+    attempts: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -154,40 +118,49 @@ class Inspect:
         from statemix.tasks.permutation import Permutation
         from statemix.training import load_model, load_outcome
         from statemix.training.schedules import attributes_set
-        from statemix_lab.inspection.layer_numbers import inspected
+        from statemix_lab.inspection.layer_numbers import inspected, run_sharpening
         from statemix_lab.inspection.layer_pictures import by_role
 
         outcome = load_outcome(self.folder)
         config, task = outcome.config, outcome.config.build_task()
         model = load_model(self.folder, self.weights)
-        tokens, lengths = _cut(self._examples(task), self.tokens)
+        examples = self._examples(task)
+        tokens = examples.tokens[:, : self.tokens]
+        lengths = [tokens.shape[1]] * len(tokens)
+        if examples.lengths is not None:
+            lengths = [min(length, self.tokens) for length in examples.lengths.tolist()]
+            tokens = tokens[:, : max(lengths)]
         with attributes_set(model, config.evaluation.attributes):
             automaton = task.automaton() if isinstance(task, HasAutomaton) else None
             learned = read_actions(model, automaton)
             # Blocks that track say most.
-            telling = [one["block"] for one in by_role(learned)[:_UNITS]]
+            telling = [block["block"] for block in by_role(learned)[:_UNITS]]
             units = self.units or telling or range(_UNITS)
             layers = inspected(model, torch.from_numpy(tokens), lengths, units=units)
             name = task.group.name if isinstance(task, Permutation) else None
             joined = join_actions(model, learned, automaton, name=name)
-            sharpened = _sharpened(model, config, task, torch.from_numpy(tokens), lengths, units)
+            sharpened = run_sharpening(
+                model, config, task, torch.from_numpy(tokens), lengths, units=units
+            )
         layers = self._chosen(layers)
-        shown = {one["layer"] for one in layers}
-        found = _Found(
-            tokens={
-                f"sequence {self.start + place}": row[:length].tolist()
-                for place, (row, length) in enumerate(zip(tokens, lengths, strict=True))
-            },
-            layers=layers,
-            learned=learned,
-            joined=joined,
-            sharpened=[one for one in sharpened if one["layer"] in shown],
-            race=self._race(task, outcome.attempts),
-        )
-        self._write(found)
+        shown = {layer["layer"] for layer in layers}
+        shown_tokens = {
+            f"sequence {self.start + place}": row[:length].tolist()
+            for place, (row, length) in enumerate(zip(tokens, lengths, strict=True))
+        }
+        race = self._race(task)
+        found: _Found = {
+            "tokens": shown_tokens,
+            "layers": layers,
+            "actions": learned,
+            "joint": joined,
+            "sharpening": [gates for gates in sharpened if gates["layer"] in shown],
+            "representations": race,
+            "attempts": [asdict(attempt) for attempt in outcome.attempts] if race else [],
+        }
+        self._write(found, task, outcome.attempts)
         if self.json:
-            lines = _lines(found)
-            print(json.dumps(lines, indent=1, allow_nan=False))
+            print(json.dumps(_lines(found), indent=1, allow_nan=False))
         else:
             self._print(found, judged=automaton is not None, proven=self._is_proven())
 
@@ -200,28 +173,26 @@ class Inspect:
             return True
         return False
 
-    def _race(self, task: "Task", attempts: "tuple[Attempt, ...]") -> "Race | None":
+    def _race(self, task: "Task") -> list[dict[str, Any]]:
         """Return the representations of the task's group during training, if the run kept them."""
         from statemix.tasks.groups import components
         from statemix.tasks.permutation import Permutation
         from statemix.training.folder import METRICS, read_metrics
 
         if not isinstance(task, Permutation):
-            return None
+            return []
         names = {part.name for part in components(task.group.name)[1:]}
         try:
             # Absent in runs of versions that did not keep them.
-            found = [row for row in read_metrics(self.folder) if row.get("representations")]
-            rows = [_moment(row) for row in found]
-            for row in rows:
-                if row["representations"].keys() != names:
-                    raise ValueError(f"representations of {task.group.name} must be {names}")
+            rows = [row for row in read_metrics(self.folder) if row.get("representations")]
+            if any(row["representations"].keys() != names for row in rows):
+                raise ValueError(f"representations of {task.group.name} must be {names}")
         except FileNotFoundError:
-            return None
+            return []
         except (OSError, ValueError, AttributeError, RequestError) as error:
             path = self.folder / METRICS
             raise RequestError(f"{path} must hold a run's metrics, got: {error!r}") from error
-        return Race(task.group.name, rows, attempts) if rows else None
+        return [{name: row.get(name) for name in _MOMENT} for row in rows]
 
     def _check(self) -> None:
         for name, most in (("sequences", _MOST_SEQUENCES), ("tokens", _MOST_TOKENS)):
@@ -255,7 +226,7 @@ class Inspect:
     def _folder(self) -> Path:
         return self.output or self.folder / "inspect"
 
-    def _write(self, found: _Found) -> None:
+    def _write(self, found: _Found, task: "Task", attempts: "Sequence[Attempt]") -> None:
         from statemix.training.folder import lock_folder
         from statemix_lab.inspection import layer_pictures as drawing
         from statemix_lab.studies.figure import png
@@ -267,21 +238,15 @@ class Inspect:
             "weights": self.weights,
             "split": self.split,
             "start": self.start,
-            "tokens": found.tokens,
-            "layers": found.layers,
-            "actions": found.learned,
-            "joint": found.joined,
-            "sharpening": found.sharpened,
-            "representations": found.race.rows if found.race else [],
-            "attempts": [asdict(one) for one in found.race.attempts] if found.race else [],
+            **found,
         }
-        drawn = dict(drawing.pictures(found.layers, found.tokens, found.sharpened))
-        if drawing.drawable(found.learned):
+        drawn = dict(drawing.pictures(found["layers"], found["tokens"], found["sharpening"]))
+        if drawing.drawable(found["actions"]):
             title = "layer 0: the entry that each entry copies"
-            drawn["actions.png"] = drawing.draw_actions(found.learned, title=title)
-        if found.race is not None:
-            race = found.race
-            drawn["representations.png"] = drawing.draw_race(race.rows, race.group, race.attempts)
+            drawn["actions.png"] = drawing.draw_actions(found["actions"], title=title)
+        if race := found["representations"]:
+            group = cast("Permutation", task).group.name
+            drawn["representations.png"] = drawing.draw_race(race, group, attempts)
         contents = {name: png(figure) for name, figure in drawn.items()}
         contents[NUMBERS] = (json.dumps(numbers, allow_nan=False) + "\n").encode()
         with lock_folder(self._folder):
@@ -293,67 +258,36 @@ class Inspect:
 
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
-        table = text.table(found.layers, found.sharpened, found.joined)
+        table = text.table(found["layers"], found["sharpening"], found["joint"])
         if table.lines:
             title = f"{self.folder}, weights {self.weights}"
             console.print(table.as_rich(title) if console.is_terminal else table.as_text())
             console.print(text.legend(table))
-        for sentence in text.without(found.layers):
+        for sentence in text.without(found["layers"]):
             console.print(sentence)
-        if found.learned:
-            for sentence in text.sentences(found.learned, judged=judged, proven=proven):
+        if found["actions"]:
+            for sentence in text.sentences(found["actions"], judged=judged, proven=proven):
                 console.print(sentence)
-        if found.joined is not None:
-            console.print(text.together(found.joined))
+        if found["joint"] is not None:
+            console.print(text.together(found["joint"]))
         console.print(f"written: {self._folder}")
-
-
-def _sharpened(
-    model: "ReadoutModel",
-    config: "RunConfig",
-    task: "Task",
-    tokens: "Tensor",
-    lengths: list[int],
-    units: Sequence[int],
-) -> "list[Sharpening]":
-    """Return the gates before and after sharpening; empty if nothing sharpens them."""
-    from statemix.proofs import can_harden, harden
-    from statemix_lab.inspection.layer_numbers import sharpening, softened
-
-    soft = softened(model, config, task)
-    if soft is not None:
-        return sharpening(soft, model, tokens, lengths, units=units)
-    if can_harden(model):
-        return sharpening(model, harden(model), tokens, lengths, units=units)
-    return []
-
-
-def _cut(examples: "Examples", most: int) -> tuple[Any, list[int]]:
-    """Return the first tokens of examples, and how many each has."""
-    longest = examples.tokens.shape[1]
-    lengths = [longest] * len(examples.tokens)
-    if examples.lengths is not None:
-        lengths = examples.lengths.tolist()
-    lengths = [min(length, most) for length in lengths]
-    return examples.tokens[:, : max(lengths)], lengths
 
 
 def _lines(found: _Found) -> list[dict[str, Any]]:
     """Return the table as JSON data."""
     names = ("layer", "module", "kind", "unit", "units", "size", "summary")
-    sharpened = {one["layer"]: one for one in found.sharpened}
-    lines = []
-    for one in found.layers:
-        line: dict[str, Any] = {name: one[name] for name in names}  # type: ignore[literal-required]
-        gates = sharpened.get(one["layer"])
-        line["sharpening"] = (
-            None
-            if gates is None
-            else {
-                moment: {name: gates[moment][name] for name in ("temperature", "gate_entropy")}
-                for moment in ("before", "after")
-            }
-        )
-        line["joint"] = found.joined
-        lines.append(line)
-    return lines
+    sharpened = {
+        gates["layer"]: {
+            moment: {name: gates[moment][name] for name in ("temperature", "gate_entropy")}
+            for moment in ("before", "after")
+        }
+        for gates in found["sharpening"]
+    }
+    return [
+        {
+            **{name: layer[name] for name in names},  # type: ignore[literal-required]
+            "sharpening": sharpened.get(layer["layer"]),
+            "joint": found["joint"],
+        }
+        for layer in found["layers"]
+    ]

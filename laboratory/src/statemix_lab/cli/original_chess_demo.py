@@ -1,21 +1,26 @@
 """The demo of chess in the original form: moves without kinds, and the games of a benchmark."""
 
-import json
 import time
 from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
-from statemix import files
 from statemix.errors import RunsFailedError
 from statemix.training.folder import remove_runs, save_weights
 from statemix.training.progress import shown
-from statemix_lab.cli.tracker_demo import chess_subject, counts_text, show_contents, training_words
+from statemix_lab.cli.tracker_demo import (
+    chess_subject,
+    counts_text,
+    finish,
+    open_console,
+    show_contents,
+    training_words,
+)
 from statemix_lab.studies.original_chess import OriginalChess, prove_original, train_original
 from statemix_lab.studies.place_tracker import FollowedWords
 from statemix_lab.tasks.chess_games import world_model_games
@@ -31,22 +36,15 @@ _SHOWN = (10, 100)
 def demo_original_chess(
     folder: Path, seed: int, moves: str | None, num_games: int, *, fresh: bool
 ) -> None:
-    """Train, prove, and follow games of Chess-World-Model.
+    """Train, prove, and follow the first games of the random split of Chess-World-Model.
 
-    Args:
-        folder: folder of everything that is written; it must exist.
-        seed: seed of training games and weights.
-        moves: a game of the user, whose last position is shown, too.
-        num_games: games of the random split of Chess-World-Model, from its first one on.
-        fresh: remove the existing runs first.
+    Other arguments are those of :func:`demo_tracker`.
     """
-    console = Console(highlight=False, markup=False)
-    console.soft_wrap = not console.is_terminal
+    began, console = time.monotonic(), open_console()
     subject = chess_subject(seed)
     own = None if moves is None else subject.read(moves)
     if fresh:
         remove_runs([folder / part for part in OriginalChess._fields])
-    began = time.monotonic()
     console.print(
         f"{subject.num_words:,} random games of {subject.length} plies, two trackers of "
         f"{subject.num_steps} steps. After Ctrl-C, repeat the command to resume."
@@ -68,15 +66,13 @@ def demo_original_chess(
     console.print(f"following {num_games:,} games of Chess-World-Model")
     tests = islice(world_model_games(), num_games)
     some = list(islice(tests, _AT_ONCE))
-    soft = _follow(network, some, console)
-    numbers["as_trained"] = soft.counts
-    console.print(f"as trained: {counts_text(subject, soft.counts)}")
-    hard = _follow(found.network, chain(some, tests), console)
-    numbers["hardened"] = hard.counts
+    numbers["as_trained"], _ = _follow(network, some, console)
+    console.print(f"as trained: {counts_text(subject, numbers['as_trained'])}")
+    numbers["hardened"], first = _follow(found.network, chain(some, tests), console)
     for count in _SHOWN:
         title = f"after {count:,} plies of the first game"
-        show_contents(console, title, subject, hard.first, count)
-    console.print(f"with gates of 0 and 1: {counts_text(subject, hard.counts)}")
+        show_contents(console, title, subject, first, count)
+    console.print(f"with gates of 0 and 1: {counts_text(subject, numbers['hardened'])}")
     if own is not None:
         followed = found.network.follow(own[None])
         show_contents(console, "after your game", subject, followed, len(own))
@@ -84,22 +80,15 @@ def demo_original_chess(
         part: save_weights(folder, f"certified-{part}.safetensors", module.state_dict())
         for part, module in found.network._asdict().items()
     }
-    summary = folder / "summary.json"
-    files.write_file(summary, (json.dumps(numbers, indent=1) + "\n").encode())
-    console.print(f"finished in {time.monotonic() - began:.0f} s; wrote {summary}")
+    finish(console, folder, numbers, began, ())
     if found.reason:
         raise RunsFailedError(f"the network is not proven: {found.reason}")
 
 
-class _Followed(NamedTuple):
-    """Games that were followed: counts of what is exact, and the first game."""
-
-    counts: dict[str, int]
-    first: FollowedWords
-
-
-def _follow(network: OriginalChess, games: Iterable[list[int]], console: Console) -> _Followed:
-    """Follow games, and say from time to time how many are exact."""
+def _follow(
+    network: OriginalChess, games: Iterable[list[int]], console: Console
+) -> tuple[dict[str, int], FollowedWords]:
+    """Follow games, say from time to time how many are exact; return counts and the first game."""
     left = iter(games)
     counts = dict.fromkeys(("games", "plies", "exact_plies", "exact_games"), 0)
     first = None
@@ -118,4 +107,4 @@ def _follow(network: OriginalChess, games: Iterable[list[int]], console: Console
         if not counts["games"] % _SAID:
             console.print(f"{counts['games']:,} games: {counts['exact_games']:,} exact")
     assert first is not None
-    return _Followed(counts, first)
+    return counts, first

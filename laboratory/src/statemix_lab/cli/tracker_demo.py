@@ -32,40 +32,30 @@ _AT_ONCE = 100
 
 @dataclass(frozen=True)
 class Subject:
-    """What a demo follows.
+    """What a demo follows."""
 
-    Attributes:
-        names: one word, words, tokens, and contents of all places, such as "game", "games",
-            "plies" and "positions".
-        letters: name of each token.
-        answers: name of each content of the first place.
-        rules: the places.
-        heads: heads of the first places.
-        features: features of the tokens, shape (tokens, features).
-        num_words: training words.
-        length: tokens of a training word.
-        num_steps: optimiser steps.
-        draw: function of a split, the first and the last index, and a length that returns words,
-            shape (N, T).
-        read: function of a user's moves that returns a word, shape (T,).
-        text: function of the contents of all heads that returns lines.
-        shown: tokens after which contents are shown; the last number is the length of test words.
-        num_tests: test words of the proven network.
-    """
-
+    # One word, words, tokens, and contents of all places: "game", "games", "plies", "positions".
     names: tuple[str, str, str, str]
+    # Names of the tokens, and of the contents of the first place.
     letters: Sequence[str]
     answers: Sequence[str]
+    # The places, the heads of the first ones, and features of the tokens, (tokens, features).
     rules: PlaceRules
     heads: dict[str, int]
     features: NDArray[np.float32]
+    # Training words, tokens of each, and optimiser steps.
     num_words: int
     length: int
     num_steps: int
+    # Split, first index, last index, length -> words (N, T).
     draw: Callable[[Split, int, int, int], NDArray[np.int64]]
+    # Moves of a user -> a word (T,).
     read: Callable[[str], NDArray[np.int64]]
+    # Contents of all heads -> lines.
     text: Callable[[NDArray[np.int64]], str]
+    # Tokens after which contents are shown; the last number is the length of test words.
     shown: tuple[int, ...]
+    # Test words of the proven network.
     num_tests: int
 
 
@@ -120,23 +110,17 @@ SUBJECTS = {"chess": chess_subject, "cube": cube_subject}
 
 
 def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh: bool) -> None:
-    """Train, prove, and print what the network follows.
+    """Train, prove, and print what the network follows; everything is written into a folder.
 
-    Args:
-        name: a name in ``SUBJECTS``.
-        folder: folder of everything that is written; it must exist.
-        seed: seed of words and weights.
-        moves: a word of the user, whose last contents are shown, too.
-        fresh: remove the existing run first.
+    ``moves`` is a word of the user, whose last contents are shown, too. ``fresh`` removes the
+    existing run first.
     """
-    console = Console(highlight=False, markup=False)
-    console.soft_wrap = not console.is_terminal
+    began, console = time.monotonic(), open_console()
     subject = SUBJECTS[name](seed)
     word, words, tokens, _ = subject.names
     own = None if moves is None else subject.read(moves)
     if fresh:
         remove_runs([folder / "run"])
-    began = time.monotonic()
     console.print(
         f"{subject.num_words:,} random {words} of {subject.length} {tokens}, {subject.num_steps} "
         "steps. After Ctrl-C, repeat the command to resume."
@@ -184,26 +168,40 @@ def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh
     if own is not None:
         followed = follow(network, subject.rules, own[None])
         show_contents(console, f"after your {word}", subject, followed, len(own))
-    path, summary = folder / "certified.safetensors", folder / "summary.json"
-    numbers["sha256"] = save_weights(folder, path.name, network.state_dict())
-    files.write_file(summary, (json.dumps(numbers, indent=1) + "\n").encode())
-    written = [path, summary]
+    weights, certificate = folder / "certified.safetensors", folder / "certificate.json"
+    numbers["sha256"] = save_weights(folder, weights.name, network.state_dict())
+    written = [weights]
     if found.verdict == "proven":
-        tables = structure_tables(network, subject.rules)
-        written.append(folder / "certificate.json")
-        certificate = {
+        content = {
             **found.to_plain(),
             "sha256": numbers["sha256"],
             "letters": list(subject.letters),
             "answers": list(subject.answers),
             "places": list(subject.heads),
-            "tables": tables,
+            "tables": structure_tables(network, subject.rules),
         }
-        files.write_file(written[-1], json.dumps(certificate, separators=(",", ":")).encode())
-    names = ", ".join(map(str, written))
-    console.print(f"finished in {time.monotonic() - began:.0f} s; wrote {names}")
+        files.write_file(certificate, json.dumps(content, separators=(",", ":")).encode())
+        written.append(certificate)
+    finish(console, folder, numbers, began, written)
     if found.verdict != "proven":
         raise RunsFailedError(f"the network is not proven: {found.result.reason}")
+
+
+def open_console() -> Console:
+    """Return a console that wraps no lines of a log file."""
+    console = Console(highlight=False, markup=False)
+    console.soft_wrap = not console.is_terminal
+    return console
+
+
+def finish(
+    console: Console, folder: Path, numbers: dict[str, Any], began: float, written: Sequence[Path]
+) -> None:
+    """Write the summary of a demo, and say how long it took and what it wrote."""
+    summary = folder / "summary.json"
+    files.write_file(summary, (json.dumps(numbers, indent=1) + "\n").encode())
+    names = ", ".join(map(str, [*written, summary]))
+    console.print(f"finished in {time.monotonic() - began:.0f} s; wrote {names}")
 
 
 def training_words(subject: Subject, file: Path) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from statemix.layers import Recurrence
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel
+from statemix.proofs import can_harden, harden
 from statemix.tasks import Task
 from statemix.training import RunConfig, ScheduleConfig
 from statemix.training.schedules import Schedules, restore_attributes
@@ -98,20 +99,20 @@ def inspected(
     """
     counts = [tokens.shape[1]] * len(tokens) if lengths is None else lengths
     return [
-        _measured(number, one, one.x.shape[1] - tokens.shape[1], counts, units)
-        for number, one in enumerate(record(model, tokens))
+        _measured(number, recorded, recorded.x.shape[1] - tokens.shape[1], counts, units)
+        for number, recorded in enumerate(record(model, tokens))
     ]
 
 
 def _measured(
-    number: int, one: Recorded, prepended: int, counts: Sequence[int], units: Sequence[int]
+    number: int, recorded: Recorded, prepended: int, counts: Sequence[int], units: Sequence[int]
 ) -> LayerNumbers:
-    recurrence = one.recurrence()
+    recurrence = recorded.recurrence()
     numbers: LayerNumbers = {
         "layer": number,
-        "module": one.name,
-        "name": one.layer.name,
-        "kind": display_name(one.layer.name),
+        "module": recorded.name,
+        "name": recorded.layer.name,
+        "kind": display_name(recorded.layer.name),
         "unit": "",
         "units": None,
         "size": None,
@@ -139,12 +140,7 @@ def _measured(
         for step in numbers["steps"]
     ]
     numbers["shown"] = [unit for unit in units if unit < recurrence.transitions.shape[2]]
-    _measure_units(numbers, part(recurrence, slice(None), numbers["shown"]), lengths)
-    return numbers
-
-
-def _measure_units(numbers: LayerNumbers, shown: Recurrence, lengths: Sequence[int]) -> None:
-    """Add the gates and mixing matrices of some units."""
+    shown = part(recurrence, slice(None), numbers["shown"])
     if shown.gates is not None:
         numbers["gates"] = [
             plain(row[:length].transpose(0, 1))
@@ -154,14 +150,15 @@ def _measure_units(numbers: LayerNumbers, shown: Recurrence, lengths: Sequence[i
         numbers["mixing"].append([])
         for place in range(len(numbers["shown"])):
             # One at a time: the matrix grows with the square of the length.
-            one = part(shown, slice(row, row + 1), slice(place, place + 1))
-            matrices = mixing(one)[0, :length, :length, 0]
+            single = part(shown, slice(row, row + 1), slice(place, place + 1))
+            matrices = mixing(single)[0, :length, :length, 0]
             numbers["mixing"][row].append(plain(sizes(matrices)))
             size = matrices.shape[-2]
             if row == place == 0 and length * size <= WHOLE:
                 # (t, s, m, R) becomes (t m, s R).
                 block = matrices.transpose(1, 2).reshape(length * size, -1)
                 numbers["block_attention"] = plain(block)
+    return numbers
 
 
 def _summary(recurrence: Recurrence, lengths: Sequence[int], found: Tensor) -> Summary:
@@ -171,7 +168,7 @@ def _summary(recurrence: Recurrence, lengths: Sequence[int], found: Tensor) -> S
         return torch.cat([row[:n] for row, n in zip(per_position, lengths, strict=True)])
 
     known, gates = spectrum(joined(found)), recurrence.gates
-    moduli = {name: _rounded(known[name]) for name in ("largest", "mean")}
+    moduli = {name: plain(known[name]) for name in ("largest", "mean")}
     mean_entropy = None if gates is None else plain(joined(entropy(gates)).mean())
     return cast(Summary, {**known, **moduli, "gate_entropy": mean_entropy})
 
@@ -195,20 +192,18 @@ def plain_eigenvalues(found: Tensor) -> list[list[float]]:
     return pairs
 
 
-def plain(tensor: Tensor) -> Any:
+def plain(values: Any) -> Any:
     """Return a tensor as nested lists of numbers of few digits; None where it is not finite.
 
     Example:
         >>> plain(torch.tensor([[1 / 3, float("nan")]]))
         [[0.33333, None]]
     """
-    return _rounded(tensor.detach().double().tolist())
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rounded(one) for one in value]
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(values, Tensor):
+        values = values.detach().double().tolist()
+    if isinstance(values, list):
+        return [plain(value) for value in values]
+    return float(f"{values:.{_DIGITS}g}") if math.isfinite(values) else None
 
 
 class GateMap(TypedDict):
@@ -243,6 +238,24 @@ def softened(model: ReadoutModel, config: RunConfig, task: Task) -> ReadoutModel
     initial = Schedules(begin, 1.0, config.build_model(task), num_steps=1).attributes(0)
     restore_attributes(copied, initial)
     return copied
+
+
+def run_sharpening(
+    model: ReadoutModel,
+    config: RunConfig,
+    task: Task,
+    tokens: Tensor,
+    lengths: Sequence[int],
+    *,
+    units: Sequence[int],
+) -> list[Sharpening]:
+    """Measure the gates of a run before and after sharpening; empty if nothing sharpens them."""
+    soft = softened(model, config, task)
+    if soft is not None:
+        return sharpening(soft, model, tokens, lengths, units=units)
+    if can_harden(model):
+        return sharpening(model, harden(model), tokens, lengths, units=units)
+    return []
 
 
 def sharpening(

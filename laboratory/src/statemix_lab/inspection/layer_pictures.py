@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from statemix.proofs.token_maps import BlockActions
 from statemix.tasks.groups import components
 from statemix.training.attempts import Attempt
-from statemix_lab.inspection.layer_numbers import GateMap, LayerNumbers, Sharpening
+from statemix_lab.inspection.layer_numbers import LayerNumbers, Sharpening
 from statemix_lab.studies import complex_plane
 from statemix_lab.studies.figure import LIGHT, Panel, curves, drawing
 from statemix_lab.studies.figure import draw as draw_panels
@@ -46,7 +46,16 @@ def pictures(
         if one["summary"] is None:
             continue
         number, title = one["layer"], f"layer {one['layer']}, {one['kind']} m={one['size']}"
-        yield f"eigenvalues-{number}.png", complex_plane.draw([_spectra(one, title)])
+        steps = [step + 1 - one["prepended"] for step in one["steps"]]
+        spectra = complex_plane.Spectra(
+            title=f"{title}: eigenvalues",
+            family=one["name"],
+            row_title="",
+            column_title="time step",
+            columns=["BOS" if step < 1 else str(step) for step in steps],
+            rows={"": one["eigenvalues"]},
+        )
+        yield f"eigenvalues-{number}.png", complex_plane.draw([spectra])
         start = ["BOS"] * one["prepended"]
         labels = {name: start + [str(token) for token in row] for name, row in tokens.items()}
         name, first = next(iter(labels.items()))
@@ -63,34 +72,17 @@ def pictures(
             drawn = draw_block(one["block_attention"], first, title=heading)
             yield f"block-attention-{number}.png", drawn
         if number in moments:
-            rows, strips = _before_and_after(moments[number], one["unit"])
+            # The gates of each unit twice, one above the other.
+            rows, strips = [], []
+            for place, unit in enumerate(moments[number]["shown"]):
+                for gates in (moments[number]["before"], moments[number]["after"]):
+                    rows.append(gates["gates"][place])
+                    temperature = gates["temperature"]
+                    heat = f"τ = {temperature:.3g}" if temperature else "τ → 0"
+                    strips.append(f"{one['unit']} {unit}, {heat}")
             heading = f"{title}: gates at two gate temperatures τ"
             drawn = draw_gates([rows], strips, {name: first}, title=heading)
             yield f"sharpening-{number}.png", drawn
-
-
-def _spectra(one: LayerNumbers, title: str) -> complex_plane.Spectra:
-    steps = [step + 1 - one["prepended"] for step in one["steps"]]
-    return complex_plane.Spectra(
-        title=f"{title}: eigenvalues",
-        family=one["name"],
-        row_title="",
-        column_title="time step",
-        columns=["BOS" if step < 1 else str(step) for step in steps],
-        rows={"": one["eigenvalues"]},
-    )
-
-
-def _before_and_after(found: Sharpening, unit: str) -> tuple[list[Any], list[str]]:
-    """Return the gates of each unit twice, one above the other, and their names."""
-    pairs = list(itertools.product(range(len(found["shown"])), (found["before"], found["after"])))
-    rows = [moment["gates"][place] for place, moment in pairs]
-    names = [f"{unit} {found['shown'][place]}, {_temperature(moment)}" for place, moment in pairs]
-    return rows, names
-
-
-def _temperature(found: GateMap) -> str:
-    return f"τ = {found['temperature']:.3g}" if found["temperature"] else "τ → 0"
 
 
 def scale_of(arrays: Sequence[NDArray[np.float64]]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Chess: follow the position of a game from its moves."""
 
 import random
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import accumulate
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
@@ -105,21 +107,14 @@ class Chess(PlacesTask):
         return all_moves()[int(np.flatnonzero(self._tokens == token)[0])].text
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
-        """Return one game as text: its moves, and the position after the last one.
-
-        Args:
-            index: index of the game in the split.
-            split: as in ``examples``.
-        """
+        """Return one game as text: its moves, and the position after the last one."""
         return self._pictured(index, split, unit="plies", per_line=12, picture=board_text)
 
     def game(self, moves: Sequence[str]) -> Examples:
         """Return a game of the user as one example.
 
-        Args:
-            moves: the moves from the initial position, in the notation of UCI ("e2e4", "e7e8q",
-                "e1g1") or in algebraic notation ("e4", "Nf3", "O-O"), whose "+" and "#" may be
-                absent.
+        Moves from the initial position are in the notation of UCI ("e2e4", "e7e8q", "e1g1") or in
+        algebraic notation ("e4", "Nf3", "O-O"), whose "+" and "#" may be absent.
         """
         board, tokens = _library().Board(), []
         if not moves:
@@ -157,15 +152,9 @@ def world_model_games(seed: int = 0) -> Iterator[list[int]]:
 
     All legal moves are equally likely, in the order of python-chess. A game ends when its result is
     known or a player may claim a draw, and is left out if it has fewer than 20 plies. The published
-    split has the first 10,000 games of seed 0.
+    split has the first 10,000 games of seed 0. A game is a list of numbers in ``all_moves()``.
 
     Source: Walker and Lyons, 2605.30100.
-
-    Args:
-        seed: seed of Python's generator ``random.Random``.
-
-    Yields:
-        Games as numbers of moves in ``all_moves()``.
     """
     library, draw = _library(), random.Random(seed)
     while True:
@@ -222,10 +211,7 @@ def _game(key: Raw, length: int, *, covers: bool) -> list[int]:
             board, game = new_board(), []
             continue
         value = next(values)
-        if covers:
-            move = _weighted(board, legal, value)
-        else:
-            move = legal[value * len(legal) >> 64]
+        move = _weighted(board, legal, value) if covers else legal[value * len(legal) >> 64]
         game.append(_number(board, move))
         board.push(move)
         # The moves would cost memory, and nothing is taken back.
@@ -241,13 +227,8 @@ def _stream(key: Raw) -> Iterator[int]:
 
 
 def _weighted(board: "chess.Board", legal: "list[chess.Move]", value: int) -> "chess.Move":
-    weights = [_weight(board, move) for move in legal]
-    left = value * sum(weights) >> 64
-    for move, weight in zip(legal, weights, strict=True):
-        left -= weight
-        if left < 0:
-            return move
-    raise AssertionError("the value is below the sum of the weights")
+    sums = list(accumulate(_weight(board, move) for move in legal))
+    return legal[bisect_right(sums, value * sums[-1] >> 64)]
 
 
 def _weight(board: "chess.Board", move: "chess.Move") -> int:

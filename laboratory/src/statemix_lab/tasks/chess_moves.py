@@ -52,14 +52,7 @@ _ROOKS = {"g1": ("h1", "f1"), "c1": ("a1", "d1"), "g8": ("h8", "f8"), "c8": ("a8
 
 
 class ChessMove(NamedTuple):
-    """A move by its squares.
-
-    Attributes:
-        start: number of the square that the piece leaves.
-        end: number of the square that the piece comes to.
-        promotion: what a pawn becomes, one of "NBRQ"; empty if the move is no promotion.
-        kind: whether the move castles or captures en passant.
-    """
+    """A move by the numbers of its squares, and what a pawn becomes: one of "NBRQ", or nothing."""
 
     start: int
     end: int
@@ -159,10 +152,7 @@ def _features(
 ) -> NDArray[np.float32]:
     """Return a one for each square of a move, and one for what is special.
 
-    Args:
-        moves: the moves.
-        special: function of a move without a promotion that returns a name, which stands for
-            something else with each second square, or None.
+    ``special`` names what is special of a move without a promotion, for each second square.
     """
     numbers: dict[tuple[str, int], int] = {}
     rows = []
@@ -226,13 +216,11 @@ def is_jump_of_king(move: ChessMove) -> bool:
 
 @cache
 def kinds_by_pieces() -> NDArray[np.int64]:
-    """Return the kind of a move by the pieces on its squares.
+    """Return the kind of a move by the pieces on its squares, as a number in ``KINDS``.
 
-    Returns:
-        Shape (moves without kinds, contents of the first square, contents of the second square):
-        the number of the kind in ``KINDS``, or -1 if the piece never moves so. The second content
-        is free, except that a pawn changes its file only to capture, no pawn captures a king, and a
-        king castles to an empty square.
+    It is -1 if the piece never moves so; the shape is (moves without kinds, contents of the first
+    square, contents of the second square). The second content is free, except that a pawn changes
+    its file only to capture, no pawn captures a king, and a king castles to an empty square.
     """
     found = np.full((len(moves_without_kinds()), len(PIECES), len(PIECES)), -1)
     for move, kinds in zip(moves_without_kinds(), found, strict=True):
@@ -270,10 +258,9 @@ def _of_pawn(move: ChessMove, pawn: str, kinds: NDArray[np.int64]) -> None:
 
 @cache
 def numbers_by_kind() -> NDArray[np.int64]:
-    """Return the number in :func:`all_moves` of each move without a kind and each kind.
+    """Return the number in :func:`all_moves`, shape (moves without kinds, kinds).
 
-    Returns:
-        Shape (moves without kinds, kinds). A kind that the move never has gives the plain move.
+    A kind that the move never has gives the plain move.
     """
     numbers = {move: number for number, move in enumerate(all_moves())}
     return np.array(
@@ -297,11 +284,7 @@ def features_without_kinds() -> NDArray[np.float32]:
 
 
 def board_text(contents: NDArray[np.int64]) -> str:
-    """Return a position as eight lines, with the side to move and the rights below.
-
-    Args:
-        contents: contents of the places of ``HEADS``, shape (69,).
-    """
+    """Return the contents of ``HEADS`` as eight lines, with the side to move and rights below."""
     pieces = [PIECES[content] for content in contents[:64]]
     lines = [f"{rank + 1}  " + " ".join(pieces[8 * rank : 8 * rank + 8]) for rank in range(8)][::-1]
     side, *rights = contents[64 : len(HEADS)].tolist()

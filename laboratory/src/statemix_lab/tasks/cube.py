@@ -59,14 +59,11 @@ def read_turns(text: str) -> NDArray[np.int64]:
 
 
 def cube_text(contents: NDArray[np.int64]) -> str:
-    """Return a cube as text, unfolded: the face up, then left to back, then the face down.
-
-    Args:
-        contents: colours of the 48 stickers.
-    """
+    """Return the colours of 48 stickers as text: the face up, left to back, then the face down."""
     faces = []
     for face in range(len(COLOURS)):
-        around = [COLOURS[one] for one in contents[face * _STICKERS : (face + 1) * _STICKERS]]
+        stickers = contents[face * _STICKERS : (face + 1) * _STICKERS]
+        around = [COLOURS[colour] for colour in stickers]
         cells = [*around[:4], COLOURS[face], *around[4:]]
         faces.append([" ".join(cells[row : row + 3]) for row in (0, 3, 6)])
     margin = " " * 7
@@ -136,12 +133,7 @@ class Cube(PlacesTask):
         return COLOURS[target]
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
-        """Return one example as text: its turns, and the cube after the last one.
-
-        Args:
-            index: index of the example in the split.
-            split: as in ``examples``.
-        """
+        """Return one example as text: its turns, and the cube after the last one."""
         return self._pictured(index, split, unit="turns", per_line=24, picture=cube_text)
 
     def _count(self, length: int) -> int:

@@ -75,6 +75,26 @@ def test_a_story_becomes_these_tokens(folder):
     assert task.words == ("<story>", *sorted(set(" ".join(TOKENS).split()) - {"<story>"}))
     assert task.heads == {"answer": task.vocab_size}
     assert task.title == "catbAbI"
+    # Of the training answers, each is one of three.
+    assert task.chance == {"answer": 1 / 3}
+    first, *lines = task.describe(0, "test").splitlines()
+    assert first == f"test sequence 0 of catbAbI, {SIZE} tokens"
+    assert "to the office ? [e,n] e,n" in " ".join(line.strip() for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_range_over_several_passes_is_made_of_single_examples(folder):
+    """Some sequences end between a question and its answer, which is scored nevertheless."""
+    task = CatBabi(folder=str(folder), length=8)
+    tokens, targets, _ = task.examples("train", 2, 40)
+    for place in range(38):
+        alone = task.examples("train", 2 + place, 3 + place)
+        np.testing.assert_array_equal(alone.tokens[0], tokens[place])
+        np.testing.assert_array_equal(alone.targets["answer"][0], targets["answer"][place])
+    asked = tokens == task.words.index("?")
+    np.testing.assert_array_equal(targets["answer"] != IGNORED, asked)
+    assert asked[:, -1].any()
+    assert task.examples("train", 10**18, 10**18 + 3).tokens.shape == (3, 8)
 
 
 WORDS = st.text("abcxyz", min_size=1, max_size=4)
@@ -146,26 +166,7 @@ def test_passes_splits_and_seeds_have_orders_of_their_own(tmp_path):
         assert max(same, default=0) < 0.2
 
 
-def test_a_range_over_several_passes_is_made_of_single_examples(folder):
-    task = CatBabi(folder=str(folder), length=7)
-    tokens, targets, _ = task.examples("train", 2, 40)
-    for place in range(38):
-        alone = task.examples("train", 2 + place, 3 + place)
-        np.testing.assert_array_equal(alone.tokens[0], tokens[place])
-        np.testing.assert_array_equal(alone.targets["answer"][0], targets["answer"][place])
-    far = task.examples("train", 10**18, 10**18 + 3)
-    assert far.tokens.shape == (3, 7)
-
-
-def test_an_answer_beyond_the_end_of_a_sequence_is_scored(folder):
-    whole = CatBabi(folder=str(folder), length=SIZE).examples("test", 0, 1)
-    (asked, *_) = np.flatnonzero(whole.targets["answer"][0] != IGNORED)
-    cut = CatBabi(folder=str(folder), length=int(asked) + 1).examples("test", 0, 1)
-    np.testing.assert_array_equal(cut.tokens[0], whole.tokens[0, : asked + 1])
-    assert cut.targets["answer"][0, -1] == whole.tokens[0, asked + 1]
-
-
-@pytest.mark.parametrize("given_files", [(), ("valid",), ("test",)])
+@pytest.mark.parametrize("given_files", [(), ("valid",)])
 def test_every_tenth_training_story_stands_in_for_a_missing_file(tmp_path, given_files):
     (tmp_path / "qa5_a_b_train.txt").write_text(numbered(40))
     for split in given_files:
@@ -188,25 +189,6 @@ def test_every_tenth_training_story_stands_in_for_a_missing_file(tmp_path, given
     assert found["train"] == [*kept, *range(200, 212)]
 
 
-def test_guessing_says_the_most_frequent_training_answer(tmp_path):
-    for split, lines in (
-        ("train", ["yes", "no", "yes", "yes"]),
-        ("valid", ["no"]),
-        ("test", ["no"]),
-    ):
-        story = "".join(f"{n} Is it? \t{answer}\t1\n" for n, answer in enumerate(lines, 1))
-        (tmp_path / f"qa1_{split}.txt").write_text(story)
-    assert CatBabi(folder=str(tmp_path)).chance == {"answer": 0.75}
-
-
-def test_description_shows_answers_after_their_questions(folder):
-    task = CatBabi(folder=str(folder), length=SIZE)
-    first, *lines = task.describe(0, "test").splitlines()
-    assert first == f"test sequence 0 of catbAbI, {SIZE} tokens"
-    assert "to the office ? [e,n] e,n" in " ".join(line.strip() for line in lines)
-    assert max(map(len, lines)) <= 80
-
-
 def test_files_are_read_once_and_again_after_a_change(folder, monkeypatch):
     reads = []
     read = stories.read
@@ -215,18 +197,15 @@ def test_files_are_read_once_and_again_after_a_change(folder, monkeypatch):
     for path in (str(folder), f"{folder}/", folder.name):
         assert "box" not in CatBabi(folder=path).words
     assert len(reads) == 1
-    (folder / "qa1_test.txt").write_text(numbered(2))
-    assert "box" in CatBabi(folder=str(folder)).words
-    assert len(reads) == 2
-
-
-def test_files_are_read_again_after_a_change_that_leaves_their_size(folder):
     path = folder / "qa1_test.txt"
-    CatBabi(folder=str(folder))
+    path.write_text(numbered(2))
+    assert "box" in CatBabi(folder=str(folder)).words
+    # Also after a change that leaves the size.
     before = path.stat()
-    path.write_text(STORY.replace("Mary", "Anna"))
+    path.write_text(numbered(2).replace("Box", "Bag"))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 10**10))
-    assert "anna" in CatBabi(folder=str(folder)).words
+    assert "bag" in CatBabi(folder=str(folder)).words
+    assert len(reads) == 3
 
 
 def test_an_archive_is_read_like_its_folder(folder, tmp_path):
@@ -254,38 +233,20 @@ def test_an_archive_is_read_like_its_folder(folder, tmp_path):
             CatBabi(folder=f"{archive}{inside}")
 
 
-def test_a_broken_archive_is_named(folder, tmp_path):
-    archive = tmp_path / "tasks.tar.gz"
-    with tarfile.open(archive, "w:gz") as packed:
-        for number in range(50):
-            packed.add(folder / "qa1_train.txt", f"en/qa{number}_train.txt")
-    whole = archive.read_bytes()
-    for content in (
-        whole[: len(whole) // 2],
-        whole[:40] + bytes(40) + whole[80:],
-        b"",
-        STORY.encode(),
-    ):
-        archive.write_bytes(content)
-        with pytest.raises(ValueError, match=r"^folder must .*tasks\.tar\.gz"):
-            CatBabi(folder=str(archive))
-
-
 @pytest.mark.parametrize(("kind", "options"), [("gz", {"compresslevel": 0}), ("xz", {"preset": 0})])
-def test_an_archive_with_a_damaged_body_is_named(tmp_path, kind, options):
+def test_a_damaged_archive_is_named(tmp_path, kind, options):
     """The damage lies beyond what opening the archive reads."""
     path, archive = tmp_path / "qa1_train.txt", tmp_path / f"tasks.tar.{kind}"
     path.write_bytes(np.random.default_rng(0).bytes(600_000))
     with tarfile.open(archive, f"w:{kind}", **options) as packed:
         packed.add(path, path.name)
     whole = archive.read_bytes()
-    archive.write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
-    with pytest.raises(ValueError, match=r"^folder must be .* a complete .tar.gz archive, got"):
-        CatBabi(folder=str(archive))
-
-
-def test_links_of_an_archive_are_no_files(tmp_path):
-    archive, link = tmp_path / "tasks.tar.gz", tarfile.TarInfo("en/qa1_train.txt")
+    half = len(whole) // 2
+    for damaged in (whole[:half] + bytes(half), whole[:half], b"", STORY.encode()):
+        archive.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"^folder must be .* a complete .tar.gz archive, got"):
+            CatBabi(folder=str(archive))
+    link = tarfile.TarInfo("en/qa1_train.txt")
     link.type, link.linkname = tarfile.SYMTYPE, "absent.txt"
     with tarfile.open(archive, "w:gz") as packed:
         packed.addfile(link)
@@ -300,12 +261,10 @@ def test_links_of_an_archive_are_no_files(tmp_path):
         ("1 Mary left.\n", "got qa1_train.txt without a question"),
         (f"{STORY}\n", "line 9 of qa1_train.txt must be 'ID text' or 'ID question.*', got ''"),
         ("Mary left.\n", "line 1 of qa1_train.txt must be 'ID text' .*, got 'Mary left.'"),
-        (f"{STORY}1\n", "line 9 of .* must be 'ID text' .*, got '1'"),
         ("1 Where?\tattic\n", "line 1 of .* must be .*'ID question.*answer.*', got '1 Where.*"),
         ("1 Where? \t \t1\n", "line 1 of .* must be"),
         ("1 Where? \tthe attic\t1\n", "line 1 of .* must be"),
         ("1 Where? \tattic\tone\n", "line 1 of .* must be"),
-        ("1 Where? \tattic\t1\t2\n", "line 1 of .* must be"),
         ("1 Where. \tattic\t1\n", "line 1 of .* must be"),
         ("2 Mary left.\n", "line 1 of .* must have ID 1, which begins a story, got '2 Mary left.'"),
         ("1 A.\n2 B.\n2 C.\n", "line 3 of .* must have ID 1 or an ID above 2, got '2 C.'"),
@@ -325,7 +284,6 @@ def test_files_that_do_not_fit_are_named_with_the_line(folder, content, message)
     ("name", "message"),
     [
         ("absent", "^folder must be an existing folder or archive of bAbI's files, got '.*absent'"),
-        ("\0", "^folder must be an existing folder or archive"),
         ("empty", "^folder must hold bAbI's files .*_train.txt.*, got none in '.*empty'"),
         ("x" * 5000, "^folder must be readable, got 'x*' .*too long"),
     ],
@@ -354,33 +312,17 @@ def test_missing_and_repeated_files_are_named(folder):
 @pytest.mark.parametrize(
     ("request_", "error", "message"),
     [
-        (("dev", 0, 1), ValueError, "split must be one of train, validation, test, got 'dev'"),
-        (("train", -1, 1), ValueError, "start must be at least 0, got -1"),
         (("train", 0, 4), ValueError, "stop must be at most train_size=3, got 4"),
         (("test", 0, 6), ValueError, r"stop must be at most 5 \(sequences of 10 tokens .*, got 6"),
         (("validation", 0, 3, 20), ValueError, r"stop must be at most 2 .* validation .*, got 3"),
-        (("test", 0, 1, 60), ValueError, r"stop must be at most 0 \(sequences of 60 .*, got 1"),
-        (("test", 0, 1, 0), ValueError, "length must be at least 1, got 0"),
-        (("train", 0.0, 1), OptionError, "start must be an integer, got 0.0"),
     ],
 )
 def test_bad_requests_are_named(folder, request_, error, message):
+    task = CatBabi(folder=str(folder), length=10, train_size=3)
     with pytest.raises(error, match=message):
-        CatBabi(folder=str(folder), length=10, train_size=3).examples(*request_)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"length": 0}, ValueError, "length must be at least 1, got 0"),
-        ({"train_size": 0}, ValueError, "train_size must be at least 1, got 0"),
-        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
-        ({"folder": None}, OptionError, "folder must be a string, got None"),
-    ],
-)
-def test_bad_options_are_named(folder, options, error, message):
-    with pytest.raises(error, match=message):
-        CatBabi(**({"folder": str(folder)} | options))
+        task.examples(*request_)
+    with pytest.raises(OptionError, match="folder must be a string, got None"):
+        CatBabi(folder=None)
 
 
 def test_a_configuration_stores_the_path_as_given_and_refuses_in_one_line(folder, monkeypatch):

@@ -8,7 +8,6 @@ from typing import Any
 from rich.table import Table
 
 from statemix.layers import LayerSpec
-from statemix.ops import BACKENDS
 from statemix_lab.bench import operator_timing, step_timing
 from statemix_lab.bench.compared_layers import display_name
 from statemix_lab.bench.harness import COPY, Measurement
@@ -49,17 +48,12 @@ class Decode(Measured):
     block_sizes: tuple[int, ...] = (4,)
     """Block sizes m of BD-LRU, orders m of H-LRU."""
 
-    backends: tuple[str, ...] = ()
-    """Backends to time as well, beside the fastest of the device."""
-
     peers: tuple[LayerSpec, ...] = (LayerSpec("lstm"),)
     """Other layers of the same width, as in `statemix train --model.layers`."""
 
     def run(self) -> None:
         """Measure and print, case by case."""
         device = self.place()
-        for name in self.backends:
-            BACKENDS.find(name)
         peers = {name_of(spec): spec for spec in self.peers}
         row = partial(step_timing.row, dtype=self.dtype, peers=peers)
         self.measure(
@@ -71,7 +65,6 @@ class Decode(Measured):
                 dtype=self.torch_dtype,
                 peers=peers,
                 device=self.device,
-                backends=self.backends,
             ),
             device=device,
             relative_to=(PROJECTIONS, COPY),

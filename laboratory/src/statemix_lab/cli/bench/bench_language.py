@@ -107,20 +107,18 @@ class LanguageModels(Measured):
         console = open_console(self.output)
         name, model = next(iter(models.items()))
         process = harness.describe_process()
-        for found in decoding_memory(model, self.memory_at):
+        for used in decoding_memory(model, self.memory_at):
             console.print(
-                f"{name} after {found['tokens']:,} tokens: cache {found['cache_bytes']:,} bytes, "
-                f"process {found['resident_bytes'] / 2**20:,.1f} MiB"
+                f"{name} after {used['tokens']:,} tokens: cache {used['cache_bytes']:,} bytes, "
+                f"process {used['resident_bytes'] / 2**20:,.1f} MiB"
             )
             if self.output is not None:
-                row = {"benchmark": "language-memory", "provider": name, "model": model, **found}
+                row = {"benchmark": "language-memory", "provider": name, "model": model, **used}
                 harness.append_rows(self.output, [row], process)
 
 
 def _label(case: Any) -> str:
-    if case.task == "training":
-        return "training"
-    return f"decoding, {case.length:,}"
+    return "training" if case.task == "training" else f"decoding, {case.length:,}"
 
 
 def _table(outcomes: Sequence[Timed[Any]]) -> Table:

@@ -152,7 +152,7 @@ def _table(
         if beside_projections:
             ratios.append(one.ratios.get(f"{one.provider} projections"))
         table.add_row(
-            entry.title + ("*" if one.memory_reused is False else ""),
+            entry.title,
             *_paid(entry),
             one.status if one.time_s is None else _short(case.num_tokens / one.time_s.p50),
             *map(ratio_text, ratios),

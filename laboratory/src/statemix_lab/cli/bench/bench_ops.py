@@ -1,7 +1,7 @@
 """``statemix bench ops``: speed and memory of the operators against baselines."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from rich.table import Table
@@ -68,26 +68,18 @@ class Ops(Measured):
     """Also time the published scan under torch.compile with max-autotune. Each case compiles
     for one to three minutes."""
 
-    quick: bool = False
-    """Check in a minute or two that everything runs: an eighth of the length, at most five rounds
-    and one second. Such short data fits into caches, so do not compare the times with a full
-    run."""
-
     def run(self) -> None:
         """Measure and print, case by case."""
         device = self.place()
         peer_timing.check(self.peers, self.torch_dtype, self.device)
         operator_timing.check_chunks(self.chunks, self.device)
-        shapes, limits = [operator_timing.parse_shape(text) for text in self.shapes], self
-        if self.quick:
-            shapes = [shape._replace(length=_shortened(shape.length)) for shape in shapes]
-            limits = replace(self, rounds=min(self.rounds, 5), budget_s=min(self.budget_s, 1.0))
+        shapes = [operator_timing.parse_shape(text) for text in self.shapes]
         cases = operator_timing.cases(
             self.recurrences, shapes, self.block_sizes, self.orders, self.gate
         )
         for case in cases:
             operator_timing.check_case(case, self.torch_dtype, device.total_bytes())
-        limits.measure(
+        self.measure(
             cases,
             self._providers,
             device=device,
@@ -106,9 +98,9 @@ class Ops(Measured):
             case, dtype, compiled=self.compiled, device=device, chunks=self.chunks
         )
         chunked = map(operator_timing.chunked, self.chunks)
-        asked = {*self.providers, operator_timing.COMPILED, *chunked}
-        peers = peer_timing.providers(self.peers, case, dtype, device)
-        return [*(one for one in every if one.name in asked), *peers]
+        names = {*self.providers, operator_timing.COMPILED, *chunked}
+        peers = [peer_timing.provider(name, case, dtype, device) for name in self.peers]
+        return [*(provider for provider in every if provider.name in names), *peers]
 
     def _row(self, case: OperatorCase, one: Measurement) -> dict[str, Any]:
         row = peer_timing.row if one.provider in peer_timing.NAMES else operator_timing.row
@@ -138,11 +130,6 @@ class Ops(Measured):
             lambda case: str(case.block_size),
             cells,
         )
-
-
-def _shortened(length: int) -> int:
-    """Return an eighth of the length, but at least 16 steps unless the length is shorter."""
-    return max(min(length, 16), length // 8)
 
 
 def _label(case: OperatorCase) -> str:

@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.status import Status
 from rich.table import Table
 
 from statemix import files
@@ -75,8 +76,8 @@ class Measured:
         if not 1 <= self.rounds <= _MOST_ROUNDS:
             raise RequestError(f"rounds must be in 1..{_MOST_ROUNDS}, got {self.rounds}")
         for name, seconds in (("budget_s", self.budget_s), ("limit_s", self.limit_s)):
-            if seconds is not None and not 0 < seconds < math.inf:
-                raise RequestError(f"{name} must be positive and finite, got {seconds}")
+            if seconds is not None and seconds <= 0:
+                raise RequestError(f"{name} must be positive, got {seconds}")
         if self.threads is not None:
             check_threads("threads", self.threads)
         return device_of(self.device, graphs=self.graphs)
@@ -111,10 +112,14 @@ class Measured:
         process = harness.describe_process(device)
         print_setting(console, process, self.dtype, remark)
         outcomes: list[Timed[C]] = []
-        with _progress(console, len(cases)) as start_case:
-            for _, of_block in groupby(cases, key=block):
+        numbered = enumerate(cases, 1)
+        with console.status("") as status:
+            for _, of_block in groupby(numbered, key=lambda numbered: block(numbered[1])):
                 shown: list[Timed[C]] = []
-                for case in of_block:
+                for number, case in of_block:
+                    title = f"[{number}/{len(cases)}] {label(case)}"
+                    if not console.is_terminal:
+                        console.print(title)
                     measured = measure(
                         providers(case),
                         relative_to=relative_to,
@@ -122,29 +127,29 @@ class Measured:
                         budget_s=self.budget_s,
                         tolerance=TOLERANCES[self.torch_dtype],
                         seed=0,
-                        on_step=start_case(label(case)),
+                        on_step=partial(_show_step, status, title),
                         device=device,
                         ready_by_s=ready_by_s,
                         clock=clock,
                     )
-                    measured = [one for one in measured if one.provider not in hidden]
+                    measured = [result for result in measured if result.provider not in hidden]
                     shown.append((case, measured))
                     if self.output is not None:
-                        kept = (row(case, one) for one in measured)
+                        kept = (row(case, result) for result in measured)
                         harness.append_rows(self.output, kept, process)
                 console.print(table(shown))
                 outcomes += shown
+        results = [(case, result) for case, measured in outcomes for result in measured]
         missing = (
-            f"  {one.provider} {one.status}: {one.reason} ({label(case)})"
-            for case, measured in outcomes
-            for one in measured
-            if one.reason
+            f"  {result.provider} {result.status}: {result.reason} ({label(case)})"
+            for case, result in results
+            if result.reason
         )
         for line in (*notes(outcomes), *missing):
             console.print(line, soft_wrap=True)
         if self.output is not None:
             console.print(f"rows appended to {self.output}", soft_wrap=True)
-        failures = [one for _, measured in outcomes for one in measured if one.status == "failed"]
+        failures = [result for _, result in results if result.status == "failed"]
         if failures:
             raise RunsFailedError(
                 f"{len(failures)} of the measurements failed, the first of them "
@@ -152,12 +157,18 @@ class Measured:
             )
 
 
+def _show_step(status: Status, title: str, step: str) -> None:
+    status.update(escape(f"{title}: {step}"))
+
+
 def open_console(output: Path | None) -> Console:
     """Return a console as wide as tables may be, and check that rows can be appended to a file."""
     if output is not None:
         files.open_for_append("output", output)
     console = Console(markup=False, highlight=False)
-    return console if console.is_terminal else Console(markup=False, highlight=False, width=WIDTH)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
 
 
 def print_setting(console: Console, process: Mapping[str, Any], dtype: str, remark: str) -> None:
@@ -177,33 +188,9 @@ def print_setting(console: Console, process: Mapping[str, Any], dtype: str, rema
         f"device {process['device']}{', as graphs' if process['graphs'] else ''}, {dtype}, "
         f"torch {process['packages']['torch']}{peers}, backends: {backends}.\n"
         f"OMP_PROC_BIND is {binding}.\n"
-        "Calls reuse freed memory (mallopt: no mapping, no trimming). Providers marked * had too\n"
-        "little memory for that; each of their calls maps large blocks anew.\n"
+        "Calls reuse freed memory (mallopt: no mapping, no trimming).\n"
         f"{remark}"
     )
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[str], Callable[[str], None]]]:
-    """Yield a function that starts a case and returns a function that reports its steps."""
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(
-        *columns,
-        TextColumn("{task.description}"),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    task = bar.add_task("", total=total, completed=-1)
-
-    def start_case(label: str) -> Callable[[str], None]:
-        bar.advance(task)
-        if not console.is_terminal:
-            console.print(f"[{bar.tasks[0].completed + 1:.0f}/{total}] {label}")
-        return lambda step: bar.update(task, description=f"{label}: {step}")
-
-    with bar:
-        yield start_case
-        bar.update(task, completed=total, description="done")
 
 
 def new_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
@@ -230,7 +217,7 @@ def provider_table(
         for position, one in enumerate(measured):
             table.add_row(
                 name(case) if position == 0 else "",
-                one.provider + ("*" if one.memory_reused is False else ""),
+                one.provider,
                 *([one.status] if one.time_s is None else cells(case, one)),
                 end_section=position == len(measured) - 1,
             )

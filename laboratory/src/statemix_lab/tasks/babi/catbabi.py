@@ -105,12 +105,7 @@ class CatBabi(AddressedTask):
         return Examples(tokens.reshape(shape), {"answer": targets.reshape(shape)})
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
-        """Return one example as text: its words, with each answer in brackets after its question.
-
-        Args:
-            index: index of the example in the split.
-            split: as in ``examples``.
-        """
+        """Return an example as text: its words, with each answer in brackets after its question."""
         index = addressing.check_integer("index", index, minimum=0)
         tokens, targets, _ = self.examples(split, index, index + 1)
         pairs = zip(tokens[0].tolist(), targets["answer"][0].tolist(), strict=True)

@@ -33,14 +33,7 @@ _EXPECTED = "qaN_..._train.txt, optionally _valid.txt and _test.txt"
 
 
 class TextFile(NamedTuple):
-    """The stories of one bAbI task for one split.
-
-    Attributes:
-        number: number of the bAbI task.
-        split: split that the file is meant for.
-        name: name of the file, for messages.
-        text: its content.
-    """
+    """The stories of one bAbI task for one split: its number, and the name and text of the file."""
 
     number: int
     split: Split
@@ -53,14 +46,11 @@ Place = tuple[str, str, tuple[tuple[str, int, int], ...]]
 
 
 def locate(folder: str) -> Place:
-    """Return where the files are, without reading them.
+    """Return where the files are, without reading them; it changes if files are replaced.
 
     Args:
         folder: path of a folder; path of an archive (.tar.gz), or such a path continued by the path
             of a folder within the archive.
-
-    Returns:
-        A value that changes if files are replaced.
     """
     path = Path(folder).absolute()
     if path.is_dir():
@@ -84,13 +74,20 @@ def read(place: Place) -> list[TextFile]:
         contents = _unpacked(root, PurePosixPath(inside))
     files: dict[tuple[int, Split], TextFile] = {}
     for name, content in contents.items():
-        number, split = _meaning(name)
+        match = _NAME.fullmatch(name)
+        assert match is not None
+        number, split = int(match[1]), _SPLITS[match[2]]
         if (number, split) in files:
             first = files[number, split].name
             raise OptionError(
                 f"folder must hold one file for each task and split, got {first} and {name}"
             )
-        files[number, split] = TextFile(number, split, name, _text(name, content))
+        try:
+            files[number, split] = TextFile(number, split, name, content.decode())
+        except UnicodeDecodeError as error:
+            raise OptionError(
+                f"folder must hold text files in UTF-8, got byte {error.start} of {name}"
+            ) from error
     if not files:
         raise OptionError(f"folder must hold bAbI's files ({_EXPECTED}), got none in {root!r}")
     for number, split in files:
@@ -105,21 +102,6 @@ def _state(path: Path) -> tuple[str, int, int]:
     return str(path), stat.st_size, stat.st_mtime_ns
 
 
-def _meaning(name: str) -> tuple[int, Split]:
-    match = _NAME.fullmatch(name)
-    assert match is not None
-    return int(match[1]), _SPLITS[match[2]]
-
-
-def _text(name: str, content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise OptionError(
-            f"folder must hold text files in UTF-8, got byte {error.start} of {name}"
-        ) from error
-
-
 def _unpacked(archive: str, inside: PurePosixPath) -> dict[str, bytes]:
     """Return name -> content of the files in one folder of an archive; nothing is written."""
     try:
@@ -130,8 +112,8 @@ def _unpacked(archive: str, inside: PurePosixPath) -> dict[str, bytes]:
                 if member.isfile() and _NAME.fullmatch(PurePosixPath(member.name).name)
             }
             folders = sorted({path.parent for path in members})
-            asked = len(inside.parts)
-            chosen = [one for one in folders if not asked or one.parts[-asked:] == inside.parts]
+            depth = len(inside.parts)
+            chosen = [path for path in folders if not depth or path.parts[-depth:] == inside.parts]
             if folders and len(chosen) != 1:
                 raise OptionError(
                     f"folder must name one folder of the archive ({', '.join(map(str, folders))}), "
@@ -183,13 +165,7 @@ class Corpus:
 
 
 def corpus(folder: str) -> Corpus:
-    """Read a folder or archive of bAbI's files, or return what was read before.
-
-    Files are read again after they change.
-
-    Args:
-        folder: as in ``locate``.
-    """
+    """Read a folder or archive as in :func:`locate`, once until its files change."""
     try:
         return _corpus(locate(folder))
     except OSError as error:
@@ -228,9 +204,7 @@ def _joined(stories: list[tuple[list[int], list[int]]], renumbered: NDArray[np.i
 def _parsed(file: TextFile, vocabulary: dict[str, int]) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the tokens of every story and the places of its question marks.
 
-    Args:
-        file: the file.
-        vocabulary: word -> token; new words are added.
+    New words are added to the vocabulary.
     """
 
     def token(word: str) -> int:

@@ -109,6 +109,13 @@ def test_all_four_are_found_without_imports(statemix):
     assert "Memory" in statemix("reproduce mine --dry-run")
 
 
+def test_a_folder_of_strangers_adds_nothing(statemix, tmp_path):
+    """`python -m` searches the working directory, too."""
+    (tmp_path / "site" / "others-1.0.dist-info").rename(tmp_path / "others-1.0.dist-info")
+    (tmp_path / "others.py").write_text("raise SystemExit('ran')")
+    assert "permutation" in statemix("tasks")
+
+
 def test_a_part_that_cannot_be_imported_breaks_no_other(statemix, tmp_path):
     (tmp_path / "site" / "others.py").write_text("import nowhere")
     assert "permutation" in statemix("tasks")

@@ -1,8 +1,10 @@
 """Registries: entries of one kind by name, and specifications of entries with their options."""
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
@@ -14,6 +16,22 @@ Entry = TypeVar("Entry")
 
 REQUIRED: Any = inspect.Parameter.empty
 """Default of an option that must be given."""
+
+
+def installed(group: str) -> list[Any]:
+    """Return the entry points of a group, but not those of the working directory.
+
+    ``python -m statemix`` also searches that, and may be called in a folder of strangers.
+    """
+    # Slow to import.
+    from importlib.metadata import entry_points
+
+    def is_here(point: Any) -> bool:
+        with suppress(OSError):
+            return os.path.samefile(point.dist.locate_file(""), ".")
+        return False
+
+    return [point for point in entry_points(group=group) if not is_here(point)]
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
@@ -115,10 +133,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         """Return the entries, with those of installed distributions."""
         if not self._has_installed:
             self._has_installed = True
-            # Slow to import.
-            from importlib.metadata import entry_points
-
-            for point in entry_points(group=f"statemix.{self.kind}s"):
+            for point in installed(f"statemix.{self.kind}s"):
                 try:
                     entry = point.load()
                 except ImportError as error:

@@ -5,11 +5,13 @@ import itertools
 import json
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from filelock import FileLock
 
+from statemix.cli import train as cli_train
 from statemix.cli.main import main
 from statemix.cli.options import split_values
 from statemix.cli.train import parse
@@ -323,6 +325,20 @@ def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, c
     assert "resumed at step" in capsys.readouterr().err
 
 
+def test_tables_of_two_grids_lose_no_row(tmp_path):
+    rows = [[{"seed": f"{k}-{i}", "folder": f"{k}-{i}"} for i in range(30)] for k in range(2)]
+    for row in itertools.chain(*rows):
+        (tmp_path / row["folder"]).mkdir()
+
+    def write(mine):
+        for row in mine:
+            cli_train._store_grid(tmp_path / "grid.csv", [row])
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, rows))
+    assert len((tmp_path / "grid.csv").read_text().splitlines()) == 61
+
+
 def test_a_further_grid_keeps_the_rows_of_the_first(tmp_path, tiny_arguments):
     def rows_after(*axes):
         assert main(["train", "--folder", str(tmp_path), *tiny_arguments, "--grid", *axes]) == 0
@@ -350,7 +366,7 @@ def test_a_grid_fails_if_every_run_diverges(tmp_path, tiny_arguments, capsys):
 def test_a_grid_names_the_run_that_another_process_trains(tmp_path, tiny_arguments, capsys):
     command = ["train", "--folder", str(tmp_path), *tiny_arguments, "--grid", "seed=0,1"]
     (tmp_path / "seed=1").mkdir()
-    with FileLock(tmp_path / "seed=1" / ".lock"):
+    with FileLock(tmp_path / "seed=1" / ".statemix.lock"):
         assert main(command) == 1
     said = capsys.readouterr().err
     assert "seed=1: interrupted: another process is using " in said

@@ -30,7 +30,7 @@ with FileLock(sys.argv[1]):
 def held(folder):
     """Let another process hold the lock of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-c", HOLD, str(folder / ".lock")]
+    command = [sys.executable, "-c", HOLD, str(folder / ".statemix.lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"held\n"
         yield
@@ -112,7 +112,7 @@ def test_two_at_once_end_well_or_are_refused(tmp_path, tiny_arguments):
     assert 0 in codes
     assert {0, 2} >= {*codes}
     assert (tmp_path / "new" / "summary.json").stat().st_size
-    assert not [*tmp_path.rglob(".lock"), *tmp_path.rglob("*.tmp")]
+    assert not [*tmp_path.rglob(".statemix.lock"), *tmp_path.rglob("*.tmp")]
 
 
 def _append(path):
@@ -136,7 +136,7 @@ def _take(folder, inside):
 def test_a_lock_has_one_owner(tmp_path):
     """A folder that comes and goes, with two processes that want it again and again."""
     assert run_both(_take, tmp_path / "deep" / "folder", tmp_path / "inside") == [0, 0]
-    assert not list(tmp_path.rglob(".lock"))
+    assert not list(tmp_path.rglob(".statemix.lock"))
 
 
 def test_a_lock_leaves_what_others_have_made(tmp_path):

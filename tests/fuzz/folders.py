@@ -98,7 +98,9 @@ def _commanded(command: list[str], here: Path, words: str) -> str:
 
 def _damage(r: random.Random, here: Path) -> str:
     """Damage one file or folder of a run, and say how."""
-    files = sorted(path for path in here.rglob("*") if path.is_file() and path.name != ".lock")
+    files = sorted(
+        path for path in here.rglob("*") if path.is_file() and path.name != ".statemix.lock"
+    )
     if not files:
         return "nothing is left"
     path = r.choice(files)

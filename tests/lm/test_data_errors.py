@@ -147,7 +147,7 @@ def test_a_full_disk_leaves_no_half_of_the_tokens(texts, tmp_path):
             prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert caught.value.filename == str(tmp_path / "out" / "unfinished" / "train.bin")
+    assert caught.value.filename == str(tmp_path / "out" / ".unfinished-tokens" / "train.bin")
     assert not (tmp_path / "out").exists()
     prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
 
@@ -195,11 +195,20 @@ def test_what_a_killed_call_leaves_is_replaced(texts, tmp_path, monkeypatch, num
     assert asked == [tmp_path / "run-tokens"]
     prepare([str(texts)], tmp_path / "run-tokens", tokenizer="bytes")
     names = [path.name for path in (tmp_path / "whole").iterdir()]
-    assert "unfinished" not in names
+    assert ".unfinished-tokens" not in names
     for name in names:
         whole, again = (tmp_path / folder / name for folder in ("whole", "run-tokens"))
         assert whole.read_bytes() == again.read_bytes()
-    assert not (tmp_path / "run-tokens" / "unfinished").exists()
+    assert not (tmp_path / "run-tokens" / ".unfinished-tokens").exists()
+
+
+def test_a_folder_that_another_has_made_is_left_alone(texts, tmp_path):
+    folder = tmp_path / "out" / ".unfinished-tokens"
+    folder.mkdir(parents=True)
+    (folder / "draft.txt").write_text("mine")
+    with pytest.raises(RequestError, match=r"unfinished-tokens must not exist"):
+        prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
+    assert (folder / "draft.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["train.bin", "tokenizer.json"])

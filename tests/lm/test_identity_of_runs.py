@@ -149,8 +149,9 @@ def test_language_commands_import_what_the_user_names(prepared, tmp_path, capsys
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     words = " ".join(TINY).replace("bd_lru", "own").split()
+    train = ["train", "--folder", "run", "--tokens", str(prepared), *words, "--steps", "2"]
     for command in (
-        ["train", "--folder", "run", "--tokens", str(prepared), *words, "--steps", "2"],
+        train,
         ["generate", "run", "def", "--max-new-tokens", "2"],
         ["evaluate", "run", "--tokens", str(prepared), "--most-bytes", "100"],
         ["generate", "run/model", "def", "--max-new-tokens", "2"],
@@ -162,3 +163,6 @@ def test_language_commands_import_what_the_user_names(prepared, tmp_path, capsys
         assert main(["lm", *command, "--imports", "my_layer"]) == 0
         del sys.modules["my_layer"]
         LAYERS.remove("own")
+    (tmp_path / "my_layer.py").write_text(f"{OWN_LAYER}\n# changed")
+    with pytest.warns(UserWarning, match="have changed: source of my_layer="):
+        assert main(["lm", *train, "--imports", "my_layer"]) == 0

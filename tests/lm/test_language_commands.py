@@ -269,6 +269,35 @@ def test_models_of_transformers_are_scored_and_write(kind, ends, bytes_tokens, t
     assert capsys.readouterr().out.startswith("abc")
 
 
+def test_a_model_that_sees_later_tokens_is_not_scored(bytes_tokens, tmp_path, capsys):
+    config = transformers.BertConfig(
+        vocab_size=258, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, is_decoder=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.BertLMHeadModel(config).save_pretrained(tmp_path / "model")
+    save_tokenizer(bytes_tokenizer(), tmp_path / "model")
+    command = ["lm", "evaluate", str(tmp_path / "model"), "--tokens", str(bytes_tokens)]
+    assert main([*command, "--most-bytes", "1"]) == 2
+    assert "must predict a token from earlier tokens alone" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_loses_text_is_named_beside_the_scores(model_folder, tmp_path, capsys):
+    """A lossy tokenizer makes bits per byte too good."""
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    words.save(str(tmp_path / "words.json"))
+    for place in range(12):
+        (tmp_path / f"{place}.txt").write_text(f"text number {place} " * 20)
+    prepare([str(tmp_path)], tmp_path / "tokens", tokenizer=str(tmp_path / "words.json"))
+    assert main(["lm", "train", "--folder", str(tmp_path / "run"), *TINY, "--steps", "1",
+                 "--tokens", str(tmp_path / "tokens")]) == 0  # fmt: skip
+    lossy = "so bits per byte mean little: 12 ("
+    assert lossy in capsys.readouterr().out
+    evaluate = ["lm", "evaluate", str(tmp_path / "run"), "--tokens", str(tmp_path / "tokens")]
+    assert main(evaluate) == 0
+    assert lossy in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("documents", [1, 40])
 def test_a_compressor_is_given_the_end_of_the_training_text(tmp_path, monkeypatch, documents):
     """As much as its window holds, without more in memory."""

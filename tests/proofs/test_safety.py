@@ -68,6 +68,11 @@ def test_what_cannot_be_read_is_named(text, message):
         parse_property(text, BITS, BITS)
 
 
+def test_a_letter_that_means_all_is_refused():
+    with pytest.raises(OptionError, match=r"letters and answers other than '\*', which means all"):
+        parse_property(TWICE, ["0", "*"], BITS)
+
+
 def test_a_property_is_proven_or_broken_by_a_shortest_word(of_group):
     model = proofs.harden(of_group("S_2"))
     proven = prove_safety(model, parse_property(TWICE, BITS, BITS), "answer")

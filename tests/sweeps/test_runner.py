@@ -260,7 +260,7 @@ def test_a_folder_of_another_run_is_a_failed_row(jobs):
 def test_a_run_of_another_process_is_left_to_it_and_resumed_later(jobs):
     jobs = [*jobs, *jobs_in(jobs[0].folder.parent, three=run(seed=2))]
     jobs[1].folder.mkdir(parents=True)
-    with FileLock(jobs[1].folder / ".lock"):
+    with FileLock(jobs[1].folder / ".statemix.lock"):
         rows = run_all(jobs)
     assert [row.status for row in rows] == ["done", "interrupted", "done"]
     assert rows[1].message.startswith("another process is using ")
@@ -297,6 +297,6 @@ def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch):
 
 def test_fresh_removes_what_a_run_left_that_was_killed_as_it_began(jobs):
     jobs[0].folder.mkdir(parents=True)
-    for name in (".lock", "environment.json"):
+    for name in (".statemix.lock", "environment.json"):
         (jobs[0].folder / name).touch()
     assert {row.status for row in run_all(jobs, fresh=True)} == {"done"}

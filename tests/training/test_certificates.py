@@ -88,6 +88,17 @@ def test_only_an_open_verdict_makes_way_for_a_decided_one_on_the_same_weights(tm
     assert json.loads(path.read_text()) == still_open
 
 
+def test_a_proof_of_another_run_stays(tmp_path):
+    train(CONFIG, tmp_path / "run")
+    stored = {"verdict": "proven", "weights_sha256": "0" * 64}
+    path = tmp_path / "proofs" / "certificate.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(stored))
+    with pytest.raises(RequestError, match=f"output must hold no proof of another run, got {path}"):
+        certify_run(tmp_path / "run", output=path.parent)
+    assert json.loads(path.read_text()) == stored
+
+
 def test_searches_without_a_task_report_their_states(tmp_path):
     train(CONFIG, tmp_path)
     rule = tmp_path / "rule.txt"

@@ -168,6 +168,17 @@ def test_a_run_starts_from_the_weights_of_another(tiny, tmp_path):
     assert "start_from" not in tiny().asked()
 
 
+def test_a_start_that_was_trained_again_is_named_by_a_warning(tiny, tmp_path):
+    train(tiny(), tmp_path / "first")
+    config = tiny({"start_from": str(tmp_path / "first")}, seed=5)
+    train(config, tmp_path / "second")
+    shutil.rmtree(tmp_path / "first")
+    train(config, tmp_path / "second")
+    train(tiny(seed=1), tmp_path / "first")
+    with pytest.warns(UserWarning, match=f"have changed: weights of {tmp_path / 'first'}="):
+        train(config, tmp_path / "second")
+
+
 @pytest.mark.parametrize("kind", ["absent", "another network"])
 def test_a_start_that_cannot_be_is_named_before_anything_is_written(tiny, tmp_path, kind):
     if kind == "another network":

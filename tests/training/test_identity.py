@@ -12,7 +12,13 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from statemix.errors import RequestError
 from statemix.training import Hook, fit
@@ -152,6 +158,18 @@ def test_what_else_decides_results_is_named_by_a_warning(tmp_path, change):
         fit(folder=tmp_path, **arguments(**{**base, **changes}))
     with pytest.warns(UserWarning, match=rf"holds a finished run, .* have changed: {name}$"):
         fit(folder=tmp_path, **arguments(**{**base, **changes}))
+
+
+def with_module(forward):
+    """A model with a module of the user's own, always of the same name."""
+    kind = type("Own", (nn.Module,), {"forward": forward, "__module__": __name__})
+    return {"model": functools.partial(build, middle=kind)}
+
+
+def test_other_code_of_a_module_is_named_by_a_warning(tmp_path):
+    fit(folder=tmp_path, **arguments(**with_module(lambda self, x: x.tanh())))
+    with pytest.warns(UserWarning, match=r"have changed: methods of the model$"):
+        fit(folder=tmp_path, **arguments(**with_module(lambda self, x: (3 * x).tanh())))
 
 
 def test_a_change_of_the_machine_is_named_where_it_matters(tmp_path):
@@ -401,6 +419,16 @@ def test_a_rate_of_pytorch_or_numpy_is_the_number_that_it_is(tmp_path, rate):
         fit(folder=tmp_path / "parts", **arguments(**given(2 * rate)))
 
 
+class Short(IterableDataset):
+    """Two examples where its length says three."""
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return iter(torch.ones(2, 2))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -419,6 +447,7 @@ def test_a_rate_of_pytorch_or_numpy_is_the_number_that_it_is(tmp_path, rate):
         ),
         ({"mode": "least"}, "mode must be 'max' or 'min', got 'least'"),
         ({"batch": DataLoader([])}, "batch must be a DataLoader with batches"),
+        ({"batch": DataLoader(Short())}, "batch must have as many batches as its length, 3, got 2"),
     ],
 )
 def test_schedules_and_loaders_that_do_not_fit_are_refused(tmp_path, changes, message):

@@ -150,8 +150,8 @@ def test_predicted_seconds_grow_with_the_steps(tiny, monkeypatch):
 def test_a_preparation_that_was_killed_between_its_files_is_repeated(tiny, tmp_path):
     finished(tiny, tmp_path / "runs" / "one")
     tokens = tmp_path / "runs" / tiny.corpus.name
-    (tokens / "unfinished").mkdir()
-    (tokens / "held_out.bin").rename(tokens / "unfinished" / "held_out.bin")
+    (tokens / ".unfinished-tokens").mkdir()
+    (tokens / "held_out.bin").rename(tokens / ".unfinished-tokens" / "held_out.bin")
     (tokens / "xz.json").unlink()
     assert finished(replace(tiny, seed=1), tmp_path / "runs" / "two")["status"] == "done"
 

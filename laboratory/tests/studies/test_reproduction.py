@@ -785,7 +785,7 @@ def test_a_run_of_another_process_has_no_row_and_stays_due(tmp_path, tiny_models
     planned = plan([cell(model="LSTM")], tmp_path / "runs")
     store, ended = Store(tmp_path / "runs.jsonl"), []
     planned[0].job.folder.mkdir(parents=True)
-    with FileLock(planned[0].job.folder / ".lock"):
+    with FileLock(planned[0].job.folder / ".statemix.lock"):
         fill(planned, store, num_workers=1, on_end=ended.append)
     assert [row.status for row in ended] == ["interrupted", "done", "done"]
     assert "another process is using" in ended[0].message

@@ -37,10 +37,10 @@ class Command(Protocol):
 
 def commands() -> Mapping[str, str]:
     """Return all commands: name -> where it is, as "module:object"."""
-    # Slow to import, and most command lines name a command of the library.
-    from importlib.metadata import entry_points
+    # Slow, and most command lines name a command of the library.
+    from statemix.registry import installed
 
-    others = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+    others = {entry.name: entry.value for entry in installed(GROUP)}
     return OWN | others | OWN
 
 

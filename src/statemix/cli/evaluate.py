@@ -99,7 +99,7 @@ class Evaluate:
                 row: dict[str, Any] = {"weights": self.weights, "length": length}
                 row["scores"] = finite(to_plain(scores))
                 time = datetime.now(UTC).isoformat(timespec="seconds")
-                append(record, json.dumps({"time": time, **row}) + "\n")
+                append(record, json.dumps({"time": time, "run": str(self.folder), **row}) + "\n")
                 if self.json:
                     print(json.dumps(row), flush=True)
         if not self.json:

@@ -44,6 +44,7 @@ from statemix.training import (
     train,
 )
 from statemix.training.devices import check_threads
+from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.outcome import load_asked
 from statemix.training.progress import shown
 from statemix.training.settings import Settings, import_modules, put, read_tree
@@ -339,6 +340,11 @@ def _print_grid(
 
 def _store_grid(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write the table of a grid, after the rows of earlier grids whose runs still exist."""
+    with lock_folder(path.parent, patience_s=WRITING_S):
+        _write_grid(path, rows)
+
+
+def _write_grid(path: Path, rows: list[dict[str, Any]]) -> None:
     known = {row["folder"] for row in rows}
     text = path.read_text("utf-8", "replace") if path.exists() else ""
     kept = [

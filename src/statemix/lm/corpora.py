@@ -8,6 +8,7 @@ import bz2
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -17,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from statemix.errors import RequestError
 
@@ -33,7 +34,12 @@ _LEFT_OUT = frozenset(
 )  # fmt: skip
 _PLAIN = (".py", ".txt", ".md", ".rst")
 _LINES = (".jsonl", ".ndjson", ".jsonlines", ".jl")
-_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_DECODERS: dict[str, Callable[[], Any]] = {
+    ".bz2": bz2.BZ2Decompressor,
+    ".xz": lzma.LZMADecompressor,
+}
+_COMPRESSED = (".gz", *_DECODERS)
+_AT_ONCE = 2**20
 # Halves of surrogate pairs: JSON may have them, and Python puts them for bytes that are not UTF-8.
 _HALVES = re.compile("[\ud800-\udfff]")
 # Names that a count shows.
@@ -206,7 +212,7 @@ def _files_of(folder: Path, reading: CorpusReading) -> list[Path]:
 def _plain_name(path: Path) -> str:
     """Return the name of a file in small letters, without the ending of a compressor."""
     name = path.name.lower()
-    for suffix in _OPENERS:
+    for suffix in _COMPRESSED:
         name = name.removesuffix(suffix)
     return name
 
@@ -225,22 +231,66 @@ def _of_file(
     else:
         with _opened(path) as file:
             text = file.read()
-        if "\0" in text and _HALVES.search(text):
+        has_nul = "\0" in text
+        if has_nul and _HALVES.search(text):
             reading.note("left out: files with NUL bytes that are not UTF-8", name)
-        else:
-            yield Document(name, group, text)
+            return
+        if has_nul:
+            reading.note("read: texts with NUL bytes, as archives and UTF-16 have", name)
+        yield Document(name, group, text)
         return
     for number, row in rows:
         yield _of_row(row, field, f"{path}:{number}", f"{group}:{number}")
 
 
+class _Decompressed(io.RawIOBase):
+    """The content of a .bz2 or .xz file.
+
+    The standard library reads a file with a damaged second stream as if the file ended there.
+    """
+
+    def __init__(self, file: BinaryIO, decoder: Callable[[], Any]) -> None:
+        self._chunks, self._left = _decompress(file, decoder), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._left = chunk
+        size = min(len(buffer), len(self._left))
+        buffer[:size], self._left = self._left[:size], self._left[size:]
+        return size
+
+
+def _decompress(file: BinaryIO, decoder: Callable[[], Any]) -> Iterator[bytes]:
+    while chunk := file.read(_AT_ONCE):
+        # Streams follow each other, with zeros in between.
+        while chunk := chunk.lstrip(b"\0"):
+            stream = decoder()
+            yield stream.decompress(chunk)
+            while not stream.eof:
+                if not (chunk := file.read(_AT_ONCE)):
+                    raise EOFError("the file ends within a stream")
+                yield stream.decompress(chunk)
+            chunk = stream.unused_data
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
     """Open a text, compressed or not; errors of reading name the file."""
-    opener = _OPENERS.get(path.suffix.lower(), open)
+    suffix = path.suffix.lower()
     try:
-        with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as file:
-            yield file
+        with contextlib.ExitStack() as stack:
+            raw: Any = stack.enter_context(path.open("rb"))
+            if suffix == ".gz":
+                raw = stack.enter_context(gzip.open(raw))
+            elif suffix in _DECODERS:
+                raw = io.BufferedReader(_Decompressed(raw, _DECODERS[suffix]))
+            yield io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape")
     except RequestError:
         raise
     except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:

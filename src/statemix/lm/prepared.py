@@ -38,6 +38,7 @@ _FILES = (
     TOKENIZER,
     *(f"{name}.{end}" for name in (TRAIN, HELD_OUT) for end in ("idx", "json", "bin")),
 )
+UNFINISHED = ".unfinished-tokens"
 # Documents that are encoded at once, and those that a BPE is trained on at most.
 _AT_ONCE = 256
 _MOST_FOR_BPE = 100_000
@@ -118,10 +119,12 @@ def prepare(
 @contextlib.contextmanager
 def _all_or_none(folder: Path) -> Iterator[Path]:
     """Yield a folder for the files of prepared tokens, which then get into ``folder`` together."""
-    unfinished = folder / "unfinished"
+    unfinished = folder / UNFINISHED
     with lock_folder(folder, "output"):
-        if unfinished.exists():
-            # A killed call has left it.
+        if os.path.lexists(unfinished):
+            # A killed call has left it, and may have moved some of its files.
+            if not unfinished.is_dir() or not set(os.listdir(unfinished)) <= set(_FILES):
+                raise RequestError(f"{unfinished} must not exist: prepared tokens begin there")
             shutil.rmtree(unfinished)
         elif existing := [name for name in _FILES if (folder / name).exists()]:
             raise RequestError(f"{folder / existing[0]} must not exist yet")
@@ -180,6 +183,12 @@ def _tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
             raise RequestError(f"tokenizer must be bpe:SIZE with a number, got {name!r}")
         return train_bpe(itertools.islice(texts, _MOST_FOR_BPE), int(size))
     return load_tokenizer(name)
+
+
+def inexact(tokens: TokenFile) -> str | None:
+    """Return what is to be said of tokens whose tokenizer loses text."""
+    reading = CorpusReading(**tokens.info.get("reading", {}))
+    return next((said for said in reading.sentences() if said.startswith(_INEXACT)), None)
 
 
 def read_prepared(folder: Path) -> tuple[TokenFile, TokenFile, Tokenizer]:

@@ -101,6 +101,8 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
         >>> watched.states
         ('closed', 'broken', 'opened')
     """
+    if _ANY in (*letters, *classes):
+        raise _refused(f"be about letters and answers other than {_ANY!r}, which means all")
     start, bad = None, None
     arrows: list[tuple[int, list[str]]] = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -111,7 +111,12 @@ class LoaderBatches:
         batch = None
         while self._next <= place:
             with self._drawing(self._next + 1):
-                batch = next(self._batches)
+                batch = next(self._batches, self)
+            if batch is self:
+                raise RequestError(
+                    f"batch must have as many batches as its length, {self.steps_per_epoch}, got "
+                    f"{self._next}"
+                )
             self._next += 1
         return [self._to_device(batch)]
 

@@ -54,7 +54,8 @@ def certify_run(
     Returns:
         The certificate and the files that were written; no files if a stored proof stays.
     """
-    config = load_outcome(folder).config
+    outcome = load_outcome(folder)
+    config, sha256 = outcome.config, outcome.weights[WEIGHT_FILES[weights]]
     task = config.build_task()
     if not isinstance(task, HasAutomaton | HasPlaces):
         raise RequestError(
@@ -66,6 +67,8 @@ def certify_run(
     path, _ = certificate_paths(output or folder, weights, soft=soft)
     advice = "; choose a folder by --output" if output is None else ""
     files.open_for_append("certificate" if output is None else "output", path, advice)
+    if output is not None and _is_proof_of_others(path, sha256):
+        raise RequestError(f"output must hold no proof of another run, got {path}")
     model = load_model(folder, weights)
     tables: dict[str, Any] | str
     with attributes_set(model, config.evaluation.attributes):
@@ -164,6 +167,13 @@ def check_property(
             return row, None
         files.write_file(path, (json.dumps(row, indent=1) + "\n").encode())
     return row, path
+
+
+def _is_proof_of_others(path: Path, sha256: str) -> bool:
+    with contextlib.suppress(RequestError):
+        stored = files.read_json(path, "a certificate")
+        return stored.get("verdict") == "proven" and stored.get("weights_sha256") != sha256
+    return False
 
 
 def _is_decided(path: Path, row: dict[str, Any]) -> bool:

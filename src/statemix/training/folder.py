@@ -38,7 +38,7 @@ STATUS = "status.json"
 STATE = "state.json"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
-_LOCK = ".lock"
+LOCK = ".statemix.lock"
 # Settings in which a longer run may differ from the run that it extends.
 _LENGTHS = (("schedules", "epochs"), ("schedules", "num_steps"), ("search", "attempts"))
 # Seconds to wait for readers of the status, which hold the lock for an instant.
@@ -48,7 +48,7 @@ _TRIES = 100
 WRITING_S = 10.0
 """Seconds to wait for another process that writes results."""
 # Files that a run may leave if it is killed before its configuration is whole.
-_BEGUN = (_LOCK, ENVIRONMENT, f"{ENVIRONMENT}.tmp", f"{CONFIG}.tmp", STATUS, f"{STATUS}.tmp")
+_BEGUN = (LOCK, ENVIRONMENT, f"{ENVIRONMENT}.tmp", f"{CONFIG}.tmp", STATUS, f"{STATUS}.tmp")
 
 Ending = Literal["running", "done", "diverged", "failed", "interrupted"]
 """Status of a run. A "running" run without a process was interrupted."""
@@ -178,7 +178,7 @@ def lock_folder(
     Messages name the option ``name`` that holds the path. If another process is still in the folder
     after ``patience_s`` seconds, FolderInUseError is raised.
     """
-    lock = FileLock(folder / _LOCK)
+    lock = FileLock(folder / LOCK)
     try:
         for tries_left in reversed(range(_TRIES)):
             made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -203,7 +203,7 @@ def lock_folder(
     finally:
         # A process that waits for this file sees that it is gone, and locks a new one.
         with contextlib.suppress(OSError):
-            (folder / _LOCK).unlink()
+            (folder / LOCK).unlink()
             for path in made:
                 path.rmdir()
         lock.release()
@@ -349,9 +349,9 @@ def _is_locked(folder: Path) -> bool:
     """Return whether a process writes the run; where it can, a shared lock shows it."""
     try:
         if fcntl is None:
-            with FileLock(folder / _LOCK).acquire(timeout=0):
+            with FileLock(folder / LOCK).acquire(timeout=0):
                 return False
-        with (folder / _LOCK).open("rb") as file:
+        with (folder / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (OSError, NotImplementedError) as error:
         return isinstance(error, BlockingIOError | Timeout)

@@ -120,7 +120,20 @@ def describe_code(
         "hooks": [fingerprint(hook) for hook in hooks if hook.changes_results],
         "scheduler": describe_schedule(scheduler),
         "modules of the model": _digest(modules),
+        "methods of the model": _digest(_methods(model)),
     }
+
+
+def _methods(model: nn.Module) -> list[tuple[str, str]]:
+    """Return fingerprints of the methods of the user's own modules."""
+    kinds = {type(module) for module in model.modules()}
+    return sorted(
+        (f"{kind.__qualname__}.{name}", fingerprint(member))
+        for kind in kinds
+        if kind.__module__.split(".")[0] not in ("torch", "statemix", "transformers")
+        for name, member in vars(kind).items()
+        if isinstance(member, types.FunctionType)
+    )
 
 
 def fingerprint(value: Any) -> str:

@@ -273,6 +273,14 @@ def load_model(folder: Path | str, weights: Weights = "last") -> ReadoutModel:
     return model
 
 
+def digest_of_source(source: Path) -> dict[str, str]:
+    """Return the SHA-256 of the weights that a run starts from, while they are there."""
+    with contextlib.suppress(RequestError):
+        sha256 = runs.read_summary(source)["weights"].get(WEIGHT_FILES["last"], "")
+        return {f"weights of {source}": sha256}
+    return {}
+
+
 def load_weights_of(model: ReadoutModel, source: Path) -> None:
     """Give a model the last weights of a finished run."""
     file = WEIGHT_FILES["last"]

@@ -87,6 +87,8 @@ def train(
     request = runs.StoredConfig(configs.SCHEMA, config.asked(), resolved.to_plain())
     stored = runs.resolve_config(folder, request, extend=extend)
     sources = source_digests(config.imports)
+    if config.start_from is not None:
+        sources |= outcome.digest_of_source(Path(config.start_from))
     # A machine that could not train a finished run still reads it.
     if runs.is_finished(folder, stored):
         runs.warn_of_changes(folder, {"information": sources})

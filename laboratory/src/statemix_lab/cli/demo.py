@@ -108,7 +108,7 @@ class Demo:
         planned = plan(entries, folder / "runs")
         if self.fresh:
             remove_runs([one.job.folder for one in planned])
-            store.path.unlink(missing_ok=True)
+            store.remove({one.key for one in planned})
         left = study.due(planned, store, retry=self.retry)
         console = Console(highlight=False, markup=False)
         # In a log file, every sentence stays on one line.

@@ -6,7 +6,7 @@ import reprlib
 import shlex
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,8 +95,8 @@ class Store:
     """Rows of runs in a file that many processes may append to; the first row makes it.
 
     Every row is one line of JSON. A row is written whole or not at all: writers take turns, and the
-    beginning of a row that a killed writer left is removed by the next one. Nothing else is ever
-    removed. Other programs read the file without this library, for instance
+    beginning of a row that a killed writer left is removed by the next one. Only :meth:`remove`
+    removes anything else. Other programs read the file without this library, for instance
     ``polars.read_ndjson(path, infer_schema_length=None)``.
     """
 
@@ -163,6 +163,15 @@ class Store:
         with FileLock(f"{self.path}.lock"):
             self._remove_torn_line()
             files.append(self.path, json.dumps(row, allow_nan=False) + "\n")
+
+    def remove(self, keys: Collection[str]) -> None:
+        """Remove the rows of some runs."""
+        if not self.path.exists():
+            return
+        with FileLock(f"{self.path}.lock"):
+            kept = [row for key, row in self.rows().items() if key not in keys]
+            text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in kept)
+            files.write_file(self.path, text.encode())
 
     def _lines(self, begin: int = 0) -> tuple[list[bytes], bytes | None]:
         """Return the lines that end, and a last one that does not, unless a killed writer left it.

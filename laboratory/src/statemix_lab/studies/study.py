@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from statemix.errors import RequestError
+from statemix.registry import installed
 from statemix.sweeps.runner import Ended, JobEnding, run_all
 from statemix_lab.studies import store
 from statemix_lab.studies.figure import Panel, draw, svg
@@ -316,7 +316,7 @@ _REGISTERED: dict[str, Study] = {}
 def _own() -> dict[str, Study]:
     every = [study for name in _MODULES for study in import_module(name).STUDIES]
     # Those of other distributions.
-    every += [point.load() for point in entry_points(group="statemix.studies")]
+    every += [point.load() for point in installed("statemix.studies")]
     return {study.name: study for study in every}
 
 

@@ -332,9 +332,14 @@ def test_a_configuration_stores_the_path_as_given_and_refuses_in_one_line(folder
     assert config.completed().task.to_plain() == {
         "name": "catbabi",
         "folder": folder.name,
+        "sha256": config.build_task().sha256,
         "length": 200,
         "train_size": None,
     }
+    story = (folder / "qa1_train.txt").read_text()
+    (folder / "qa1_train.txt").write_text(story.replace("Mary", "Zoe"))
+    with pytest.raises(RequestError, match="folder must have stories with sha256="):
+        config.build_task()
     (folder / "qa1_train.txt").write_text("Mary left.\n")
     with pytest.raises(RequestError, match="task: folder must hold bAbI's files: line 1 of qa1_tr"):
         config.build_task()

@@ -9,7 +9,12 @@ from statemix.cli.lm.loading import open_model
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 from statemix.lm.language_scores import bits_per_byte
-from statemix.lm.prepared import compressed_bits_per_byte, errors_of_strangers, read_prepared
+from statemix.lm.prepared import (
+    compressed_bits_per_byte,
+    errors_of_strangers,
+    inexact,
+    read_prepared,
+)
 from statemix.lm.text_tokenizers import read_alike
 from statemix.training.config import Count
 from statemix.training.settings import finite
@@ -53,6 +58,8 @@ class EvaluateText:
                 f"tokens must have the tokenizer of the model in {self.folder}, got another one in "
                 f"{self.tokens}"
             )
+        if not self.json and (lossy := inexact(held_out)) is not None:
+            print(lossy)
         with errors_of_strangers(self.folder):
             scores = bits_per_byte(model, held_out, most_bytes=self.most_bytes)
         scores |= compressed_bits_per_byte(tokens, held_out, tokenizer, most_bytes=self.most_bytes)

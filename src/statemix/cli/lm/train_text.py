@@ -15,7 +15,7 @@ from statemix.lm.curve_logs import CurveLog, TensorBoardCurves, WandbCurves
 from statemix.lm.hub_config import ATTENTION, RECURRENT, StatemixConfig
 from statemix.lm.language_training import train_language_model
 from statemix.lm.model_costs import MATMUL_DTYPES, count_sizes, matmul_speed, training_flops
-from statemix.lm.prepared import prepare, read_prepared
+from statemix.lm.prepared import inexact, prepare, read_prepared
 from statemix.lm.presets import PRESETS, LanguageSettings, OptimizerName, PresetName
 from statemix.lm.step_line import duration
 from statemix.lm.text_tokenizers import end_of, save_tokenizer, with_padding
@@ -32,6 +32,7 @@ from statemix.training.config import (
 from statemix.training.devices import Strategy, check_device, join_ranks
 from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.progress import shown
+from statemix.training.settings import source_digests
 
 
 def _silent(*_: object) -> None:
@@ -175,6 +176,8 @@ class TrainText:
         config, settings = self.request(tokenizer)
         # One process reports for all.
         report = print if ranks.is_first else _silent
+        if (lossy := inexact(held_out)) is not None:
+            report(lossy)
         report(self._costs(config, settings, len(tokens.ids), ranks.size))
         curves: list[CurveLog] = []
         if ranks.is_first:
@@ -199,7 +202,7 @@ class TrainText:
                 checkpoint_every_s=self.checkpoint_every_s,
                 extend=self.extend,
                 strategy=self.strategy,
-                information={"imports": list(self.imports)},
+                information={"imports": list(self.imports), **source_digests(self.imports)},
             )
         if ranks.is_first:
             with lock_folder(self.folder / "model", patience_s=WRITING_S):
@@ -233,7 +236,8 @@ class TrainText:
         """Return the folder of the tokens; it is prepared if none was given."""
         if self.tokens is not None:
             return self.tokens
-        data = self.folder.parent / f"{self.folder.name}-tokens"
+        folder = self.folder.resolve()
+        data = folder.parent / f"{folder.name}-tokens"
         # The last file that is made.
         if not (data / "held_out.bin").exists():
             prepare(["stdlib"], data)

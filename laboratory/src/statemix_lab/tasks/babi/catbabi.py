@@ -1,8 +1,10 @@
 """catbAbI: the stories of bAbI as one stream, with questions to answer."""
 
+import contextlib
 import textwrap
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +53,7 @@ class CatBabi(AddressedTask):
         folder: path of the folder that holds the files, or of a .tar.gz archive followed by the
             folder within it: ``tasks_1-20_v1-2.tar.gz/en-valid-10k``. A configuration stores the
             path as it is given, so a relative one holds only in the same current folder.
+        sha256: SHA-256 of the words and stories; a configuration stores the one of today.
         length: tokens of a sequence.
         train_size: number of training sequences; None means an endless stream.
         seed: seed of the orders, 0 <= seed < 2^64.
@@ -62,14 +65,34 @@ class CatBabi(AddressedTask):
     name: ClassVar[str] = "catbabi"
 
     def __init__(
-        self, *, folder: str, length: int = 200, train_size: int | None = None, seed: int = 0
+        self,
+        *,
+        folder: str,
+        sha256: str | None = None,
+        length: int = 200,
+        train_size: int | None = None,
+        seed: int = 0,
     ) -> None:
         if not isinstance(folder, str):
             raise OptionError(f"folder must be a string, got {folder!r}")
         super().__init__(length=length, train_size=train_size, seed=seed)
-        self.folder = folder
+        self.folder, self.sha256 = folder, sha256
         self._corpus = corpus(folder)
+        if sha256 and self._corpus.sha256 != sha256:
+            raise OptionError(
+                f"folder must have stories with sha256={sha256}, got others: {folder}"
+            )
         self.words = self._corpus.words
+
+    @staticmethod
+    def with_contents(options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return options that hold the hash of the stories."""
+        folder = options.get("folder")
+        # The constructor says what is wrong with a folder that cannot be read.
+        with contextlib.suppress(OptionError):
+            if isinstance(folder, str) and not options.get("sha256"):
+                return {**options, "sha256": corpus(folder).sha256}
+        return options
 
     @property
     def vocab_size(self) -> int:

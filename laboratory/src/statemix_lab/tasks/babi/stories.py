@@ -1,12 +1,13 @@
 """Stories of bAbI as tokens: files, parsing, vocabulary and splits."""
 
+import hashlib
 import lzma
 import re
 import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -162,6 +163,12 @@ class Corpus:
 
     words: tuple[str, ...]
     splits: dict[Split, Stories]
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the words and of the stories of all splits."""
+        parts = [array for s in self.splits.values() for array in (s.tokens, s.asked, s.begins)]
+        return hashlib.sha256(b"".join([repr(self.words).encode(), *parts])).hexdigest()
 
 
 def corpus(folder: str) -> Corpus:

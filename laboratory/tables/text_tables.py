@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
-from measurement_tables import RESULTS, json_lines, markdown
+from measurement_tables import RESULTS, json_lines, markdown, study_rows
 
 from statemix_lab.studies.figure import Panel, draw, png
 from statemix_lab.studies.language.language_tables import (
@@ -22,7 +22,6 @@ from statemix_lab.studies.language.language_verdicts import (
     verdict_lines,
 )
 from statemix_lab.studies.result_text import Table
-from statemix_lab.studies.store import merged
 from statemix_lab.studies.study import find_study
 
 _TABLES: Mapping[str, Callable[[pl.DataFrame], Table]] = {"fig4": figure_table, "duel": duel_table}
@@ -59,8 +58,8 @@ def pictures() -> dict[str, bytes]:
 
 
 def _runs() -> dict[str, pl.DataFrame]:
-    rows = merged(sorted((RESULTS / "reproduce").glob("*.jsonl")))
     studies = {name: find_study(name) for name in _TABLES}
+    rows = study_rows()
     return {name: one.runs(one.entries("paper", "laptop"), rows) for name, one in studies.items()}
 
 

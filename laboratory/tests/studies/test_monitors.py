@@ -52,33 +52,24 @@ def changed(task, state, letter, *, after=None, answer=None):
 @pytest.mark.parametrize(
     ("protocol", "change", "verdict"),
     [
-        ("file-handle", None, "proven"),
         ("file-handle", ("closed", "read", {"answer": "ok"}), "refuted"),
         ("file-handle", ("reading", "close", {"after": "reading"}), "refuted"),
         ("file-handle", ("reading", "write", {"answer": "ok"}), "proven"),
-        ("tcp-handshake", None, "proven"),
-        ("tcp-handshake", ("listen", "data", {"answer": "ok"}), "refuted"),
         ("tcp-handshake", ("half", "data", {"answer": "ok"}), "refuted"),
-        ("tcp-handshake", ("closing", "data", {"answer": "ok"}), "refuted"),
         ("tcp-handshake", ("closing", "ack", {"after": "open"}), "refuted"),
-        ("tcp-handshake", ("open", "rst", {"after": "open"}), "refuted"),
         ("tcp-handshake", ("open", "syn", {"answer": "ok"}), "proven"),
-        ("login", None, "proven"),
-        ("login", ("locked", "right", {"answer": "ok"}), "refuted"),
         ("login", ("locked", "use", {"answer": "ok"}), "refuted"),
         ("login", ("twice", "wrong", {"after": "twice", "answer": "violation"}), "refuted"),
-        ("login", ("locked", "wrong", {"after": "out"}), "refuted"),
         ("login", ("in", "wrong", {"answer": "ok"}), "proven"),
     ],
 )
 def test_properties_say_what_a_monitor_must_not_do(protocol, change, verdict):
     task = monitor(protocol).build()
-    machine = machine_of(task)
-    if change is not None:
-        state, letter, parts = change
-        machine = changed(task, state, letter, **parts)
+    state, letter, parts = change
+    machine = changed(task, state, letter, **parts)
     watched = parse_property(PROPERTIES[protocol], task.language.letters, task.language.classes)
     assert check_safety(machine, watched).verdict == verdict
+    assert check_safety(machine_of(task), watched).verdict == "proven"
 
 
 @pytest.mark.parametrize("protocol", PROPERTIES)
@@ -119,16 +110,6 @@ def test_protocols_are_learned_from_right_labels(algorithm, protocol, num_states
     assert len(store.rows()) == 1
 
 
-def test_the_property_that_is_given_is_decided(tmp_path):
-    watched = "start: a\nbad: wrong\na use ok wrong"
-    run = LearnedAutomaton("L*", monitor("login"), watched, 1500, 50, 20)
-    (ended,) = run_all([Job("one", run, tmp_path / "run")])
-    row = MONITORS.row_of(ended)
-    assert row["certificate"]["verdict"] == "proven"
-    assert row["property"]["verdict"] == "refuted"
-    assert monitor("login").build().automaton().answers(row["property"]["word"])[-1] == 0
-
-
 @pytest.mark.parametrize("algorithm", ["RPNI", "Alergia", "L*"])
 def test_wrong_labels_are_learned_too(algorithm, tmp_path, monkeypatch):
     monkeypatch.setattr(learned_automata, "_WORDS", 3000)
@@ -149,14 +130,13 @@ def test_wrong_labels_are_learned_too(algorithm, tmp_path, monkeypatch):
     assert one["test"] != other["test"]
 
 
-@pytest.mark.parametrize("algorithm", [learned_automata._by_rpni, learned_automata._by_alergia])
-def test_words_of_validation_are_read_and_the_most_frequent_label_counts(algorithm):
+def test_words_of_validation_are_read_and_the_most_frequent_label_counts():
     task = TaskSpec(
         "automaton", rules="start: a\na x b no\na y a yes\nb x b yes\nb y b yes"
     ).build()
     words = [[(0, 1), (1, 0)], [(0, 1), (1, 0)], [(0, 0), (1, 0)], [(1, 0)]] * 20
-    machine = algorithm(words, task)
-    assert machine.run([0, 1])[0].tolist() == [1, 0]
+    for algorithm in (learned_automata._by_rpni, learned_automata._by_alergia):
+        assert algorithm(words, task).run([0, 1])[0].tolist() == [1, 0]
     assert learned_automata._most_frequent(words) == 0
     labelled = learned_automata._labelled(monitor("login").build(), 50)
     assert len(labelled) == 350
@@ -188,13 +168,6 @@ def test_wrong_labels_of_queries_are_drawn_for_each_word(monkeypatch):
     assert any(len(set(wrong)) == 2 for wrong in short)
 
 
-def test_an_unknown_letter_stays_and_gets_the_guess():
-    task = monitor("file-handle").build()
-    for guess in (0, 1):
-        machine = learned_automata._machine("s", {"s": {0: ("s", 1)}}, task, guess)
-        assert machine.run([0, 1, 0])[0].tolist() == [1, guess, 1]
-
-
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "aalpy.learning_algs", None)
     ended = learned("RPNI", tmp_path / "run")
@@ -202,20 +175,13 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     assert "pip install 'statemix-lab[automata]'" in ended.message
 
 
-def test_every_learner_sees_the_same_words():
-    for entry in monitor_entries("paper", "laptop"):
-        for trial in entry.trials:
-            assert [run.seed for run in trial.runs] == [0, 1, 2]
-            for run in trial.runs:
-                task = run.task.build(seed=run.seed)
-                assert (task.train_size, task.length, task.seed) == (1000, 16, run.seed)
-                assert task.flipped == entry.labels["wrong"]
-                assert task.language.letters == monitor(entry.column).build().language.letters
-
-
-def test_networks_are_chosen_by_labels_and_do_not_know_the_states():
+def test_all_learners_see_the_same_words_and_networks_do_not_know_the_states():
     sizes, confirmed = set(), {}
     for entry in monitor_entries("paper", "laptop"):
+        for run in next(iter(entry.trials)).runs:
+            task = run.task.build(seed=run.seed)
+            assert (task.train_size, task.length, task.seed) == (1000, 16, run.seed)
+            assert task.flipped == entry.labels["wrong"]
         if entry.model.startswith("BD-LRU"):
             (trial,) = entry.trials
             config = trial.runs[0]

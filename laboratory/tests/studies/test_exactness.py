@@ -1,19 +1,16 @@
 """Suites whose runs are certified, and what they add up to."""
 
-import itertools
 import json
-import re
 from types import SimpleNamespace
 
 import polars as pl
 import pytest
-import torch
 
 from statemix.layers import LayerSpec
 from statemix.proofs import search
 from statemix.sweeps.recipes import exact
-from statemix.sweeps.runner import Ended, Job
-from statemix.tasks import IGNORED, TaskSpec
+from statemix.sweeps.runner import Ended
+from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
     EvaluationConfig,
@@ -21,11 +18,8 @@ from statemix.training import (
     OptimizerConfig,
     RuntimeConfig,
     SearchConfig,
-    certificates,
 )
 from statemix.training.certificates import load_proven
-from statemix.training.settings import ABSENT, differences
-from statemix_lab.studies.exactness import exact_studies as exactness_rows
 from statemix_lab.studies.exactness.exact_studies import (
     STUDIES,
     AttemptStudy,
@@ -125,21 +119,6 @@ def test_a_run_without_a_result_has_a_row_without_a_certificate(trained, tmp_pat
     assert proofs(trained[0].rows() | rows)[0][2] == "1 of 2 (1 without result)"
 
 
-def test_a_certificate_is_found_with_the_threads_of_the_run(trained, monkeypatch):
-    config = runs_of(RECIPE)[0]
-    seen = []
-
-    def certify_run(*arguments, **options):
-        seen.append(torch.get_num_threads())
-        return certificates.certify_run(*arguments, **options)
-
-    monkeypatch.setattr(exactness_rows, "certify_run", certify_run)
-    torch.set_num_threads(2)
-    certified_row(Ended(Job("again", config, trained[1] / key(config)), "done"))
-    assert seen == [config.runtime.num_threads] == [1]
-    assert torch.get_num_threads() == 2
-
-
 def test_the_table_has_a_line_for_each_condition(trained):
     recipe, peer = proofs(trained[0].rows(), RECIPE, PEER)
     assert recipe[:3] == ("S_2", "BD-LRU, recipe exact", "2 of 2")
@@ -172,150 +151,28 @@ def test_intervals_are_those_of_the_literature(passed, of, expected):
     assert found == pytest.approx(expected, abs=1e-4)
 
 
-def changes_of(config, usual):
-    """What a configuration asks for beyond another: dotted name -> value."""
-    found = differences(config.resolved().to_plain(), usual.resolved().to_plain())
-    return {name: value for name, value, _ in found if value is not ABSENT}
-
-
-OPENED = {
-    "model.layers.0.num_blocks": 20,
-    "model.layers.0.initial_state": "zero",
-    "model.layers.0.initial_std": 0.0,
-    "model.layers.0.input_gate_bias": 0.0,
-    "model.bos": True,
-    "optimizer.learning_rate": 1e-3,
-    "search.max_steps": 3500,
-    "search.every": 200,
-}
-
-
-def test_groups_are_learned_by_the_recipe_and_by_a_few_other_ways():
-    suite = {(one.column, one.model): runs_of(one) for one in SUITES["exact-groups"]}
-    groups = ["S_3 from 250 words", "S_3", "S_4", "A_5", "S_5"]
-    others = [
-        "BD-LRU, recipe exact, embeddings start as matrices",
-        "BD-LRU, start token, open gates",
-    ]
-    assert list(suite) == [
-        *((group, model) for model in (RECIPE.model, "LSTM") for group in groups),
-        *((group, model) for model in others for group in ("A_5", "S_5")),
-    ]
-    for group in groups:
-        configs = suite[group, RECIPE.model]
-        assert [config.seed for config in configs] == list(range(20))
-        usual = exact(configs[0].task)
-        assert (configs[0].model, configs[0].search) == (usual.model, usual.search)
-        assert configs[0].evaluation.lengths == tuple(4**power for power in range(3, 11))
-        schedules = suite[group, "LSTM"][0].schedules
-        assert (schedules.num_steps or 2 * schedules.epochs) == 2500
-    for group in ("A_5", "S_5"):
-        usual = suite[group, RECIPE.model][0]
-        matrices, opened = (suite[group, model] for model in others)
-        assert changes_of(matrices[0], usual) == {"model.embedding_init": "features"}
-        assert OPENED.items() <= changes_of(opened[0], usual).items()
-        assert len(opened) == 10
-
-
-def test_each_change_of_a_factorial_is_a_single_attempt_that_differs():
-    suite = SUITES["exact-factorial"]
-    more = ("as in the recipe", "embeddings start as permutation matrices")
-    for one in suite:
-        seeds = range(100, 140 if one.model in more else 110)
-        assert [config.seed for config in runs_of(one)] == list(seeds)
-        assert runs_of(one)[0].search.attempts == 1
-    firsts = {one.model: runs_of(one)[0] for one in suite if one.column == "S_5"}
-    recipe, usual = exact(TaskSpec("permutation", group="S_5")), firsts["as in the recipe"]
-    assert (usual.model, usual.optimizer) == (recipe.model, recipe.optimizer)
-    assert usual.search == recipe.search.replace(attempts=1, confirm=None)
-    changes = {name: changes_of(config, usual) for name, config in firsts.items()}
-    assert len(changes) == len({str(one) for one in changes.values()}) == 24
-    # Options of layers and other settings, and slower attempts.
-    assert changes["20 blocks"] == {"model.layers.0.num_blocks": 20}
-    assert changes["start token, open gates, 20 blocks, rate 1e-3"] == OPENED
-    slow = {"optimizer.learning_rate": 5e-4, "search.max_steps": 7000, "search.every": 400}
-    assert changes["learning rate 5e-4"] == slow
-    assert changes["other words"] == {"task.seed": 1}
-    for one in SUITES["larger-groups"]:
-        if one.model.startswith("BD-LRU, one attempt"):
-            config = runs_of(one)[0]
-            assert (config.search.attempts, config.search.confirm) == (1, None)
-
-
-def test_each_seed_of_the_automata_has_an_automaton_of_its_own():
-    suite = {(one.column, one.model): runs_of(one) for one in SUITES["exact-automata"]}
-    recipe = {column: one for (column, model), one in suite.items() if model == RECIPE.model}
-    assert list(recipe) == [
-        *(f"random, {n} states" for n in (8, 12, 16)),
-        *(f"tomita-{number}" for number in range(1, 8)),
-        *(f"pattern of {k}" for k in range(3, 13)),
-    ]
-    random = [config.task.options["table_seed"] for config in recipe["random, 12 states"]]
-    assert random == list(range(20))
-    patterns = [config.task.options["pattern"] for config in recipe["pattern of 8"]]
-    assert len(patterns) == len(set(patterns)) == 20
-    assert all(re.fullmatch(r"\(0\|1\)\*[01]{8}\(0\|1\)\*", one) for one in patterns)
-    (longest, *_) = recipe["pattern of 12"]
-    assert longest.build_task().automaton().num_states == 13
-    assert longest.build_task().length == 24
-    for column in ("pattern of 6", "pattern of 7"):
-        covering = suite[column, "BD-LRU, recipe exact, covering words"]
-        for one, other in zip(covering, recipe[column], strict=True):
-            words = [config.build_task().words for config in (one, other)]
-            assert words == ["covering", "distinguishing"]
-            assert one.replace(task=other.task, search=other.search) == other
-    for column, seeds in {"pattern of 7": [18], "pattern of 8": [3, 9, 15]}.items():
-        longer = suite[column, "BD-LRU, recipe exact, 24 attempts"]
-        assert [config.seed for config in longer] == seeds
-        for config in longer:
-            same = recipe[column][config.seed]
-            assert config.search.attempts == 24
-            assert config.replace(search=same.search) == same
-
-
-PD_SSM = ["parity", "cycle navigation", "even pairs"]
-GROUPS = {"A_5": [2, 6, 8, 12], "S_5": [4, 8, 32]}
-LDRU = [*PD_SSM, "modular sum", *(f"tomita-{number}" for number in range(3, 8))]
-LDRU += [f"D_{depth}" for depth in (2, 3, 4, 6, 8, 12)]
-LDRU += [f"P_{skipped}_{word}" for word in ("ab", "abba") for skipped in (2, 4, 8)]
-
-
-def test_the_tasks_of_other_works_are_trained_and_tested_as_there():
-    suite = {(one.column, one.model): one for one in SUITES["exact-protocols"]}
-    recipe = {column: one for (column, model), one in suite.items() if model == RECIPE.model}
-    groups = [f"{name}, {count} generators" for name in GROUPS for count in GROUPS[name]]
-    assert len(LDRU) == 21
-    assert set(recipe) == {*LDRU, *groups, "flip-flop", "S_3 x S_3"}
-    for column, entry in recipe.items():
-        configs = runs_of(entry)
-        assert [config.seed for config in configs] == list(range(10))
-        task, usual = configs[0].build_task(), exact(configs[0].task)
-        assert (configs[0].model, configs[0].search) == (usual.model, usual.search)
-        assert all(length in configs[0].evaluation.lengths for length in entry.published)
-        if column in LDRU:
-            # Proofs of even pairs are about all words; the other two are right on short ones, too.
-            shortest = 3 if column in {"parity", "cycle navigation"} else None
-            assert (task.min_length, task.length) == (shortest, 40)
-            assert configs[0].evaluation.lengths == (256, 500)
-            scored = task.examples("train", 0, 20).targets["answer"] != IGNORED
-            assert (scored.sum(1) == 1).all()
-    for column in groups:
-        task = runs_of(recipe[column])[0].build_task()
-        assert column == f"{task.group.name}, {task.vocab_size} generators"
-    # Other layers are trained on some of the tasks.
-    models = ["LSTM", "Mamba-2", "DeltaNet [-1,1]", "Gated DeltaProduct_4"]
-    columns = ["parity", "flip-flop", "S_3 x S_3", "A_5, 2 generators"]
-    peers = {place: one for place, one in suite.items() if place[1] != RECIPE.model}
-    assert set(peers) == set(itertools.product(columns, models))
-    for entry in peers.values():
-        tried = [(config.optimizer.learning_rate, config.seed) for config in runs_of(entry)]
-        assert tried == list(itertools.product((3e-4, 1e-3, 3e-3), range(3)))
-
-
-def test_all_runs_of_a_suite_differ():
+def test_runs_of_a_suite_differ_and_changes_are_of_the_recipe():
+    """The tables of committed rows, by key, hold all other settings."""
     for suite in SUITES.values():
         keys = [name for one in suite for _, _, name in one.trials.runs]
         assert len(keys) == len(set(keys))
+    firsts = {one.model: runs_of(one)[0] for one in SUITES["exact-factorial"]}
+    recipe, usual = exact(TaskSpec("permutation", group="S_5")), firsts["as in the recipe"]
+    assert (usual.model, usual.optimizer) == (recipe.model, recipe.optimizer)
+    assert usual.search == recipe.search.replace(attempts=1, confirm=None)
+    # Slower attempts have more steps.
+    found = firsts["start token, open gates, 20 blocks, rate 1e-3"]
+    assert (found.search.max_steps, found.search.every) == (3500, 200)
+    suite = {(one.column, one.model): runs_of(one) for one in SUITES["exact-automata"]}
+    for column in ("pattern of 6", "pattern of 7"):
+        covering = suite[column, "BD-LRU, recipe exact, covering words"]
+        for one, other in zip(covering, suite[column, RECIPE.model], strict=True):
+            words = [config.build_task().words for config in (one, other)]
+            assert words == ["covering", "distinguishing"]
+            assert one.replace(task=other.task, search=other.search) == other
+    for one in SUITES["exact-protocols"]:
+        config = runs_of(one)[0]
+        assert set(one.published) <= {config.build_task().length, *config.evaluation.lengths}
 
 
 def test_other_layers_choose_their_rates_by_the_loss_of_validation_words(tmp_path):

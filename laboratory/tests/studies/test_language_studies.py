@@ -4,7 +4,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -257,21 +256,6 @@ def test_paper_size_is_that_of_the_paper():
         assert [run.seed for _, run, _ in m4.trials.runs] == list(SEEDS)
 
 
-def test_every_stored_row_is_of_a_run_that_a_study_has():
-    """A later change of the requests would lose hours of training."""
-    runs = {
-        name: json.loads(json.dumps(run.asked()))
-        for entries in (figure_entries("paper", "laptop"), duel_entries("paper", "laptop"))
-        for entry in entries
-        for _, run, name in entry.trials.runs
-    }
-    path = Path(__file__).parents[2] / "results" / "reproduce" / "language.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert rows
-    for row in rows:
-        assert row["asked"] == runs[row["key"]]
-
-
 def language_row(run, bits, *, tokens=(100, 200)):
     """A row of a finished run: its curve falls to ``bits``, on both texts."""
     points = [
@@ -355,21 +339,6 @@ def test_rows_are_told_apart_by_the_text_that_scores(tiny):
     assert runs["bits"].to_list() == pytest.approx([1.9, 1.8, 1.7])
     assert runs["held_out_bits"].to_list() == pytest.approx([2.9, 2.8, 2.7])
     assert runs["perplexity"].to_list() == [20.0] * 3
-
-
-def test_orders_and_mixers_are_compared_with_their_like():
-    entries = [one for one in figure_entries("paper", "laptop") if one.column != "width"]
-    best = ("H-LRU m=4", "H-LRU m=16", "FP-Mamba1 Householder")
-    rows = rows_of(entries, lambda entry, _: 1.4 if entry.model in best else 1.5)
-    found = dict(verdict_lines(FIGURE.runs(entries, rows), {}))
-    assert found["holds: H-LRU beats BD-LRU of the same m, at equal tokens"] == [
-        "holds: H-LRU m=4 has 0.100 bits per byte fewer than BD-LRU m=4",
-        "holds: H-LRU m=16 has 0.100 bits per byte fewer than BD-LRU m=16",
-    ]
-    name = "FP-Mamba1 is better with Householder than with Kronecker mixers"
-    assert found[f"holds: {name}, at equal tokens"] == [
-        "holds: FP-Mamba1 Householder has 0.100 bits per byte fewer than FP-Mamba1 Kronecker"
-    ]
 
 
 def test_slow_models_are_cut_off_at_equal_time():

@@ -10,7 +10,7 @@ from statemix.models import MixerSpec
 from statemix.tasks import TaskSpec
 from statemix_lab.studies.higher_order.contenders import CONTENDERS, ORDERS
 from statemix_lab.studies.higher_order.paper_figures import FIGURES
-from statemix_lab.studies.higher_order.paper_tables import CHANGES, TABLES, column, wrapper_entries
+from statemix_lab.studies.higher_order.paper_tables import TABLES, column, wrapper_entries
 from statemix_lab.studies.higher_order.protocols import (
     GRIDS,
     MLP_DECODER,
@@ -118,13 +118,12 @@ def test_every_setting_has_words_of_its_own_and_every_seed(protocol, size):
 def test_the_paper_protocol_is_what_the_paper_says():
     found = list(trials("paper", "paper", CONTENDERS["LSTM"], S3))
     assert [trial.runs[0].optimizer.learning_rate for trial in found] == [1e-3, 5e-4, 1e-4]
-    for config in (trial.runs[0].resolved() for trial in found):
-        schedules = config.schedules
-        assert (schedules.learning_rate, schedules.min_learning_rate) == ("cosine", 1e-5)
-        assert (schedules.epochs, config.evaluation.every, config.batches.size) == (200, 1, 128)
-        assert (config.model.bos, config.model.channel_mixer) == (False, None)
-        assert config.optimizer.weight_decay == 0
-        assert config.task.options["train_size"] == 250
+    config = found[0].runs[0].resolved()
+    schedules = config.schedules
+    assert (schedules.learning_rate, schedules.min_learning_rate) == ("cosine", 1e-5)
+    assert (schedules.epochs, config.evaluation.every, config.batches.size) == (200, 1, 128)
+    assert (config.model.bos, config.model.channel_mixer) == (False, None)
+    assert (config.optimizer.weight_decay, config.task.options["train_size"]) == (0, 250)
 
 
 @pytest.mark.parametrize(
@@ -273,30 +272,3 @@ def test_models_with_an_mlp_of_their_own_get_no_other():
     assert len(of_table) == 480
     assert {run.model.backbone for run in of_table} == {"causal"}
     assert {run.model.channel_mixer for run in of_table} == {MLP_DECODER}
-
-
-def test_a_change_is_the_only_difference():
-    assert len(WRAPPER) == 9 * 6 + 4 * 3 + 5 * 9 + 2 * 2
-    assert {change(entry) for entry in WRAPPER} == set(CHANGES)
-    assert len({key(run) for entry in WRAPPER for run in runs(entry)}) == 3 * len(WRAPPER)
-    of = {(entry.model, entry.data, change(entry)): entry for entry in WRAPPER}
-    parts = {
-        "constant rate": ("schedules.learning_rate",),
-        "start token": ("model.bos",),
-        "SwiGLU": ("model.channel_mixer",),
-        "MLP": ("model.channel_mixer",),
-        "200 epochs": ("schedules.epochs",),
-    }
-    for (model, data, name), entry in of.items():
-        usual = of[model, data, ""]
-        changes = {one for part, names in parts.items() if part in name for one in names}
-        for run, same in zip(runs(entry), runs(usual), strict=True):
-            ours, theirs = run.to_plain(), same.to_plain()
-            for section, _, setting in (one.partition(".") for one in changes):
-                assert ours[section].pop(setting) != theirs[section].pop(setting, None)
-            assert ours == theirs
-        assert entry.trials.runs[0][0].endswith(name)
-        if name:
-            # It has begun with its own runs alone.
-            assert entry.begun({key(runs(entry)[1])})
-            assert not entry.begun({key(run) for run in runs(usual)})

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import polars
 import pytest
 from filelock import FileLock, Timeout
 
@@ -25,8 +26,9 @@ from statemix.training import (
     load_outcome,
 )
 from statemix_lab.studies.store import Store, key, merged, row_of
+from statemix_lab.studies.study import studies
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 TINY = RunConfig(
     task=TaskSpec("permutation", group="S_3", length=5, train_size=20),
@@ -226,3 +228,37 @@ def test_two_writers_lose_no_row_and_mix_no_line(tmp_path):
     with ThreadPoolExecutor(2) as writers:
         list(writers.map(write, "ab"))
     assert len(path.read_text().splitlines()) == len(Store(path).rows()) == 80
+
+
+def test_polars_reads_fields_that_only_late_rows_have(tmp_path):
+    store = Store(tmp_path / "runs.jsonl")
+    late = row("late", certificate={"verdict": "proven"}) | {"best_test": {"answer": {"loss": 0.5}}}
+    store.path.write_text("".join(json.dumps(row(str(n))) + "\n" for n in range(101)))
+    with store.path.open("a") as file:
+        file.write(json.dumps(late) + "\n")
+    found = polars.read_ndjson(store.path, infer_schema_length=None).row(-1, named=True)
+    assert found["certificate"] == {"verdict": "proven"}
+    assert found["best_test"] == {"product": None, "answer": {"loss": 0.5}}
+
+
+NAMES = ["exact-automata", "exact-factorial", "exact-groups", "exact-protocols", "larger-groups"]
+NAMES += ["monitors", "fp-a5", "fp-budget", "fp-copy", "wrapper", "table6"]
+
+
+@pytest.mark.parametrize("names", [NAMES, ["fig4", "duel"]], ids=["accuracies", "language"])
+def test_every_stored_row_is_of_a_run_that_a_study_has(names):
+    """A later change of the requests would lose weeks of training."""
+    if "fig4" in names:
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    listed = [study for name, study in studies().items() if name in names]
+    known = {
+        name
+        for study in listed
+        for size in study.sizes[:2]
+        for entry in study.entries("paper", size)
+        for _, _, name in entry.trials.runs
+    }
+    files = ["language"] if "fig4" in names else names
+    stored = merged(ROOT / "results" / "reproduce" / f"{name}.jsonl" for name in files)
+    assert stored
+    assert set(stored) <= known

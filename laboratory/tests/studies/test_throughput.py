@@ -176,13 +176,13 @@ def test_lengths_and_batches_are_two_panels(points):
         for layer in ("lstm", SCAN)
         for batch_size, length in ((8, 32), (8, 64), (8, 16), (4, 64), (2, 16), (2, 32))
     ]
-    # One batch size has fewer places, but more points.
-    rows += [row("conv", **WIDE, batch_size=2, length=length) for length in (16, 32)] * 2
+    # The most places count, then the most points, then the largest sizes.
+    rows += [row("conv", **WIDE, batch_size=2, length=length) for length in (16, 32)]
     found, missing = speed_panels(points(rows))
-    titles = ["(B) hidden size 768\nB = 8", "(B) hidden size 768\nT = 64"]
+    titles = ["(B) hidden size 768\nB = 8", "(B) hidden size 768\nT = 32"]
     assert [panel.title for panel in found] == titles
     places = [[list(line) for line in panel.lines.values()] for panel in found]
-    assert places == [[[16, 32, 64]] * 2, [[4, 8]] * 2]
+    assert places == [[[16, 32, 64]] * 2, [[2, 8], [2], [2, 8]]]
     assert list(found[0].lines) == ["BD-LRU m=4, parallel", "LSTM"]
     assert len(missing) == 3
 

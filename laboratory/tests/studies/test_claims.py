@@ -163,103 +163,18 @@ def test_the_plan_has_the_runs_of_every_model_once(protocol, tmp_path):
     assert len({one.job.name for one in planned}) == len(planned)
 
 
-# Claim -> its conditions: data, model, relation, other models.
-_S3_AND_S4 = ("s3_250", "s4_3k", "s3_10k")
-_MEMORY = ("in_context_recall", "copying of 6")
-_RIVALS = ("LSTM", "Mamba2", "DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]")
-_RIVALS += ("BD-LRU m=1", "BD-LRU m=4", "BD-LRU m=16")
-CONDITIONS = {
-    "two states": {
-        (data, "BD-LRU m=2", "beats", "BD-LRU m=1") for data in (*_S3_AND_S4, "parity", *_MEMORY)
-    },
-    "as many states as the group permutes": {
-        *(("s3_250", f"BD-LRU m={m}", "learns" if m == 3 else "fails", None) for m in (1, 2, 3)),
-        *(("s4_3k", f"BD-LRU m={m}", "learns" if m == 4 else "fails", None) for m in (1, 2, 3, 4)),
-    },
-    "higher order is not enough": {
-        (data, f"H-LRU m={m}", "fails", None)
-        for data in _S3_AND_S4
-        for m in (1, 2, 3, 4, 5, 6, 8, 16)
-    },
-    "compression": {
-        ("compression of 16", "H-LRU m=16", relation, rival)
-        for relation in ("is smaller than", "matches")
-        for rival in _RIVALS
-    },
-    "selectivity": {
-        ("s3_250", "BD-LRU m=4", "beats", "BD-LRU m=4, constant gates"),
-        ("in_context_recall", "BD-LRU m=4", "beats", "BD-LRU m=4, constant gates"),
-        ("copying of 6", "BD-LRU m=2", "beats", "BD-LRU m=2, constant gates"),
-        *(
-            (data, f"{kind} m={m}, constant gates", "fails", None)
-            for data in ("s3_250", *_MEMORY)
-            for kind in ("BD-LRU", "H-LRU")
-            for m in (1, 16)
-        ),
-    },
-    "constant gates": {
-        ("compression of 16", f"{kind} m=16, constant gates", "beats", "BD-LRU m=1, constant gates")
-        for kind in ("BD-LRU", "H-LRU")
-    },
-    "convolution": {
-        ("compression of 16", "H-LRU m=16, constant gates", "beats", model)
-        for model in (
-            "LSTM",
-            "Mamba2",
-            "dense convolution of 8",
-            "dense convolution of 64",
-            "depthwise convolution of 8",
-            "depthwise convolution of 64",
-        )
-    },
-    "normalisation": {
-        ("compression of 16", model, "beats", f"{model}, not normalised")
-        for model in ("BD-LRU m=1", "BD-LRU m=4", "BD-LRU m=16", "H-LRU m=4", "H-LRU m=16")
-    },
-    "growth": {
-        ("compression of 16", f"{kind} m=4{gate}", "beats", f"BD-LRU m=1{gate}")
-        for kind in ("BD-LRU", "H-LRU")
-        for gate in ("", ", sigmoid")
-    },
-    "softmax": {
-        ("compression of 16", f"{kind} m=4", "matches", f"{kind} m=4, sigmoid")
-        for kind in ("BD-LRU", "H-LRU")
-    },
-    "state size": {
-        ("copying of 6", "BD-LRU m=4", "beats", "BD-LRU m=1, state of 1536"),
-        ("compression of 16", "BD-LRU m=4", "beats", "BD-LRU m=1, state of 1536"),
-        ("compression of 16", "H-LRU m=16", "beats", "BD-LRU m=1, state of 1536"),
-    },
-    "large blocks": {
-        ("compression of 16", f"{kind} m=4", "beats", f"{kind} m=16")
-        for kind in ("BD-LRU", "H-LRU")
-    },
-    "low rank": {
-        (data, f"BD-LRU m={m}", "beats", model)
-        for data, m in (("s3_250", 3), ("s4_3k", 4))
-        for model in ("DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]")
-    },
-    "all permutations": {
-        (data, "BD-LRU m=5", "learns", None) for data in (*_S3_AND_S4, "s4_50k", "s5_100k")
-    },
-    "little data": {
-        ("s3_250", "BD-LRU m=3", "beats", "LSTM"),
-        ("s4_3k", "BD-LRU m=4", "beats", "LSTM"),
-    },
-}
-
-
-def test_claims_ask_what_the_paper_says():
-    asked = {}
+def test_claims_have_names_and_conditions_of_their_own():
+    """The table of claims in the documentation holds how many comparisons support each."""
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS) == 15
     for claim in CLAIMS:
         names = [
             (one.column.name, one.model.name, one.relation, one.other and one.other.name)
             for one in claim.conditions
         ]
-        assert len(set(names)) == len(names)
-        assert all(len(one.column.data) == 1 for one in claim.conditions)
-        asked[claim.name] = set(names)
-    assert asked == CONDITIONS
+        assert len(set(names)) == len(names) > 0
+        for one in claim.conditions:
+            assert (one.other is None) == (one.relation in ("learns", "fails"))
+            assert len(one.column.data) == 1
 
 
 def test_what_others_must_learn_for_a_comparison_to_count():

@@ -130,44 +130,6 @@ def test_wrong_labels_are_learned_too(algorithm, tmp_path, monkeypatch):
     assert one["test"] != other["test"]
 
 
-def test_words_of_validation_are_read_and_the_most_frequent_label_counts():
-    task = TaskSpec(
-        "automaton", rules="start: a\na x b no\na y a yes\nb x b yes\nb y b yes"
-    ).build()
-    words = [[(0, 1), (1, 0)], [(0, 1), (1, 0)], [(0, 0), (1, 0)], [(1, 0)]] * 20
-    for algorithm in (learned_automata._by_rpni, learned_automata._by_alergia):
-        assert algorithm(words, task).run([0, 1])[0].tolist() == [1, 0]
-    assert learned_automata._most_frequent(words) == 0
-    labelled = learned_automata._labelled(monitor("login").build(), 50)
-    assert len(labelled) == 350
-    assert {len(word) for word in labelled} == {16}
-
-
-def asked(seed, words, monkeypatch):
-    """Return whether the labels of words are wrong, each word asked for twice."""
-    task = monitor("login", flipped=0.3, length=40, seed=seed).build()
-    found = []
-
-    def ask(letters, teacher, examiner, *_, **__):
-        found.extend((teacher.query(word)[-1], teacher.query(word)[-1]) for word in words)
-        raise learned_automata._TooManyWordsError
-
-    monkeypatch.setattr(learned_automata._aalpy("learning_algs"), "run_Lstar", ask)
-    with pytest.raises(AttributeError):
-        learned_automata._by_queries(task)
-    assert all(first == again for first, again in found)
-    right = [task.automaton().answers(word)[-1] for word in words]
-    return [label != answer for (label, _), answer in zip(found, right, strict=True)]
-
-
-def test_wrong_labels_of_queries_are_drawn_for_each_word(monkeypatch):
-    words = [(0,) * count for count in range(1, 200)]
-    assert 0.2 < np.mean(asked(0, words, monkeypatch)) < 0.4
-    # Words that differ in letters 0 at their end, too.
-    short = [asked(seed, words[:3], monkeypatch) for seed in range(20)]
-    assert any(len(set(wrong)) == 2 for wrong in short)
-
-
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "aalpy.learning_algs", None)
     ended = learned("RPNI", tmp_path / "run")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -103,5 +104,10 @@ def _draw_frame(axes: Axes, x: float, y: float, half: float, points: Points, col
         # Rows run downwards, imaginary parts upwards. Many points must not hide where most of them
         # are, and thousands of points would make a page large unless they are rasterised.
         opacity = min(1.0, max(0.25, 6 / math.sqrt(len(places))))
-        style = {"color": colour, "alpha": opacity, "linewidths": 0, "rasterized": True}
+        style: dict[str, Any] = {
+            "color": colour,
+            "alpha": opacity,
+            "linewidths": 0,
+            "rasterized": True,
+        }
         axes.scatter(x + places[:, 0], y - places[:, 1], s=5.0, zorder=2, **style)

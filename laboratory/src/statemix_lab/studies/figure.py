@@ -114,7 +114,7 @@ def draw(
         for axes in figure.axes:
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
-        style = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+        style: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
         figure.legend(list(handles.values()), list(handles), ncols=columns, **style)
     return figure
 
@@ -146,7 +146,10 @@ def _fill(axes: Axes, panel: Panel, looks: Mapping[str, Any]) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     for number, (name, places) in enumerate(panel.marks.items()):
-        style = {"color": LIGHT.muted, "linestyle": (0, ((1, 2), (4, 3))[number % 2])}
+        style: dict[str, Any] = {
+            "color": LIGHT.muted,
+            "linestyle": (0, ((1, 2), (4, 3))[number % 2]),
+        }
         for place in places:
             label = name if place == places[0] else None
             axes.axvline(place, linewidth=1.2, label=label, **style)

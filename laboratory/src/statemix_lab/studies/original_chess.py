@@ -194,7 +194,8 @@ def train_original(
 
     def tracker(name: str, *data: Any) -> tuple[TokenClassifier, Fitted]:
         seen = on_event and partial(on_event, name)
-        return train_tracker(*data, folder / name, num_steps=num_steps, seed=seed, on_event=seen)
+        options: dict[str, Any] = {"num_steps": num_steps, "seed": seed, "on_event": seen}
+        return train_tracker(*data, folder / name, **options)
 
     first, fitted = tracker("first", rules_without_kinds(), blind, features, tokens)
     second, other = tracker("second", chess_rules(), HEADS, move_features(), games)

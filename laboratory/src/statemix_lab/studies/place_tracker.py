@@ -123,14 +123,15 @@ class EvenDraws:
     """Draws places in words such that all tokens of the words are equally likely there."""
 
     def __init__(self, words: NDArray[np.int64]) -> None:
-        self._order = np.argsort(words, axis=None, kind="stable")
+        self._order: NDArray[np.int64] = np.argsort(words, axis=None, kind="stable")
         tokens = words.ravel()[self._order]
         _, self._first, self._counts = np.unique(tokens, return_index=True, return_counts=True)
 
     def __call__(self, draw: np.random.Generator, size: int) -> NDArray[np.int64]:
         """Return flat indices of places."""
         which = draw.integers(len(self._first), size=size)
-        return self._order[self._first[which] + draw.integers(self._counts[which])]
+        places: NDArray[np.int64] = self._first[which] + draw.integers(self._counts[which])
+        return self._order[places]
 
 
 class _Segments(NamedTuple):

@@ -131,7 +131,7 @@ def _without_result(tally: _Tally) -> str:
 
 
 def _verdicts(tally: _Tally) -> str:
-    counts = Counter(tally["verdicts"])
+    counts: Counter[str] = Counter(tally["verdicts"])
     ended = tally["done"] + tally["lost"]
     text = f"{counts.pop('proven', 0)} of {ended}"
     counts.update({"without result": tally["lost"], "to do": tally["planned"] - ended})

@@ -146,8 +146,8 @@ def overview(rows: Mapping[str, StoredRow], names: Sequence[str] | None = None) 
                         verdicts[place] = (rank, score["verdict"])
     known = {(row["table"], row["column"], row["model"]) for row in found}
     for name, table in tables.items():
-        entries = table.entries("mad", "laptop")
-        left = [one for one in entries if (name, one.column, one.model) not in known]
+        whole = table.entries("mad", "laptop")
+        left = [one for one in whole if (name, one.column, one.model) not in known]
         found += [_row(name, score) for score in scores(tidy(left, rows)).to_dicts()]
     # Numbers stand in the order of the paper's tables.
     numbers = (

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from statemix_lab.studies.higher_order.contenders import (
     CONTENDERS,
@@ -51,7 +52,7 @@ class View:
             for place in range(max(map(len, lines.values()))):
                 for line, models in lines.items():
                     for x, model in models[place : place + 1]:
-                        labels = {"panel": title, "x_label": self.x_label, "line": line}
+                        labels: Any = {"panel": title, "x_label": self.x_label, "line": line}
                         yield from cell(model, panel, protocol, size, **labels, x=float(x))
 
 

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from statistics import fmean
 from typing import Any
 
 from statemix.layers import LayerSpec
@@ -235,7 +236,7 @@ def _screened(size: SizeName, contender: Contender, data: Data) -> ScreenedTrial
 
     def accuracy(row: StoredRow) -> float:
         scores = [head[data.metric] for head in row["best_test"].values()]
-        return sum(scores) / len(scores)
+        return fmean(scores)
 
     return ScreenedTrials(settings, accuracy, grid.kept)
 
@@ -288,9 +289,9 @@ def trials(
     else:
         for setting, layer in itertools.product(_settings(grid.num_settings), layers):
             config = with_settings(_config(layer, data, size), setting)
-            words = [f"{name.split('.')[-1]} {value}" for name, value in setting.items()]
-            words += _options(layer, layers)
-            yield Trial.seeded(", ".join(words), config, grid.seeds)
+            parts = [f"{name.split('.')[-1]} {value}" for name, value in setting.items()]
+            words = ", ".join([*parts, *_options(layer, layers)])
+            yield Trial.seeded(words, config, grid.seeds)
 
 
 def _settings(count: int) -> Iterator[dict[str, object]]:

@@ -1,5 +1,6 @@
 """The tables of the language studies: what runs of one cell add up to."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -209,7 +210,8 @@ def duel_panels(runs: pl.DataFrame, speeds: Mapping[str, float] | None = None) -
     if not speeds or set(done["model"]) - speeds.keys():
         speeds = None
     for (model,), group in done.group_by(["model"], maintain_order=True):
-        rate = speeds[str(model)] if speeds else group["tokens"].sum() / group["cpu_s"].sum()
+        tokens, cpu_s = (math.fsum(group[name].to_list()) for name in ("tokens", "cpu_s"))
+        rate = speeds[str(model)] if speeds else tokens / cpu_s
         for run in group.to_dicts():
             shared = (str(model), str(model), str(run["seed"]))
             for point in run["points"]:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,16 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def records(lines: Sequence[Mapping[str, str]]) -> str:
     """Return a Markdown table of lines that map the same headings to texts."""
     return markdown(list(lines[0]), [list(line.values()) for line in lines])
+
+
+def pivot(head: Sequence[str], cells: Iterable[tuple[tuple[str, ...], str, str]]) -> str:
+    """Return a Markdown table of cells: key of the line, heading of the column, and text."""
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for key, heading, text in cells:
+        lines.setdefault(key, {})[heading] = text
+    headings = list(dict.fromkeys(heading for line in lines.values() for heading in line))
+    texts = ([*key, *(line.get(name, "") for name in headings)] for key, line in lines.items())
+    return markdown([*head, *headings], texts)
 
 
 @cache
@@ -167,30 +178,27 @@ def _races() -> str:
 
 
 def _tracking_costs() -> str:
-    lines: dict[str, dict[str, str]] = {}
-    for row in json_lines("fixed_point", "costs.jsonl"):
-        of_model = lines.setdefault(row["model"], {})
-        two_digits = float(f"{row['tokens_per_s']:.2g}")
-        of_model[row["work"]] = f"{two_digits:,.0f}"
+    works = {"train": "training", "answer": "words of 16", "answer long": "words of 128"}
+    rows = json_lines("fixed_point", "costs.jsonl")
+    counts = Counter(row["model"] for row in rows)
+    cells = []
+    for row in (row for row in rows if counts[row["model"]] == len(works)):
+        speed = float(f"{row['tokens_per_s']:.2g}")
+        cells.append(((row["model"],), works[row["work"]], f"{speed:,.0f}"))
         if row["work"] == "train":
-            of_model["memory"] = f"{row['memory_bytes'] / 1e6:.0f} MB"
-    order = ("train", "memory", "answer", "answer long")
-    complete = {model: cells for model, cells in lines.items() if set(order) <= set(cells)}
-    head = ("model", "training", "memory", "words of 16", "words of 128")
-    texts = [(model, *(cells[name] for name in order)) for model, cells in complete.items()]
-    return markdown(head, texts)
+            cells.append(((row["model"],), "memory", f"{row['memory_bytes'] / 1e6:.0f} MB"))
+    return pivot(["model"], cells)
 
 
 def _compiled() -> str:
     """Write what a million tokens take, for each form of a proven network."""
-    lines: dict[tuple[str, str], dict[str, str]] = {}
-    for row in json_lines("compiled.jsonl"):
-        ms = 1e9 * row["time_s"]["p50"] / row["tokens"]
-        of_network = lines.setdefault((row["run"], row["size"]), {})
-        of_network[row["form"]] = f"{float(f'{ms:.2g}'):,.0f} ms"
-    forms = ("network", "NumPy", "C")
-    head = ("run", "compiled to", *forms)
-    return markdown(head, [(*names, *(of[form] for form in forms)) for names, of in lines.items()])
+    rows = json_lines("compiled.jsonl")
+    ms = [float(f"{1e9 * row['time_s']['p50'] / row['tokens']:.2g}") for row in rows]
+    cells = (
+        ((row["run"], row["size"]), row["form"], f"{time:,.0f} ms")
+        for row, time in zip(rows, ms, strict=True)
+    )
+    return pivot(("run", "compiled to"), cells)
 
 
 def _layer_costs() -> str:
@@ -302,15 +310,11 @@ def _checks() -> str:
 
 def _generation() -> str:
     """Return the table of checks by model; rounding alone makes differences of up to 1e-5."""
-    cells: dict[str, list[str]] = {}
-    models: list[str] = []
+    cells = []
     for row in json_lines("generation.jsonl"):
-        if row["model"] not in models:
-            models.append(row["model"])
         if row["error"] is not None:
-            cell = row["error"].partition(":")[0]
+            text = row["error"].partition(":")[0]
         else:
-            cell = "equal" if row["difference"] < 1e-5 else f"wrong, {row['difference']:.2g}"
-        cells.setdefault(row["check"], []).append(cell)
-    head = (f"transformers {row['transformers']}", *models)
-    return markdown(head, [(check, *found) for check, found in cells.items()])
+            text = "equal" if row["difference"] < 1e-5 else f"wrong, {row['difference']:.2g}"
+        cells.append(((row["check"],), row["model"], text))
+    return pivot([f"transformers {row['transformers']}"], cells)

@@ -7,7 +7,7 @@ name their file here.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from measurement_tables import json_lines, markdown
+from measurement_tables import json_lines, pivot
 
 NAMES = {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}
 Row = dict[str, Any]
@@ -131,14 +131,13 @@ def _table(
     is_sorted: bool = False,
 ) -> str:
     """Return a caption, and a table with a line per key and a column per heading."""
-    cells: dict[tuple[str, ...], dict[str, str]] = {}
-    for file in files:
-        for row in json_lines("bench", f"{file}.jsonl"):
-            for key, heading, text in cells_of(row):
-                cells.setdefault(key, {})[heading] = text
+    cells = [
+        cell
+        for file in files
+        for row in json_lines("bench", f"{file}.jsonl")
+        for cell in cells_of(row)
+    ]
     if is_sorted:
-        cells = dict(sorted(cells.items()))
-    headings = list(dict.fromkeys(heading for line in cells.values() for heading in line))
+        cells.sort(key=lambda cell: cell[0])
     rows = ", ".join(f"`laboratory/results/bench/{file}.jsonl`" for file in files)
-    lines = ([*key, *(line.get(name, "") for name in headings)] for key, line in cells.items())
-    return f"{caption}\nRows: {rows}.\n\n{markdown([*head, *headings], lines)}"
+    return f"{caption}\nRows: {rows}.\n\n{pivot(head, cells)}"

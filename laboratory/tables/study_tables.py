@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 import polars as pl
-from measurement_tables import markdown, records, study_rows, unproven
+from measurement_tables import markdown, pivot, records, study_rows, unproven
 
 from statemix_lab.studies.exactness.exact_protocols import RECIPE, has_tuned_rate
 from statemix_lab.studies.exactness.exact_table import (
@@ -408,12 +408,13 @@ def _wrapper(rows: Mapping[str, StoredRow]) -> str:
 
 def _lengths(rows: Mapping[str, StoredRow], study: str, lengths: Sequence[int]) -> str:
     """Write mean accuracies by length, with the iterations of the tests where a layer iterates."""
-    lines = []
-    numbers = _by_length(rows, study)
-    for column, model in dict.fromkeys((column, model) for column, model, _ in numbers):
-        texts = [_accuracy(numbers[column, model, length]) for length in lengths]
-        lines.append((column, model, *texts))
-    return markdown(("task", "model", *map(str, lengths)), lines)
+    cells = []
+    for (column, model, length), one in _by_length(rows, study).items():
+        if length in lengths:
+            iterations = "" if one["iterations"] is None else f" @{one['iterations']:.0f}"
+            text = accuracy_text(one["mean"]) + iterations
+            cells.append(((column, model), str(length), text))
+    return pivot(("task", "model"), cells)
 
 
 def _by_length(
@@ -423,11 +424,6 @@ def _by_length(
     entries = found.entries("paper", size)
     numbers = by_length(found.runs(entries, rows), entries).filter(pl.col("seeds") > 0)
     return {(one["column"], one["model"], one["length"]): one for one in numbers.to_dicts()}
-
-
-def _accuracy(one: Mapping[str, Any]) -> str:
-    text = accuracy_text(one["mean"])
-    return text if one["iterations"] is None else f"{text} @{one['iterations']:.0f}"
 
 
 def _budgets(rows: Mapping[str, StoredRow]) -> str:
@@ -450,9 +446,8 @@ def _budgets(rows: Mapping[str, StoredRow]) -> str:
 
 def _budgets_of_all_elements(rows: Mapping[str, StoredRow], *, iterations: bool) -> str:
     """Write the share of words without a mistake, or the iterations, beside the paper's numbers."""
-    found = _by_length(rows, "fp-budget", "workstation")
-    texts: dict[int, dict[int, str]] = {}
-    for (_, model, length), one in found.items():
+    cells = []
+    for (_, model, length), one in _by_length(rows, "fp-budget", "workstation").items():
         if one["published"] is None:
             continue
         if iterations:
@@ -462,23 +457,21 @@ def _budgets_of_all_elements(rows: Mapping[str, StoredRow], *, iterations: bool)
             if one["high"] > one["mean"]:
                 ours += f", {accuracy_text(one['high'])}"
             text = f"{ours} ({accuracy_text(one['published'])})"
-        texts.setdefault(length, {})[model] = text
-    models = sorted(
-        {model for of in texts.values() for model in of},
-        key=lambda model: [int(word) for word in model.split() if word.isdigit()],
+        most = int(model.split()[-2])
+        cells.append((length, most, text))
+    return pivot(
+        ["length"],
+        [((str(length),), f"at most {most}", text) for length, most, text in sorted(cells)],
     )
-    lines = [(str(length), *(of.get(one, "") for one in models)) for length, of in texts.items()]
-    heads = [model.rpartition(", ")[2].removesuffix(" iterations") for model in models]
-    return markdown(("length", *heads), lines)
 
 
 def _spectra(rows: Mapping[str, StoredRow]) -> str:
-    found: dict[str, dict[str, str]] = {}
+    cells = []
+    names = {"bd_lru": ("BD-LRU", "block_size"), "h_lru": ("H-LRU", "order")}
+    heads = {"softmax": "softmax gates", "none": "gates without normalisation"}
     for key in _runs(rows, "fig7").filter(pl.col("status") == "done")["key"]:
         layer = rows[key]["layers"][0]
-        names = {"bd_lru": ("BD-LRU", "block_size"), "h_lru": ("H-LRU", "order")}
         name, size = names[layer["name"]]
         accuracy = accuracy_text(rows[key]["best_test"]["product"]["token_accuracy"])
-        found.setdefault(f"{name} m={layer[size]}", {})[layer.get("gate", "softmax")] = accuracy
-    lines = [(model, of.get("softmax", ""), of.get("none", "")) for model, of in found.items()]
-    return markdown(("model", "softmax gates", "gates without normalisation"), sorted(lines))
+        cells.append(((f"{name} m={layer[size]}",), heads[layer.get("gate", "softmax")], accuracy))
+    return pivot(["model"], sorted(cells, key=lambda cell: cell[0]))

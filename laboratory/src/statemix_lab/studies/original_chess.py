@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.models import TokenClassifier
+from statemix.place_rules import PlaceRules
 from statemix.proofs import Certificate, prove_by_structure
 from statemix.training import Event, Fitted, fit
 from statemix_lab.studies.place_tracker import (
@@ -192,10 +193,23 @@ def train_original(
     tokens, features = tokens_without_kinds()[games], features_without_kinds()
     blind = dict.fromkeys((MOVED, TAKEN), len(PIECES))
 
-    def tracker(name: str, *data: Any) -> tuple[TokenClassifier, Fitted]:
-        seen = on_event and partial(on_event, name)
-        options: dict[str, Any] = {"num_steps": num_steps, "seed": seed, "on_event": seen}
-        return train_tracker(*data, folder / name, **options)
+    def tracker(
+        name: str,
+        rules: PlaceRules,
+        heads: dict[str, int],
+        features: NDArray[np.float32],
+        words: NDArray[np.int64],
+    ) -> tuple[TokenClassifier, Fitted]:
+        return train_tracker(
+            rules,
+            heads,
+            features,
+            words,
+            folder / name,
+            num_steps=num_steps,
+            seed=seed,
+            on_event=on_event and partial(on_event, name),
+        )
 
     first, fitted = tracker("first", rules_without_kinds(), blind, features, tokens)
     second, other = tracker("second", chess_rules(), HEADS, move_features(), games)

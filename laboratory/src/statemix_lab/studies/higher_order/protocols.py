@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from statistics import fmean
 from typing import Any
 
 from statemix.layers import LayerSpec
@@ -236,7 +235,7 @@ def _screened(size: SizeName, contender: Contender, data: Data) -> ScreenedTrial
 
     def accuracy(row: StoredRow) -> float:
         scores = [head[data.metric] for head in row["best_test"].values()]
-        return fmean(scores)
+        return float(sum(scores) / len(scores))
 
     return ScreenedTrials(settings, accuracy, grid.kept)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.models import TokenClassifier
-from statemix.place_rules import PlaceRules
 from statemix.proofs import Certificate, prove_by_structure
 from statemix.training import Event, Fitted, fit
 from statemix_lab.studies.place_tracker import (
@@ -192,29 +191,20 @@ def train_original(
     """
     tokens, features = tokens_without_kinds()[games], features_without_kinds()
     blind = dict.fromkeys((MOVED, TAKEN), len(PIECES))
+    shared: dict[str, Any] = {"num_steps": num_steps, "seed": seed}
 
-    def tracker(
-        name: str,
-        rules: PlaceRules,
-        heads: dict[str, int],
-        features: NDArray[np.float32],
-        words: NDArray[np.int64],
-    ) -> tuple[TokenClassifier, Fitted]:
-        return train_tracker(
-            rules,
-            heads,
-            features,
-            words,
-            folder / name,
-            num_steps=num_steps,
-            seed=seed,
-            on_event=on_event and partial(on_event, name),
-        )
+    def told(part: str) -> Callable[[Event], None] | None:
+        return on_event and partial(on_event, part)
 
-    first, fitted = tracker("first", rules_without_kinds(), blind, features, tokens)
-    second, other = tracker("second", chess_rules(), HEADS, move_features(), games)
-    seen = on_event and partial(on_event, "reader")
-    reader, read = train_reader(games, folder / "reader", seed=seed, on_event=seen)
+    place, seen = folder / "first", told("first")
+    first, fitted = train_tracker(
+        rules_without_kinds(), blind, features, tokens, place, on_event=seen, **shared
+    )
+    place, seen = folder / "second", told("second")
+    second, other = train_tracker(
+        chess_rules(), HEADS, move_features(), games, place, on_event=seen, **shared
+    )
+    reader, read = train_reader(games, folder / "reader", seed=seed, on_event=told("reader"))
     return OriginalChess(first, reader, second), fitted.time_s + read.time_s + other.time_s
 
 

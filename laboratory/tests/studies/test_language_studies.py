@@ -126,9 +126,9 @@ def test_interrupted_run_resumes_its_training_and_its_preparation(tiny, trained,
 
     def interrupt(event):
         if (event.kind, event.step) == ("step", 3):
-            raise InterruptedError
+            raise KeyboardInterrupt
 
-    with pytest.raises(InterruptedError):
+    with pytest.raises(KeyboardInterrupt):
         tiny.train(folder, interrupt, 0.0)
     # As if another process had been killed between the files of the tokens.
     tokens = folder.parent / tiny.corpus.name

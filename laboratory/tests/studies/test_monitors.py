@@ -114,7 +114,7 @@ def test_protocols_are_learned_from_right_labels(algorithm, protocol, num_states
 def test_wrong_labels_are_learned_too(algorithm, tmp_path, monkeypatch):
     monkeypatch.setattr(learned_automata, "_WORDS", 3000)
     # RPNI takes a state for each contradiction, and then minutes.
-    size = 300 if algorithm == "RPNI" else 1500
+    size = 50 if algorithm == "RPNI" else 1500
     random.seed(5)
     before = random.getstate()
     one, same, other = (

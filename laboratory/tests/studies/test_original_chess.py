@@ -37,11 +37,6 @@ KIND_OF = np.array([KINDS.index(move.kind) for move in all_moves()])
 GAME = "e4 a6 e5 d5 exd6 Nc6 Nf3 Bg4 Be2 e6 O-O Bxd6 Re1 Kf8 Kh1 Rb8 Rg1"
 
 
-def padded(games):
-    longest = max(len(game) for game in games)
-    return np.array([game + game[:1] * (longest - len(game)) for game in games])
-
-
 def test_tokens_without_kinds_are_those_of_the_task():
     task, plain = Chess(form="original"), moves_without_kinds()
     assert len(plain) == task.vocab_size == tokens_without_kinds().max() + 1

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from figure_pictures import pictures as figure_pictures
 from measurement_tables import tables as measurement_tables
-from protocol_tables import tables as protocol_tables
 from scaling_tables import tables as scaling_tables
 from speed_tables import tables as speed_tables
 from study_tables import tables as study_tables
@@ -18,7 +17,6 @@ def tables() -> dict[str, str]:
     """Return the Markdown of every table by the name of its file."""
     return {
         **measurement_tables(),
-        **protocol_tables(),
         **scaling_tables(),
         **speed_tables(),
         **study_tables(),

@@ -1,8 +1,11 @@
 """The tables of single measurements in the documentation, each from a file of rows."""
 
+import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from statemix_lab.studies.result_text import accuracy_text
+from statemix_lab.studies.store import StoredRow, merged
 from statemix_lab.studies.tidy import failing_word
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -48,6 +52,27 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
+def records(lines: Sequence[Mapping[str, str]]) -> str:
+    """Return a Markdown table of lines that map the same headings to texts."""
+    return markdown(list(lines[0]), [list(line.values()) for line in lines])
+
+
+def pivot(head: Sequence[str], cells: Iterable[tuple[tuple[str, ...], str, str]]) -> str:
+    """Return a Markdown table of cells: key of the line, heading of the column, and text."""
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for key, heading, text in cells:
+        lines.setdefault(key, {})[heading] = text
+    headings = list(dict.fromkeys(heading for line in lines.values() for heading in line))
+    texts = ([*key, *(line.get(name, "") for name in headings)] for key, line in lines.items())
+    return markdown([*head, *headings], texts)
+
+
+@cache
+def study_rows() -> dict[str, StoredRow]:
+    """Return the rows of all studies by key."""
+    return merged(sorted((RESULTS / "reproduce").glob("*.jsonl")))
+
+
 def unproven(rows: Iterable[Mapping[str, Any]]) -> str:
     """Write the seeds that are not proven, each with a shortest word that is answered wrongly."""
     texts = []
@@ -69,29 +94,22 @@ def _tracked(name: str, num_tokens: int, words: str, tokens: str, contents: str)
     lines = []
     for row in json_lines("demo", f"{name}.jsonl"):
         trained, hard, proof = row["as_trained"], row["hardened"], row["certificate"]
-        lines.append(
-            [
-                str(row["seed"]),
-                str(round(row["alike"] * num_tokens)),
-                proof["verdict"],
-                "" if proof["margin"] is None else f"{proof['margin']:.1f}",
-                f"{trained[f'exact_{tokens}']:,} of {trained[tokens]:,}",
-                f"{trained[f'exact_{words}']} of {trained[words]}",
-                f"{hard[f'exact_{tokens}']:,} of {hard[tokens]:,}",
-                f"{row['training_s']:.0f} s",
-            ]
-        )
-    header = [
-        "seed",
-        f"tokens right, of {num_tokens:,}",
-        "verdict",
-        "margin",
-        f"{contents} exact, as trained",
-        f"{words} exact, as trained",
-        f"{contents} exact, long {words}",
-        "training",
-    ]
-    return markdown(header, lines)
+        line = {
+            "seed": str(row["seed"]),
+            f"tokens right, of {num_tokens:,}": str(round(row["alike"] * num_tokens)),
+            "verdict": proof["verdict"],
+            "margin": "" if proof["margin"] is None else f"{proof['margin']:.1f}",
+            f"{contents} exact, as trained": _exact(trained, tokens),
+            f"{words} exact, as trained": _exact(trained, words),
+            f"{contents} exact, long {words}": _exact(hard, tokens),
+            "training": f"{row['training_s']:.0f} s",
+        }
+        lines.append(line)
+    return records(lines)
+
+
+def _exact(counts: Mapping[str, int], what: str) -> str:
+    return f"{counts[f'exact_{what}']:,} of {counts[what]:,}"
 
 
 def _boards() -> str:
@@ -101,28 +119,22 @@ def _boards() -> str:
 
 def _original_chess() -> str:
     """Return the table of `results/demo/chess-original.jsonl`: one run of the demo a line."""
-    lines = []
-    for row in json_lines("demo", "chess-original.jsonl"):
-        proofs = [row["certificates"][part]["verdict"] for part in ("first", "second")]
-        counts = [
-            f"{row[when][f'exact_{what}']:,} of {row[when][what]:,}"
-            for when in ("as_trained", "hardened")
-            for what in ("plies", "games")
+    return records(
+        [
+            {
+                "seed": str(row["seed"]),
+                "first tracker": row["certificates"]["first"]["verdict"],
+                "second tracker": row["certificates"]["second"]["verdict"],
+                "wrong kinds": str(row["wrong_kinds"]),
+                "positions exact, as trained": _exact(row["as_trained"], "plies"),
+                "games exact, as trained": _exact(row["as_trained"], "games"),
+                "positions exact, gates of 0 and 1": _exact(row["hardened"], "plies"),
+                "games exact, gates of 0 and 1": _exact(row["hardened"], "games"),
+                "training": f"{row['training_s']:.0f} s",
+            }
+            for row in json_lines("demo", "chess-original.jsonl")
         ]
-        wrong = str(row["wrong_kinds"])
-        lines.append([str(row["seed"]), *proofs, wrong, *counts, f"{row['training_s']:.0f} s"])
-    header = [
-        "seed",
-        "first tracker",
-        "second tracker",
-        "wrong kinds",
-        "positions exact, as trained",
-        "games exact, as trained",
-        "positions exact, gates of 0 and 1",
-        "games exact, gates of 0 and 1",
-        "training",
-    ]
-    return markdown(header, lines)
+    )
 
 
 def _memory() -> str:
@@ -146,73 +158,61 @@ def _memory() -> str:
             if all(len(values) == 3 for values in chosen):
                 cells = [f"{mean(v):.2f} ({min(v):.2f} to {max(v):.2f})" for v in chosen]
                 lines.append([names[layer], title, *cells])
-    header = [
-        "layer",
-        "task",
-        "default",
-        *(f"`memory=({arm.replace(' to', ',')})`" for arm in arms[1:]),
-    ]
-    return markdown(header, lines)
+    options = (f"`memory=({arm.replace(' to', ',')})`" for arm in arms[1:])
+    return markdown(["layer", "task", "default", *options], lines)
 
 
 def _races() -> str:
     rows = [row for row in json_lines("certify", "races.jsonl") if "blocks of" not in row["change"]]
     lines = []
-    for group in ("A_5", "S_5"):
-        for passed in (True, False):
-            here = [row for row in rows if (row["group"], row["passed"]) == (group, passed)]
-            ahead = sum(_largest_part(row["shares"][-1]) == "4" for row in here)
-            outcome = "passed" if passed else "failed"
-            lines.append((group, outcome, str(len(here)), str(ahead), str(len(here) - ahead)))
+    for group, outcome in itertools.product(("A_5", "S_5"), ("passed", "failed")):
+        parts = [
+            {name: share for name, share in row["shares"][-1].items() if name != "step"}
+            for row in rows
+            if (row["group"], row["passed"]) == (group, outcome == "passed")
+        ]
+        ahead = sum(max(shares, key=shares.__getitem__) == "4" for shares in parts)
+        lines.append((group, outcome, str(len(parts)), str(ahead), str(len(parts) - ahead)))
     head = ("group", "attempt", "number", "point part is largest", "another part is largest")
     return markdown(head, lines)
 
 
-def _largest_part(shares: Mapping[str, float]) -> str:
-    return max((name for name in shares if name != "step"), key=lambda name: shares[name])
-
-
 def _tracking_costs() -> str:
     works = {"train": "training", "answer": "words of 16", "answer long": "words of 128"}
-    lines: dict[str, dict[str, str]] = {}
-    for row in json_lines("fixed_point", "costs.jsonl"):
-        of_model = lines.setdefault(row["model"], {})
-        two_digits = float(f"{row['tokens_per_s']:.2g}")
-        of_model[row["work"]] = f"{two_digits:,.0f}"
+    rows = json_lines("fixed_point", "costs.jsonl")
+    counts = Counter(row["model"] for row in rows)
+    cells = []
+    for row in (row for row in rows if counts[row["model"]] == len(works)):
+        speed = float(f"{row['tokens_per_s']:.2g}")
+        cells.append(((row["model"],), works[row["work"]], f"{speed:,.0f}"))
         if row["work"] == "train":
-            of_model["memory"] = f"{row['memory_bytes'] / 1e6:.0f} MB"
-    order = ("train", "memory", "answer", "answer long")
-    complete = {model: cells for model, cells in lines.items() if set(order) <= set(cells)}
-    head = ("model", works["train"], "memory", works["answer"], works["answer long"])
-    return markdown(
-        head, [(model, *(of[name] for name in order)) for model, of in complete.items()]
-    )
+            cells.append(((row["model"],), "memory", f"{row['memory_bytes'] / 1e6:.0f} MB"))
+    return pivot(["model"], cells)
 
 
 def _compiled() -> str:
     """Write what a million tokens take, for each form of a proven network."""
-    lines: dict[tuple[str, str], dict[str, str]] = {}
-    for row in json_lines("compiled.jsonl"):
-        ms = 1e9 * row["time_s"]["p50"] / row["tokens"]
-        of_network = lines.setdefault((row["run"], row["size"]), {})
-        of_network[row["form"]] = f"{float(f'{ms:.2g}'):,.0f} ms"
-    forms = ("network", "NumPy", "C")
-    head = ("run", "compiled to", *forms)
-    return markdown(head, [(*names, *(of[form] for form in forms)) for names, of in lines.items()])
+    rows = json_lines("compiled.jsonl")
+    ms = [float(f"{1e9 * row['time_s']['p50'] / row['tokens']:.2g}") for row in rows]
+    cells = (
+        ((row["run"], row["size"]), row["form"], f"{time:,.0f} ms")
+        for row, time in zip(rows, ms, strict=True)
+    )
+    return pivot(("run", "compiled to"), cells)
 
 
 def _layer_costs() -> str:
     lines = [
-        (
-            row["label"],
-            f"{row['num_parameters']:,}",
-            f"{row['state_size']:,}",
-            f"{float(f'{tokens:.3g}'):,.0f}",
-        )
+        {
+            "layer": row["label"],
+            "parameters": f"{row['num_parameters']:,}",
+            "state entries": f"{row['state_size']:,}",
+            "tokens per second": f"{float(f'{tokens:.3g}'):,.0f}",
+        }
         for row in json_lines("bench", "layers-1c3eb70.jsonl")
         if (tokens := row["tokens_per_s"])
     ]
-    return markdown(("layer", "parameters", "state entries", "tokens per second"), lines)
+    return records(lines)
 
 
 def _demo(group: str, published: Mapping[str, str]) -> str:
@@ -310,15 +310,11 @@ def _checks() -> str:
 
 def _generation() -> str:
     """Return the table of checks by model; rounding alone makes differences of up to 1e-5."""
-    cells: dict[str, list[str]] = {}
-    models: list[str] = []
+    cells = []
     for row in json_lines("generation.jsonl"):
-        if row["model"] not in models:
-            models.append(row["model"])
         if row["error"] is not None:
-            cell = row["error"].partition(":")[0]
+            text = row["error"].partition(":")[0]
         else:
-            cell = "equal" if row["difference"] < 1e-5 else f"wrong, {row['difference']:.2g}"
-        cells.setdefault(row["check"], []).append(cell)
-    head = (f"transformers {row['transformers']}", *models)
-    return markdown(head, [(check, *found) for check, found in cells.items()])
+            text = "equal" if row["difference"] < 1e-5 else f"wrong, {row['difference']:.2g}"
+        cells.append(((row["check"],), row["model"], text))
+    return pivot([f"transformers {row['transformers']}"], cells)

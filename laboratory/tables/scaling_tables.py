@@ -1,6 +1,6 @@
 """The table of predicted memory and time of large presets, by formulas that the page states."""
 
-from measurement_tables import markdown
+from measurement_tables import records
 
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.model_costs import count_sizes, training_flops
@@ -20,7 +20,7 @@ _GB = 1e9
 
 def tables() -> dict[str, str]:
     """Return the Markdown of the table by the name of its file."""
-    rows = []
+    lines = []
     for size in _SIZES:
         preset = PRESETS[size]
         config = _config(preset)
@@ -32,29 +32,18 @@ def tables() -> dict[str, str]:
             whole = parameters * (16 if gpus == 1 else 20)
             sharded = parameters * 16 / gpus
             hours = flops * num_tokens / (gpus * _PEAK_FLOPS * _UTILISATION) / 3600
-            rows.append(
-                [
-                    size,
-                    str(gpus),
-                    f"{preset.batch_size // (gpus * _SEQUENCES)}",
-                    f"{whole / _GB:.1f}",
-                    f"{sharded / _GB:.1f}" if gpus > 1 else "",
-                    f"{activations / _GB:.1f}",
-                    f"{flops / 1e9:.2f}",
-                    f"{hours:.1f}",
-                ]
-            )
-    header = [
-        "preset",
-        "GPUs",
-        "`--accumulate`",
-        "weights and optimiser, ddp (GB)",
-        "weights and optimiser, fsdp (GB)",
-        "activations (GB)",
-        "GFLOPs per token",
-        "hours",
-    ]
-    return {"scaling": markdown(header, rows)}
+            line = {
+                "preset": size,
+                "GPUs": str(gpus),
+                "`--accumulate`": str(preset.batch_size // (gpus * _SEQUENCES)),
+                "weights and optimiser, ddp (GB)": f"{whole / _GB:.1f}",
+                "weights and optimiser, fsdp (GB)": f"{sharded / _GB:.1f}" if gpus > 1 else "",
+                "activations (GB)": f"{activations / _GB:.1f}",
+                "GFLOPs per token": f"{flops / 1e9:.2f}",
+                "hours": f"{hours:.1f}",
+            }
+            lines.append(line)
+    return {"scaling": records(lines)}
 
 
 def activation_bytes(config: StatemixConfig, preset: Preset) -> float:

@@ -4,125 +4,112 @@ A table names the row file of each of its columns. To show a newer measurement, 
 name their file here.
 """
 
-import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from measurement_tables import markdown
+from measurement_tables import json_lines, pivot
 
-ROWS = Path(__file__).parents[1] / "results" / "bench"
 NAMES = {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}
 Row = dict[str, Any]
-Cells = dict[tuple[str, ...], dict[str, str]]
+Cells = Iterator[tuple[tuple[str, ...], str, str]]
+"""The line of a table, its column, and the text there."""
 
 
 def tables() -> dict[str, str]:
     """Return the Markdown of every table by the name of its file."""
+    sizes = "B x T x H x m"
     return {
-        "paper": _paper("ops-0cfac9a"),
-        "operators": _operators("ops-5f14511", "ops-9442151"),
+        "paper": _table(
+            "Operators, forward and backward, against a copy and the paper's scan. B = 8, T = 2048,"
+            " H = 128, float32.",
+            ["m"],
+            _paper,
+            ["ops-0cfac9a"],
+        ),
+        "operators": _table(
+            "Time of an operator, forward and backward, divided by the time of a copy of its "
+            "bytes.",
+            ["dtype", "gates", sizes],
+            _operators,
+            ["ops-5f14511", "ops-9442151"],
+            is_sorted=True,
+        ),
         "gpu": _gpu("gpu-4b756eb"),
-        "peers": _peers("ops-d6c4113"),
-        "layers": _layers("layers-5f14511", "layers-637d344"),
-        "steps": _steps("decode-c80c6c9", "decode-637d344"),
+        "peers": _table(
+            "Milliseconds of operators, forward and backward, at equal tokens and equal state.",
+            ["recurrence", "dtype", sizes],
+            _peers,
+            ["ops-d6c4113"],
+        ),
+        "layers": _table(
+            "Time of a layer's forward and backward in float32, divided by two other times.",
+            ["layer", "B x T x width"],
+            _layers,
+            ["layers-5f14511", "layers-637d344"],
+        ),
+        "steps": _table(
+            "Time of a decoding step divided by the time of its three projections, on one thread.",
+            ["recurrence", "width", "m"],
+            _steps,
+            ["decode-c80c6c9", "decode-637d344"],
+        ),
     }
 
 
-def _paper(file: str) -> str:
-    cells: Cells = {}
-    for row in _both_directions(file):
-        case, ratios = row["case"], row["ratios"]
-        if case["batch_size"] != 8 or row["provider"] not in ("statemix", "paper"):
-            continue
-        of_size = cells.setdefault((str(case["block_size"]),), {})
-        name = NAMES[case["recurrence"]]
+def _paper(row: Row) -> Cells:
+    case, ratios = row["case"], row["ratios"]
+    if case["batch_size"] == 8 and case["direction"] == "forward_backward":
+        name, key = NAMES[case["recurrence"]], (str(case["block_size"]),)
         if row["provider"] == "statemix":
-            of_size[f"{name}, x of copy"] = f"{ratios['copy']['p50']:.2f}"
-        else:
+            yield key, f"{name}, x of copy", f"{ratios['copy']['p50']:.2f}"
+        elif row["provider"] == "paper":
             slower = f"{ratios['statemix']['p50']:.0f}" if ratios else row["status"]
-            of_size[f"paper's {name}, x of ours"] = slower
-    caption = (
-        "Operators, forward and backward, against a copy and the paper's scan. B = 8, T = 2048"
-    )
-    return _table(f"{caption}, H = 128, float32.", ["m"], cells, [file])
+            yield key, f"paper's {name}, x of ours", slower
 
 
-def _operators(*files: str) -> str:
-    cells: Cells = {}
-    for file in files:
-        for row in _both_directions(file):
-            case = row["case"]
-            if row["provider"] == "statemix":
-                key = (row["dtype"], case["gate"], _size(case))
-                heading = f"{NAMES[case['recurrence']]}, {_machine(row)}"
-                cells.setdefault(key, {})[heading] = f"{row['ratios']['copy']['p50']:.1f}"
-    caption = (
-        "Time of an operator, forward and backward, divided by the time of a copy of its bytes."
-    )
-    return _table(caption, ["dtype", "gates", "B x T x H x m"], dict(sorted(cells.items())), files)
+def _operators(row: Row) -> Cells:
+    case = row["case"]
+    if case["direction"] == "forward_backward" and row["provider"] == "statemix":
+        heading = f"{NAMES[case['recurrence']]}, {_machine(row)}"
+        yield (row["dtype"], case["gate"], _size(case)), heading, _ratio(row, "copy", 1)
 
 
 def _gpu(file: str) -> str:
-    cells: Cells = {}
-    for row in _rows(file):
+    def cells(row: Row) -> Cells:
         if row["provider"] == "statemix":
-            key = (row["dtype"], _size(row["case"]))
-            heading = {"forward": "forward", "forward_backward": "forward and backward"}
-            ratio = f"{row['ratios']['copy']['p50']:.1f}"
-            cells.setdefault(key, {})[heading[row["case"]["direction"]]] = ratio
-            device = row["backends"]["triton"]
+            heading = row["case"]["direction"].replace("_", " and ")
+            yield (row["dtype"], _size(row["case"])), heading, _ratio(row, "copy", 1)
+
+    device = json_lines("bench", f"{file}.jsonl")[-1]["backends"]["triton"]
     caption = f"Time of BD-LRU on one {device}, divided by the time of a copy of its bytes."
     return _table(caption, ["dtype", "B x T x H x m"], cells, [file])
 
 
-def _peers(file: str) -> str:
-    cells: Cells = {}
-    for row in _both_directions(file):
+def _peers(row: Row) -> Cells:
+    if row["case"]["direction"] == "forward_backward":
+        text = f"{1e3 * row['time_s']['p50']:.1f}" if row["time_s"] else row["status"]
         key = (NAMES[row["case"]["recurrence"]], row["dtype"], _size(row["case"]))
-        time_s = row["time_s"]
-        text = f"{1e3 * time_s['p50']:.1f}" if time_s else row["status"]
-        cells.setdefault(key, {})[f"`{row['provider']}`"] = text
-    caption = "Milliseconds of operators, forward and backward, at equal tokens and equal state."
-    return _table(caption, ["recurrence", "dtype", "B x T x H x m"], cells, [file])
+        yield key, f"`{row['provider']}`", text
 
 
-def _layers(*files: str) -> str:
-    cells: Cells = {}
-    for file in files:
-        for row in _rows(file):
-            case, ratios = row["case"], row["ratios"]
-            projections = ratios.get(f"{row['provider']} projections")
-            if projections is not None:
-                size = f"{case['batch_size']}x{case['length']}x{case['hidden_size']}"
-                of_layer = cells.setdefault((f"`{row['provider']}`", size), {})
-                of_layer[f"x of its projections, {_machine(row)}"] = f"{projections['p50']:.2f}"
-                of_layer[f"x of an LSTM, {_machine(row)}"] = f"{ratios['lstm']['p50']:.2f}"
-    caption = "Time of a layer's forward and backward in float32, divided by two other times."
-    return _table(caption, ["layer", "B x T x width"], cells, files)
+def _layers(row: Row) -> Cells:
+    case, provider = row["case"], row["provider"]
+    if (projections := f"{provider} projections") in row["ratios"]:
+        size = f"{case['batch_size']}x{case['length']}x{case['hidden_size']}"
+        for of, what in ((projections, "its projections"), ("lstm", "an LSTM")):
+            yield (f"`{provider}`", size), f"x of {what}, {_machine(row)}", _ratio(row, of)
 
 
-def _steps(*files: str) -> str:
-    cells: Cells = {}
-    for file in files:
-        for row in _rows(file):
-            case = row["case"]
-            if row["provider"] == "statemix":
-                sizes = (str(case["hidden_size"]), str(case["block_size"]))
-                key = (NAMES[case["recurrence"]], *sizes)
-                heading = f"batch {case['batch_size']}, {_machine(row)}"
-                ratio = f"{row['ratios']['projections']['p50']:.2f}"
-                cells.setdefault(key, {})[heading] = ratio
-    caption = "Time of a decoding step divided by the time of its three projections, on one thread."
-    return _table(caption, ["recurrence", "width", "m"], cells, files)
+def _steps(row: Row) -> Cells:
+    case = row["case"]
+    if row["provider"] == "statemix":
+        key = (NAMES[case["recurrence"]], str(case["hidden_size"]), str(case["block_size"]))
+        heading = f"batch {case['batch_size']}, {_machine(row)}"
+        yield key, heading, _ratio(row, "projections")
 
 
-def _rows(file: str) -> list[Row]:
-    return [json.loads(line) for line in (ROWS / f"{file}.jsonl").read_text().splitlines()]
-
-
-def _both_directions(file: str) -> Iterator[Row]:
-    return (row for row in _rows(file) if row["case"]["direction"] == "forward_backward")
+def _ratio(row: Row, of: str, digits: int = 2) -> str:
+    return f"{row['ratios'][of]['p50']:.{digits}f}"
 
 
 def _size(case: Row) -> str:
@@ -135,16 +122,22 @@ def _machine(row: Row) -> str:
     return "AMD" if row["cpu"].startswith("AMD") else "Intel"
 
 
-def _table(caption: str, head: Sequence[str], cells: Cells, files: Sequence[str]) -> str:
-    """Return a caption, and a table with a line per key of ``cells`` and a column per heading."""
-    headings = list(dict.fromkeys(heading for line in cells.values() for heading in line))
-    lines = [
-        caption,
-        "Rows: " + ", ".join(f"`laboratory/results/bench/{file}.jsonl`" for file in files) + ".",
-        "",
-        markdown(
-            [*head, *headings],
-            ([*key, *(line.get(name, "") for name in headings)] for key, line in cells.items()),
-        ),
+def _table(
+    caption: str,
+    head: Sequence[str],
+    cells_of: Callable[[Row], Cells],
+    files: Sequence[str],
+    *,
+    is_sorted: bool = False,
+) -> str:
+    """Return a caption, and a table with a line per key and a column per heading."""
+    cells = [
+        cell
+        for file in files
+        for row in json_lines("bench", f"{file}.jsonl")
+        for cell in cells_of(row)
     ]
-    return "\n".join(lines)
+    if is_sorted:
+        cells.sort(key=lambda cell: cell[0])
+    rows = ", ".join(f"`laboratory/results/bench/{file}.jsonl`" for file in files)
+    return f"{caption}\nRows: {rows}.\n\n{pivot(head, cells)}"

@@ -1,12 +1,13 @@
 """The tables of the studies in the documentation, from the rows of their results stores."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import polars as pl
-from measurement_tables import RESULTS, markdown, unproven
+from measurement_tables import markdown, pivot, records, study_rows, unproven
 
+from statemix_lab.studies.exactness.exact_protocols import RECIPE, has_tuned_rate
 from statemix_lab.studies.exactness.exact_table import (
     accuracy_by_length,
     interval,
@@ -17,18 +18,12 @@ from statemix_lab.studies.fixed_points.fixed_point_studies import overview as fi
 from statemix_lab.studies.higher_order.cell_table import overview
 from statemix_lab.studies.higher_order.claims import Decision, decide
 from statemix_lab.studies.higher_order.contenders import price_texts
-from statemix_lab.studies.result_text import (
-    MARKS,
-    accuracy_text,
-    duration_text,
-    published_text,
-)
-from statemix_lab.studies.store import StoredRow, merged
+from statemix_lab.studies.result_text import MARKS, accuracy_text, duration_text, published_text
+from statemix_lab.studies.store import StoredRow
 from statemix_lab.studies.study import find_study
 from statemix_lab.studies.study_entries import ProtocolName, SizeName
 from statemix_lab.studies.tidy import FULL, by_length
 
-RECIPE = "BD-LRU, recipe exact"
 USUAL = "as in the recipe"
 TABLES = ("table3", "table4", "table6")
 WITH_MLP = ("table3", "table4")
@@ -37,10 +32,11 @@ AS_MAD = ("table4",)
 
 def tables() -> dict[str, str]:
     """Return the Markdown of every table by the name of its file."""
-    rows = merged(sorted((RESULTS / "reproduce").glob("*.jsonl")))
+    rows = study_rows()
     cells = overview(rows)
     return {
         "totals": _totals(rows, cells),
+        "protocols": _protocols(rows),
         "tracking": _tracking(rows, "exact-groups"),
         "automata": _tracking(rows, "exact-automata"),
         "larger_groups": _tracking(rows, "larger-groups"),
@@ -126,11 +122,9 @@ def _monitor_words(rows: Mapping[str, StoredRow]) -> str:
     """Write the words on which learners of protocols differ from the protocol."""
     lines = []
     runs = _runs(rows, "monitors").filter(status="done")
-    for (column, wrong, model), group in runs.group_by(
-        "column", "wrong", "model", maintain_order=True
-    ):
-        text = unproven(rows[key] for key in group["key"])
-        if text:
+    names = ("column", "wrong", "model")
+    for (column, wrong, model), group in runs.group_by(names, maintain_order=True):
+        if text := unproven(rows[key] for key in group["key"]):
             lines.append((str(column), f"{wrong:.0%}", str(model), text))
     return markdown(("protocol", "wrong", "learner", "seeds that are not proven"), lines)
 
@@ -144,33 +138,81 @@ def _runs(
 
 def _tracking(rows: Mapping[str, StoredRow], study: str) -> str:
     runs = _runs(rows, study)
-    names = {RECIPE: "recipe `exact`"}
     lines = []
     for one in tallies(runs).to_dicts():
-        name = names.get(one["model"], one["model"].removeprefix("BD-LRU, "))
-        if not one["done"]:
-            lines.append((one["column"], name, *["–"] * 7))
-            continue
-        done = runs.filter(column=one["column"], model=one["model"], status="done")
-        found: list[Mapping[str, Any]] = [rows[key] for key in done["key"]]
-        proofs = [row["certificate"] for row in found if row["certificate"]["verdict"] == "proven"]
-        trained = sum(proof["network"] != "refitted" for proof in proofs)
-        passed = f"{sum(one['passed'])} of {len(one['passed'])}" if one["passed"] else "–"
-        lines.append(
-            (
-                one["column"],
-                name,
-                f"{len(proofs)} of {len(found)}",
-                str(trained) if proofs else "–",
-                passed,
-                accuracy_by_length(one),
-                duration_text(math.fsum(one["seconds"]) / one["done"]),
-                duration_text(max(one["seconds"])),
-                unproven(found) or "none",
-            )
+        keys = runs.filter(column=one["column"], model=one["model"], status="done")["key"]
+        done = [rows[key] for key in keys]
+        line = {
+            "task": one["column"],
+            "network": _network(one["model"]).removeprefix("BD-LRU, "),
+            **_proven(done),
+            "attempts passed": f"{sum(one['passed'])} of {len(one['passed'])}",
+            "accuracy": "",
+            "mean cost": "",
+            "largest cost": "",
+            "seeds that are not proven": "",
+        }
+        if not one["passed"]:
+            line["attempts passed"] = ""
+        if done:
+            line |= {
+                "accuracy": accuracy_by_length(one),
+                "mean cost": duration_text(fmean(one["seconds"])),
+                "largest cost": duration_text(max(one["seconds"])),
+                "seeds that are not proven": unproven(done) or "none",
+            }
+        lines.append(line)
+    return records(lines)
+
+
+def _network(model: str) -> str:
+    return "recipe `exact`" if model == RECIPE else model
+
+
+def _proven(done: Sequence[StoredRow]) -> dict[str, str]:
+    """Write how many runs are proven, and how many of them without another readout."""
+    proofs = [row["certificate"] for row in done if row["certificate"]["verdict"] == "proven"]
+    trained = sum(proof["network"] != "refitted" for proof in proofs)
+    return {
+        "proven": f"{len(proofs)} of {len(done)}" if done else "",
+        "without refit": str(trained) if proofs else "",
+    }
+
+
+def _protocols(rows: Mapping[str, StoredRow]) -> str:
+    """Write a line for each task of other works and network, with published accuracies."""
+    lines = []
+    for entry in find_study("exact-protocols").entries("paper", "laptop"):
+        keys = [key for _, run, key in entry.trials.runs if has_tuned_rate(run, rows)]
+        done = [rows[key] for key in keys if key in rows and rows[key]["status"] == "done"]
+        # Older rows have no processor time.
+        seconds = [row.get("cpu_s", row["time_s"]) + row["certify_s"] for row in done]
+        published = ", ".join(
+            f"{published_text(number.accuracy)} at {length:,}"
+            for length, number in entry.published.items()
         )
-    header = ("task", "network", "proven", "without refit", "attempts passed", "accuracy")
-    return markdown((*header, "mean cost", "largest cost", "seeds that are not proven"), lines)
+        line = {
+            "task": entry.column,
+            "network": _network(entry.model),
+            **_proven(done),
+            "accuracy as trained": ", ".join(_accuracies(done)),
+            "published": f"{published} ({entry.published_for})" if published else "",
+            "mean cost": duration_text(fmean(seconds)) if done else "",
+            "seeds that are not proven": (unproven(done) or "none") if done else "",
+        }
+        if entry.model != RECIPE:
+            line["published"] = ""
+        lines.append(line)
+    return records(lines)
+
+
+def _accuracies(done: Sequence[StoredRow]) -> Iterator[str]:
+    """Yield the mean accuracy at each further length, and the least of a seed where it differs."""
+    for length in sorted(map(int, done[0]["test"]))[1:] if done else ():
+        heads = [row["test"][str(length)] for row in done]
+        values = [next(iter(head.values()))["token_accuracy"] for head in heads]
+        least = f" (least {accuracy_text(min(values))})" if min(values) < max(values) else ""
+        yield f"{accuracy_text(fmean(values))}{least} at {length:,}"
 
 
 def _factorial(rows: Mapping[str, StoredRow]) -> str:
@@ -183,13 +225,9 @@ def _factorial(rows: Mapping[str, StoredRow]) -> str:
     for change in runs["model"].unique(maintain_order=True):
         texts = [change]
         for group in runs["column"].unique(maintain_order=True):
-            here = [ended for (g, name, _), ended in passed.items() if (g, name) == (group, change)]
-            if not here:
-                texts.append("–")
-                continue
-            low, high = interval(here)
-            spread = f"{accuracy_text(low)} to {accuracy_text(high)}"
-            texts.append(f"{sum(here)} of {len(here)} ({spread})")
+            here = [ended for place, ended in passed.items() if place[:2] == (group, change)]
+            spread = " to ".join(map(accuracy_text, interval(here))) if here else ""
+            texts.append(f"{sum(here)} of {len(here)} ({spread})" if here else "")
         same = [
             ended == passed[group, USUAL, seed]
             for (group, name, seed), ended in passed.items()
@@ -223,7 +261,7 @@ def _readouts(cells: Mapping[str, Any]) -> str:
         for protocol in ("paper", "mlp"):
             here = [of[protocol, column, model] for model in models]
             agree = sum(one["verdict"] == "agrees" for one in here)
-            apart = math.fsum(abs(one["ours"] - one["published"]) for one in here) / len(here)
+            apart = fmean(abs(one["ours"] - one["published"]) for one in here)
             texts += [f"{agree} of {len(here)}", accuracy_text(apart)]
         lines.append(texts)
     heads = ("equal, linear", "difference, linear", "equal, MLP", "difference, MLP")
@@ -249,21 +287,18 @@ def _laid_out(
     text: Callable[[Mapping[str, Any] | None], str],
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return the columns of a table that have results, and a line for each model with results."""
-    here = [
-        one
+    of = {
+        (one["model"], one["column"]): one
         for one in cells["cells"]
         if (one["table"], one["protocol"], one["size"]) == (table, protocol, "laptop")
-    ]
-    columns = list(dict.fromkeys(one["column"] for one in here))
-    of = {(one["model"], one["column"]): one for one in here}
+    }
     # A column without results says nothing.
-    kept = [name for name in columns if any(_ours(of[key]) for key in of if key[1] == name)]
-    lines = []
-    for model in dict.fromkeys(one["model"] for one in here):
-        texts = [text(of.get((model, column))) for column in kept]
-        if any(texts):
-            lines.append((model, *texts))
-    return [f"`{name}`" for name in kept], lines
+    kept = list(dict.fromkeys(column for (_, column), one in of.items() if _ours(one)))
+    lines = [
+        (model, *(text(of.get((model, column))) for column in kept))
+        for model in dict.fromkeys(model for model, _ in of)
+    ]
+    return [f"`{name}`" for name in kept], [line for line in lines if any(line[1:])]
 
 
 def _spread(cell: Mapping[str, Any] | None) -> str:
@@ -272,7 +307,7 @@ def _spread(cell: Mapping[str, Any] | None) -> str:
     if cell is None or not parts:
         return ""
     if cell["mean"] is None:
-        return f"*{accuracy_text(math.fsum(parts) / len(parts))}*"
+        return f"*{accuracy_text(fmean(parts))}*"
     spread = "" if cell["deviation"] is None else f" ± {accuracy_text(cell['deviation'])}"
     few = "" if cell["seeds"] >= 3 else " ?"
     return f"{accuracy_text(cell['mean'])}{spread}{few}"
@@ -292,7 +327,7 @@ def _ours(cell: Mapping[str, Any]) -> str:
         return f"{accuracy_text(cell['ours'])} {mark}{short}".rstrip()
     parts = [one["ours"] for one in cell["data"].values() if one["ours"] is not None]
     if len(cell["data"]) > 1 and parts:
-        return f"*{accuracy_text(math.fsum(parts) / len(parts))}*"
+        return f"*{accuracy_text(fmean(parts))}*"
     return ""
 
 
@@ -315,14 +350,8 @@ def _claims(rows: Mapping[str, StoredRow]) -> str:
         lines.append(
             (decision.claim.statement, decision.verdict, support, decision.protocol, as_published)
         )
-    heads = (
-        "claim",
-        "verdict",
-        "comparisons that support it",
-        "protocol",
-        "tested as in the paper",
-    )
-    return markdown(heads, lines)
+    head = ("claim", "verdict", "comparisons that support it", "protocol")
+    return markdown((*head, "tested as in the paper"), lines)
 
 
 def _decisions(rows: Mapping[str, StoredRow]) -> list[Decision]:
@@ -346,15 +375,15 @@ def _short_data(rows: Mapping[str, StoredRow]) -> str:
         .sort("data", "best_test", descending=[False, True])
     )
     lines = [
-        (
-            one["data"],
-            one["model"],
-            price_texts(layers[one["model"]])[0],
-            accuracy_text(one["best_test"]),
-        )
+        {
+            "task": one["data"],
+            "model": one["model"],
+            "parameters": price_texts(layers[one["model"]])[0],
+            "best accuracy": accuracy_text(one["best_test"]),
+        }
         for one in best.to_dicts()
     ]
-    return markdown(("task", "model", "parameters", "best accuracy"), lines)
+    return records(lines)
 
 
 def _wrapper(rows: Mapping[str, StoredRow]) -> str:
@@ -379,12 +408,13 @@ def _wrapper(rows: Mapping[str, StoredRow]) -> str:
 
 def _lengths(rows: Mapping[str, StoredRow], study: str, lengths: Sequence[int]) -> str:
     """Write mean accuracies by length, with the iterations of the tests where a layer iterates."""
-    lines = []
-    numbers = _by_length(rows, study)
-    for column, model in dict.fromkeys((column, model) for column, model, _ in numbers):
-        texts = [_accuracy(numbers[column, model, length]) for length in lengths]
-        lines.append((column, model, *texts))
-    return markdown(("task", "model", *map(str, lengths)), lines)
+    cells = []
+    for (column, model, length), one in _by_length(rows, study).items():
+        if length in lengths:
+            iterations = "" if one["iterations"] is None else f" @{one['iterations']:.0f}"
+            text = accuracy_text(one["mean"]) + iterations
+            cells.append(((column, model), str(length), text))
+    return pivot(("task", "model"), cells)
 
 
 def _by_length(
@@ -396,38 +426,28 @@ def _by_length(
     return {(one["column"], one["model"], one["length"]): one for one in numbers.to_dicts()}
 
 
-def _accuracy(one: Mapping[str, Any]) -> str:
-    text = accuracy_text(one["mean"])
-    return text if one["iterations"] is None else f"{text} @{one['iterations']:.0f}"
-
-
 def _budgets(rows: Mapping[str, StoredRow]) -> str:
     """Write the share of right answers at each length, and the iterations of the tests."""
-    done = _runs(rows, "fp-budget").filter(pl.col("status") == "done")
-    lines: dict[int, dict[str, list[float]]] = {}
-    for key in done["key"]:
-        row: Mapping[str, Any] = rows[key]
-        of_budget = lines.setdefault(row["layers"][0]["max_iterations"], {})
-        for length in ("16", "30", "60"):
-            accuracy = row["test"][length]["product"]["token_accuracy"]
-            of_budget.setdefault(f"at {length}", []).append(accuracy)
-        for length in ("15", "30", "60"):
-            iterations = row["iterated"][length]["iterations"]
-            of_budget.setdefault(f"iterations at {length}", []).append(iterations)
-    heads = list(next(iter(lines.values())))
-    texts = []
-    for budget, numbers in sorted(lines.items()):
-        means = [math.fsum(numbers[head]) / len(numbers[head]) for head in heads]
-        cells = [accuracy_text(mean) for mean in means[:3]] + [f"{mean:.0f}" for mean in means[3:]]
-        texts.append((str(budget), *cells))
-    return markdown(("most iterations in training", *heads), texts)
+    of_budget: dict[int, list[StoredRow]] = {}
+    for key in _runs(rows, "fp-budget").filter(pl.col("status") == "done")["key"]:
+        of_budget.setdefault(rows[key]["layers"][0]["max_iterations"], []).append(rows[key])
+    lines = []
+    for budget, done in sorted(of_budget.items()):
+        line = {"most iterations in training": str(budget)}
+        for n in ("16", "30", "60"):
+            mean = fmean(row["test"][n]["product"]["token_accuracy"] for row in done)
+            line[f"at {n}"] = accuracy_text(mean)
+        for n in ("15", "30", "60"):
+            mean = fmean(row["iterated"][n]["iterations"] for row in done)
+            line[f"iterations at {n}"] = f"{mean:.0f}"
+        lines.append(line)
+    return records(lines)
 
 
 def _budgets_of_all_elements(rows: Mapping[str, StoredRow], *, iterations: bool) -> str:
     """Write the share of words without a mistake, or the iterations, beside the paper's numbers."""
-    found = _by_length(rows, "fp-budget", "workstation")
-    texts: dict[int, dict[int, str]] = {}
-    for (_, model, length), one in found.items():
+    cells = []
+    for (_, model, length), one in _by_length(rows, "fp-budget", "workstation").items():
         if one["published"] is None:
             continue
         if iterations:
@@ -437,24 +457,21 @@ def _budgets_of_all_elements(rows: Mapping[str, StoredRow], *, iterations: bool)
             if one["high"] > one["mean"]:
                 ours += f", {accuracy_text(one['high'])}"
             text = f"{ours} ({accuracy_text(one['published'])})"
-        texts.setdefault(length, {})[model] = text
-    models = sorted(
-        {model for of in texts.values() for model in of},
-        key=lambda model: [int(word) for word in model.split() if word.isdigit()],
+        most = int(model.split()[-2])
+        cells.append((length, most, text))
+    return pivot(
+        ["length"],
+        [((str(length),), f"at most {most}", text) for length, most, text in sorted(cells)],
     )
-    lines = [(str(length), *(of.get(one, "") for one in models)) for length, of in texts.items()]
-    heads = [model.rpartition(", ")[2].removesuffix(" iterations") for model in models]
-    return markdown(("length", *heads), lines)
 
 
 def _spectra(rows: Mapping[str, StoredRow]) -> str:
-    found: dict[str, dict[str, str]] = {}
+    cells = []
+    names = {"bd_lru": ("BD-LRU", "block_size"), "h_lru": ("H-LRU", "order")}
+    heads = {"softmax": "softmax gates", "none": "gates without normalisation"}
     for key in _runs(rows, "fig7").filter(pl.col("status") == "done")["key"]:
-        row: Mapping[str, Any] = rows[key]
-        layer = row["layers"][0]
-        names = {"bd_lru": ("BD-LRU", "block_size"), "h_lru": ("H-LRU", "order")}
+        layer = rows[key]["layers"][0]
         name, size = names[layer["name"]]
-        accuracy = accuracy_text(row["best_test"]["product"]["token_accuracy"])
-        found.setdefault(f"{name} m={layer[size]}", {})[layer.get("gate", "softmax")] = accuracy
-    lines = [(model, of.get("softmax", ""), of.get("none", "")) for model, of in found.items()]
-    return markdown(("model", "softmax gates", "gates without normalisation"), sorted(lines))
+        accuracy = accuracy_text(rows[key]["best_test"]["product"]["token_accuracy"])
+        cells.append(((f"{name} m={layer[size]}",), heads[layer.get("gate", "softmax")], accuracy))
+    return pivot(["model"], sorted(cells, key=lambda cell: cell[0]))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
-from measurement_tables import RESULTS, json_lines, markdown
+from measurement_tables import RESULTS, json_lines, markdown, pivot, study_rows
 
 from statemix_lab.studies.figure import Panel, draw, png
 from statemix_lab.studies.language.language_tables import (
@@ -22,7 +22,6 @@ from statemix_lab.studies.language.language_verdicts import (
     verdict_lines,
 )
 from statemix_lab.studies.result_text import Table
-from statemix_lab.studies.store import merged
 from statemix_lab.studies.study import find_study
 
 _TABLES: Mapping[str, Callable[[pl.DataFrame], Table]] = {"fig4": figure_table, "duel": duel_table}
@@ -59,8 +58,8 @@ def pictures() -> dict[str, bytes]:
 
 
 def _runs() -> dict[str, pl.DataFrame]:
-    rows = merged(sorted((RESULTS / "reproduce").glob("*.jsonl")))
     studies = {name: find_study(name) for name in _TABLES}
+    rows = study_rows()
     return {name: one.runs(one.entries("paper", "laptop"), rows) for name, one in studies.items()}
 
 
@@ -78,7 +77,7 @@ def _speed_rows() -> list[dict[str, Any]]:
 
 def _speed_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Write tokens per second of training and of decoding, and the memory of decoding."""
-    cells: dict[str, dict[str, str]] = {}
+    cells = []
     for row in rows:
         if row["benchmark"] == "language-memory":
             heading = f"cache after {row['tokens']:,}"
@@ -87,7 +86,5 @@ def _speed_table(rows: Sequence[Mapping[str, Any]]) -> str:
             task, length = row["case"]["task"], row["case"]["length"]
             heading = "training" if task == "training" else f"decoding after {length:,}"
             text = f"{row['tokens_per_s']:,.0f}" if row["tokens_per_s"] else row["status"]
-        cells.setdefault(row["provider"], {})[heading] = text
-    headings = list(dict.fromkeys(heading for line in cells.values() for heading in line))
-    lines = [(name, *(line.get(one, "–") for one in headings)) for name, line in cells.items()]
-    return markdown(("model", *headings), lines)
+        cells.append(((row["provider"],), heading, text))
+    return pivot(["model"], cells)

@@ -285,6 +285,7 @@ def test_a_model_that_sees_later_tokens_is_not_scored(bytes_tokens, tmp_path, ca
 def test_a_tokenizer_that_loses_text_is_named_beside_the_scores(model_folder, tmp_path, capsys):
     """A lossy tokenizer makes bits per byte too good."""
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "words.json"))
     for place in range(12):
         (tmp_path / f"{place}.txt").write_text(f"text number {place} " * 20)
@@ -450,7 +451,10 @@ def test_a_trained_model_knows_the_padding_of_its_tokenizer(train_tiny, tmp_path
     [
         ("--seed -1", "seed must be greater than or equal to 0, got -1"),
         ("--conv-size -1", "conv_size must be greater than or equal to 0, got -1"),
-        ("--accumulate 5", "batch_size must be at least 5 with accumulate=5 and 1 processes"),
+        (
+            "--batch-size 4 --accumulate 5",
+            "batch_size must be at least 5 with accumulate=5 and 1 processes",
+        ),
         ("--steps 0", "steps must be greater than or equal to 1"),
         ("--size 7B", "size must be"),
         ("--learning-rate 0", "learning_rate must be greater than 0"),

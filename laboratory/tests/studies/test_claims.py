@@ -9,7 +9,7 @@ from statemix_lab.studies.higher_order.contenders import CONTENDERS
 from statemix_lab.studies.higher_order.paper_claims import CLAIMS
 from statemix_lab.studies.higher_order.paper_tables import TABLES, column
 from statemix_lab.studies.store import key
-from statemix_lab.studies.study_entries import PROTOCOLS, plan
+from statemix_lab.studies.study_entries import plan
 
 S3 = column("table4", "s3_250")
 LSTM, TWO, THREE = (CONTENDERS[name] for name in ("LSTM", "BD-LRU m=2", "BD-LRU m=3"))
@@ -42,7 +42,6 @@ def rows_of(accuracies, protocol="paper", size="laptop", seeds=3, settings=1):
     ("relation", "values", "true"),
     [
         ("learns", (0.95,), True),
-        ("learns", (0.949,), False),
         ("learns", (None,), None),
         ("fails", (0.949,), True),
         ("fails", (0.95,), False),
@@ -50,11 +49,8 @@ def rows_of(accuracies, protocol="paper", size="laptop", seeds=3, settings=1):
         # .05 is no more than noise, and 1 - .95 is above .05 in floating point.
         ("beats", (1.0, 0.95), False),
         ("beats", (1.0, None), None),
-        ("beats", (None, 0.0), None),
         ("matches", (0.95, 1.0), True),
         ("matches", (0.94, 1.0), False),
-        ("matches", (1.0, 0.2), True),
-        ("is smaller than", (10, 11), True),
         ("is smaller than", (11, 11), False),
     ],
 )
@@ -116,22 +112,16 @@ def test_decisions_are_made_from_measured_cells_alone():
     assert tuned["BD-LRU m=2", "beats"].values == pytest.approx((0.0, -0.2))
 
 
-def test_of_several_sizes_the_largest_that_is_measured_decides():
-    small = rows_of({"BD-LRU m=3": 0.6})
-    large = rows_of({"BD-LRU m=3": 0.99}, size="paper")
-    place = ("BD-LRU m=3", "learns")
-    assert of_s3(claims.decide(small | large, "paper"))[place].values == (0.99,)
-    fewer = rows_of({"BD-LRU m=3": 0.99}, size="paper", seeds=2)
-    assert of_s3(claims.decide(small | fewer, "paper"))[place].values == (0.6,)
-
-
 def test_two_models_are_compared_at_one_size():
     small = rows_of({"BD-LRU m=1": 0.3, "BD-LRU m=2": 0.5})
     large = rows_of({"BD-LRU m=2": 0.99}, size="paper")
     place = ("BD-LRU m=2", "beats")
     assert of_s3(claims.decide(small | large, "paper"))[place].values == (0.5, 0.3)
+    # The largest size at which both are measured decides.
     both = rows_of({"BD-LRU m=1": 0.6, "BD-LRU m=2": 0.99}, size="paper")
     assert of_s3(claims.decide(small | both, "paper"))[place].values == (0.99, 0.6)
+    fewer = rows_of({"BD-LRU m=1": 0.6, "BD-LRU m=2": 0.99}, size="paper", seeds=2)
+    assert of_s3(claims.decide(small | fewer, "paper"))[place].values == (0.5, 0.3)
 
 
 def test_parameters_are_compared_without_runs():
@@ -147,16 +137,7 @@ def test_parameters_are_compared_without_runs():
     assert claim.verdict in ("open", "does not hold")
 
 
-def test_every_claim_has_words_and_cells_of_its_own_models():
-    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS) == 15
-    for claim in CLAIMS:
-        assert claim.conditions
-        for condition in claim.conditions:
-            assert (condition.other is None) == (condition.relation in ("learns", "fails"))
-            assert len(condition.column.data) == 1
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", ["mad", "paper"])
 def test_the_plan_has_the_runs_of_every_model_once(protocol, tmp_path):
     entries = claims.claim_entries(protocol, "laptop")
     wanted = {
@@ -174,119 +155,26 @@ def test_the_plan_has_the_runs_of_every_model_once(protocol, tmp_path):
     planned = plan(entries, tmp_path)
     assert len({one.key for one in planned}) == len(planned)
     # A model with constant or unnormalised gates is trained as such.
-    names = [one.job.name for one in planned]
-    usual = [one for one in planned if "gates" not in one.job.name]
-    assert all("selective" not in one.job.config.model.layers[0].options for one in usual)
-    constant = [one for one in planned if "constant gates" in one.job.name]
-    assert constant
-    for one in constant:
-        assert one.job.config.model.layers[0].options["selective"] is False
-    unnormalised = [one for one in planned if "not normalised" in one.job.name]
-    assert unnormalised
-    for one in unnormalised:
-        assert one.job.config.model.layers[0].options["gate"] == "none"
-    assert len(set(names)) == len(names)
+    for one in planned:
+        options = one.job.config.model.layers[0].options
+        is_constant = "constant gates" in one.job.name
+        assert options.get("selective") == (False if is_constant else None)
+        assert (options.get("gate") == "none") == ("not normalised" in one.job.name)
+    assert len({one.job.name for one in planned}) == len(planned)
 
 
-# Claim -> its conditions: data, model, relation, other models.
-_S3_AND_S4 = ("s3_250", "s4_3k", "s3_10k")
-_MEMORY = ("in_context_recall", "copying of 6")
-_RIVALS = ("LSTM", "Mamba2", "DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]")
-_RIVALS += ("BD-LRU m=1", "BD-LRU m=4", "BD-LRU m=16")
-CONDITIONS = {
-    "two states": {
-        (data, "BD-LRU m=2", "beats", "BD-LRU m=1") for data in (*_S3_AND_S4, "parity", *_MEMORY)
-    },
-    "as many states as the group permutes": {
-        *(("s3_250", f"BD-LRU m={m}", "learns" if m == 3 else "fails", None) for m in (1, 2, 3)),
-        *(("s4_3k", f"BD-LRU m={m}", "learns" if m == 4 else "fails", None) for m in (1, 2, 3, 4)),
-    },
-    "higher order is not enough": {
-        (data, f"H-LRU m={m}", "fails", None) for data in _S3_AND_S4 for m in (1, 2, 3, 4, 5, 6, 8)
-    }
-    | {(data, "H-LRU m=16", "fails", None) for data in _S3_AND_S4},
-    "compression": {
-        ("compression of 16", "H-LRU m=16", relation, rival)
-        for relation in ("is smaller than", "matches")
-        for rival in _RIVALS
-    },
-    "selectivity": {
-        ("s3_250", "BD-LRU m=4", "beats", "BD-LRU m=4, constant gates"),
-        ("in_context_recall", "BD-LRU m=4", "beats", "BD-LRU m=4, constant gates"),
-        ("copying of 6", "BD-LRU m=2", "beats", "BD-LRU m=2, constant gates"),
-        *(
-            (data, f"{kind} m={m}, constant gates", "fails", None)
-            for data in ("s3_250", *_MEMORY)
-            for kind in ("BD-LRU", "H-LRU")
-            for m in (1, 16)
-        ),
-    },
-    "constant gates": {
-        ("compression of 16", f"{kind} m=16{gates}", "beats", f"BD-LRU m=1{gates}")
-        for kind in ("BD-LRU", "H-LRU")
-        for gates in (", constant gates",)
-    },
-    "convolution": {
-        ("compression of 16", "H-LRU m=16, constant gates", "beats", model)
-        for model in (
-            "LSTM",
-            "Mamba2",
-            "dense convolution of 8",
-            "dense convolution of 64",
-            "depthwise convolution of 8",
-            "depthwise convolution of 64",
-        )
-    },
-    "normalisation": {
-        ("compression of 16", model, "beats", f"{model}, not normalised")
-        for model in ("BD-LRU m=1", "BD-LRU m=4", "BD-LRU m=16", "H-LRU m=4", "H-LRU m=16")
-    },
-    "growth": {
-        ("compression of 16", f"{kind} m=4{gate}", "beats", f"BD-LRU m=1{gate}")
-        for kind in ("BD-LRU", "H-LRU")
-        for gate in ("", ", sigmoid")
-    },
-    "softmax": {
-        ("compression of 16", f"{kind} m=4", "matches", f"{kind} m=4, sigmoid")
-        for kind in ("BD-LRU", "H-LRU")
-    },
-    "state size": {
-        ("copying of 6", "BD-LRU m=4", "beats", "BD-LRU m=1, state of 1536"),
-        ("compression of 16", "BD-LRU m=4", "beats", "BD-LRU m=1, state of 1536"),
-        ("compression of 16", "H-LRU m=16", "beats", "BD-LRU m=1, state of 1536"),
-    },
-    "large blocks": {
-        ("compression of 16", f"{kind} m=4", "beats", f"{kind} m=16")
-        for kind in ("BD-LRU", "H-LRU")
-    },
-    "low rank": {
-        (data, f"BD-LRU m={m}", "beats", model)
-        for data, m in (("s3_250", 3), ("s4_3k", 4))
-        for model in ("DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]")
-    },
-    "all permutations": {
-        (data, "BD-LRU m=5", "learns", None) for data in (*_S3_AND_S4, "s4_50k", "s5_100k")
-    },
-    "little data": {
-        ("s3_250", "BD-LRU m=3", "beats", "LSTM"),
-        ("s4_3k", "BD-LRU m=4", "beats", "LSTM"),
-    },
-}
-
-
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
-def test_claims_ask_what_the_paper_says(claim):
-    asked = [
-        (
-            one.column.name,
-            one.model.name,
-            one.relation,
-            one.other.name if one.other else None,
-        )
-        for one in claim.conditions
-    ]
-    assert len(set(asked)) == len(asked)
-    assert set(asked) == CONDITIONS[claim.name]
+def test_claims_have_names_and_conditions_of_their_own():
+    """The table of claims in the documentation holds how many comparisons support each."""
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS) == 15
+    for claim in CLAIMS:
+        names = [
+            (one.column.name, one.model.name, one.relation, one.other and one.other.name)
+            for one in claim.conditions
+        ]
+        assert len(set(names)) == len(names) > 0
+        for one in claim.conditions:
+            assert (one.other is None) == (one.relation in ("learns", "fails"))
+            assert len(one.column.data) == 1
 
 
 def test_what_others_must_learn_for_a_comparison_to_count():

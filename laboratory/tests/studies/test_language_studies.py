@@ -1,14 +1,9 @@
 """The studies of language models: their entries, runs, rows, choice of rates, and tables."""
 
-import itertools
 import json
 import math
-import pickle
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -48,10 +43,10 @@ FIGURE, DUEL = STUDIES
 TEXT = "def add(a, b):\n    return a + b\n\n"
 
 
-@pytest.fixture
-def tiny(tmp_path):
-    """A run of seconds on texts of its own."""
-    texts = tmp_path / "texts"
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A run of a second on texts of its own."""
+    texts = tmp_path_factory.mktemp("language") / "texts"
     for number in range(24):
         folder = texts / f"package{number}"
         folder.mkdir(parents=True)
@@ -84,38 +79,83 @@ def finished(run, folder):
     return row_of(ended)
 
 
-def test_run_ends_in_a_row_with_its_curve(tiny, tmp_path):
-    row = finished(tiny, tmp_path / "runs" / "one")
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    """The row of the run, and its folder."""
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    return finished(tiny, folder), folder
+
+
+def test_run_ends_in_a_row_with_its_curve_and_its_scores(tiny, trained, tmp_path):
+    row, folder = trained
     store = Store(tmp_path / "rows.jsonl")
     store.append(row)
     found = store.rows()[key(tiny)]["language"]
-    assert [one["step"] for one in found["curve"]] == [2, 4]
-    assert [one["tokens"] for one in found["curve"]] == [128, 256]
-    assert 0 < found["curve"][0]["cpu_s"] < found["curve"][1]["cpu_s"]
-    last = found["curve"][-1]["bits_per_byte"]
-    assert last == pytest.approx(found["scores"]["validation"]["bits_per_byte"], rel=1e-5)
-    assert found["parameters"] == row["num_parameters"] > 0
-    assert row["num_steps"] == 4
-    assert set(found["corpus"]["sha256"]) == {
-        "train.bin", "train.idx", "held_out.bin", "held_out.idx",
-    }  # fmt: skip
-    assert found["corpus"]["xz"] > 0
-
-
-def test_scores_are_those_of_the_stored_model_on_each_part_of_the_text(tiny, tmp_path):
-    folder = tmp_path / "runs" / "one"
-    found = finished(tiny, folder)["language"]
-    tokens, held_out, tokenizer = read_prepared(tmp_path / "runs" / tiny.corpus.name)
+    first, last = found["curve"]
+    assert [(one["step"], one["tokens"]) for one in (first, last)] == [(2, 128), (4, 256)]
+    assert 0 < first["cpu_s"] < last["cpu_s"]
+    assert (row["num_steps"], row["num_parameters"]) == (4, found["parameters"])
+    files = {"train.bin", "train.idx", "held_out.bin", "held_out.idx"}
+    assert set(found["corpus"]["sha256"]) == files
+    # The scores are those of the stored model on each part of the text.
+    tokens, held_out, tokenizer = read_prepared(folder.parent / tiny.corpus.name)
     validation, test = split(held_out)
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     parts = {"validation": validation, "test": test, "held_out": held_out}
     for name, part in parts.items():
         assert found["scores"][name] == pytest.approx(bits_per_byte(model.eval(), part))
         assert found["corpus"]["bytes"][name] == part.num_bytes
+    bits = found["scores"]["validation"]["bits_per_byte"]
+    assert last["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
     assert len({one["bits_per_byte"] for one in found["scores"].values()}) == 3
     compressed = compressed_bits_per_byte(tokens, test, tokenizer)
     assert {name: found["corpus"][name] for name in compressed} == compressed
     assert model.config.eos_token_id == model.config.bos_token_id == 256
+    # The first quarter of the held-out text chooses, the rest scores.
+    assert validation.num_bytes + test.num_bytes == held_out.num_bytes
+    quarter, document = held_out.num_bytes / 4, validation.info["document_bytes"][-1]
+    assert validation.num_bytes - document < quarter <= validation.num_bytes
+    first, others = (len(part.bounds) - 1 for part in (validation, test))
+    last_document = held_out.document(first + others - 1).tolist()
+    assert test.document(others - 1).tolist() == last_document
+
+
+def test_interrupted_run_resumes_its_training_and_its_preparation(tiny, trained, tmp_path):
+    """Scores are equal bit for bit, and the processor time goes on where it stopped."""
+    folder = tmp_path / "runs" / "one"
+
+    def interrupt(event):
+        if (event.kind, event.step) == ("step", 3):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny.train(folder, interrupt, 0.0)
+    # As if another process had been killed between the files of the tokens.
+    tokens = folder.parent / tiny.corpus.name
+    (tokens / "unfinished").mkdir()
+    (tokens / "held_out.bin").rename(tokens / "unfinished" / "held_out.bin")
+    (tokens / "xz.json").unlink()
+    resumed, whole = finished(tiny, folder)["language"], trained[0]["language"]
+    assert resumed["scores"] == whole["scores"]
+    assert [one["tokens"] for one in resumed["curve"]] == [128, 256]
+    assert resumed["curve"][0]["cpu_s"] < resumed["curve"][1]["cpu_s"]
+
+
+def test_row_that_another_process_stored_is_not_repeated(tiny, tmp_path):
+    entries = [StudyEntry("tiny", "tiny", Trials.seeded(tiny, [0]))]
+    planned = plan(entries, tmp_path / "runs")
+    store = Store(tmp_path / "rows.jsonl")
+    FIGURE.fill(planned, store)
+    written = store.path.read_bytes()
+    # As for a process that planned the run before another one trained it.
+    FIGURE.fill(planned, store)
+    assert store.path.read_bytes() == written
+
+
+def test_predicted_seconds_grow_with_the_steps(tiny, monkeypatch):
+    monkeypatch.setattr(language_runs, "_step_seconds", lambda *_: 0.5)
+    assert tiny.seconds() == 2.0
+    assert replace(tiny, num_threads=None).seconds() is None
 
 
 def test_all_of_a_run_reaches_the_training(tiny, tmp_path, monkeypatch):
@@ -141,57 +181,13 @@ def test_all_of_a_run_reaches_the_training(tiny, tmp_path, monkeypatch):
     assert sum(len(part.bounds) - 1 for part in parts) == 20
 
 
-def test_predicted_seconds_grow_with_the_steps(tiny, monkeypatch):
-    monkeypatch.setattr(language_runs, "_step_seconds", lambda *_: 0.5)
-    assert tiny.seconds() == 2.0
-    assert replace(tiny, num_threads=None).seconds() is None
-
-
-def test_a_preparation_that_was_killed_between_its_files_is_repeated(tiny, tmp_path):
-    finished(tiny, tmp_path / "runs" / "one")
-    tokens = tmp_path / "runs" / tiny.corpus.name
-    (tokens / ".unfinished-tokens").mkdir()
-    (tokens / "held_out.bin").rename(tokens / ".unfinished-tokens" / "held_out.bin")
-    (tokens / "xz.json").unlink()
-    assert finished(replace(tiny, seed=1), tmp_path / "runs" / "two")["status"] == "done"
-
-
-def test_finished_run_is_left_alone_and_a_row_that_another_process_stored_is_not_repeated(
-    tiny, tmp_path
-):
-    entries = [StudyEntry("tiny", "tiny", Trials(lambda: [Trial("", (tiny,))]))]
-    planned = plan(entries, tmp_path / "runs")
-    store = Store(tmp_path / "rows.jsonl")
-    FIGURE.fill(planned, store)
-    written = store.path.read_bytes()
-    # As for a process that planned the run before another one trained it.
-    FIGURE.fill(planned, store)
-    assert store.path.read_bytes() == written
-
-
-@pytest.mark.parametrize("language", [None, [], {}, {"scores": 1.0}])
+@pytest.mark.parametrize("language", [None, {"scores": 1.0}])
 def test_row_without_scores_of_a_language_model_is_no_row(tiny, tmp_path, language):
     row = {"key": key(tiny), "seed": 0, "environment": {}, "status": "done", "language": language}
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
     with pytest.raises(RequestError, match="must be a row of a results store, got language="):
         Store(path).rows()
-
-
-def test_held_out_documents_choose_or_score(tiny, tmp_path):
-    finished(tiny, tmp_path / "runs" / "one")
-    tokens = tmp_path / "runs" / tiny.corpus.name
-    _, held_out, _ = read_prepared(tokens)
-    validation, test = split(held_out)
-    documents = [
-        part.document(n).tolist()
-        for part in (validation, test)
-        for n in range(len(part.bounds) - 1)
-    ]
-    assert documents == [held_out.document(n).tolist() for n in range(len(held_out.bounds) - 1)]
-    assert validation.num_bytes + test.num_bytes == held_out.num_bytes
-    quarter, last = held_out.num_bytes / 4, validation.info["document_bytes"][-1]
-    assert validation.num_bytes - last < quarter <= validation.num_bytes
 
 
 def stored(run, bits):
@@ -260,21 +256,6 @@ def test_paper_size_is_that_of_the_paper():
         assert [run.seed for _, run, _ in m4.trials.runs] == list(SEEDS)
 
 
-def test_every_stored_row_is_of_a_run_that_a_study_has():
-    """A later change of the requests would lose hours of training."""
-    runs = {
-        name: json.loads(json.dumps(run.asked()))
-        for entries in (figure_entries("paper", "laptop"), duel_entries("paper", "laptop"))
-        for entry in entries
-        for _, run, name in entry.trials.runs
-    }
-    path = Path(__file__).parents[2] / "results" / "reproduce" / "language.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert rows
-    for row in rows:
-        assert row["asked"] == runs[row["key"]]
-
-
 def language_row(run, bits, *, tokens=(100, 200)):
     """A row of a finished run: its curve falls to ``bits``, on both texts."""
     points = [
@@ -332,7 +313,8 @@ def test_claim_is_decided_beyond_seed_noise(changed, expected):
 
     def bits_of(entry, seed):
         value = bits[entry.labels["at"]]
-        return None if value is None else value + 0.005 * seed
+        # Two seeds do not decide, either.
+        return None if value is None and seed else (value or 1.8) + 0.005 * seed
 
     assert outcomes(bits_of)[0] == expected
 
@@ -357,40 +339,6 @@ def test_rows_are_told_apart_by_the_text_that_scores(tiny):
     assert runs["bits"].to_list() == pytest.approx([1.9, 1.8, 1.7])
     assert runs["held_out_bits"].to_list() == pytest.approx([2.9, 2.8, 2.7])
     assert runs["perplexity"].to_list() == [20.0] * 3
-
-
-def test_fixed_points_are_better_if_they_have_fewer_bits():
-    entries = [one for one in figure_entries("paper", "laptop") if one.column == "fixed points"]
-    found = {}
-    for bits in (1.4, 1.8):
-        rows = rows_of(entries, lambda entry, _, b=bits: 1.6 if entry.model == "Mamba" else b)
-        *_, (_, found[bits]), (mixers, _) = verdict_lines(FIGURE.runs(entries, rows), {})
-        assert mixers == (
-            "within seed noise: FP-Mamba1 is better with Householder than with Kronecker mixers, "
-            "at equal tokens"
-        )
-    assert len(found[1.4]) == 2
-    assert all("fewer" in text for text in found[1.4])
-    assert all("more" in text for text in found[1.8])
-
-
-def test_orders_and_mixers_are_compared_with_their_like():
-    entries = [one for one in figure_entries("paper", "laptop") if one.column != "width"]
-    best = ("H-LRU m=4", "H-LRU m=16", "FP-Mamba1 Householder")
-    rows = rows_of(entries, lambda entry, _: 1.4 if entry.model in best else 1.5)
-    found = dict(verdict_lines(FIGURE.runs(entries, rows), {}))
-    assert found["holds: H-LRU beats BD-LRU of the same m, at equal tokens"] == [
-        "holds: H-LRU m=4 has 0.100 bits per byte fewer than BD-LRU m=4",
-        "holds: H-LRU m=16 has 0.100 bits per byte fewer than BD-LRU m=16",
-    ]
-    name = "FP-Mamba1 is better with Householder than with Kronecker mixers"
-    assert found[f"holds: {name}, at equal tokens"] == [
-        "holds: FP-Mamba1 Householder has 0.100 bits per byte fewer than FP-Mamba1 Kronecker"
-    ]
-
-
-def test_two_seeds_leave_a_claim_open():
-    assert outcomes(lambda entry, seed: BITS[entry.labels["at"]] if seed else None)[0] == "open"
 
 
 def test_slow_models_are_cut_off_at_equal_time():
@@ -483,34 +431,6 @@ def test_page_has_a_section_of_what_has_results(study, tmp_path):
     assert "<svg" in section.picture
     assert "1.5000 bits per byte" in {run[4] for run in section.runs}
     assert list(study.sections({}, tmp_path)) == []
-
-
-def test_killed_run_ends_like_an_uninterrupted_one(tiny, tmp_path):
-    """Scores are equal bit for bit, and the processor time goes on where it stopped."""
-    run = replace(tiny, training={**tiny.training, "steps": 40, "evaluate_every": 10})
-    whole = finished(run, tmp_path / "whole" / "one")
-    script = (
-        "import pickle, sys, time\n"
-        "from pathlib import Path\n"
-        "run, folder = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
-        "run.train(folder, lambda event: print(event.kind, event.step, flush=True) "
-        "or time.sleep(0.02), 0.0)\n"
-    )
-    folder = tmp_path / "killed" / "one"
-    argument = pickle.dumps((run, folder)).hex()
-    for last in (12, 25):
-        command = [sys.executable, "-c", script, argument]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            for line in process.stdout:
-                kind, step = line.split()[:2]
-                if kind == "step" and int(step) >= last:
-                    process.kill()
-                    break
-    resumed = finished(run, folder)
-    assert resumed["language"]["scores"] == whole["language"]["scores"]
-    points = resumed["language"]["curve"]
-    assert [one["tokens"] for one in points] == [640, 1280, 1920, 2560]
-    assert all(a["cpu_s"] < b["cpu_s"] for a, b in itertools.pairwise(points))
 
 
 def test_each_corpus_has_a_folder_of_its_own():

@@ -52,33 +52,24 @@ def changed(task, state, letter, *, after=None, answer=None):
 @pytest.mark.parametrize(
     ("protocol", "change", "verdict"),
     [
-        ("file-handle", None, "proven"),
         ("file-handle", ("closed", "read", {"answer": "ok"}), "refuted"),
         ("file-handle", ("reading", "close", {"after": "reading"}), "refuted"),
         ("file-handle", ("reading", "write", {"answer": "ok"}), "proven"),
-        ("tcp-handshake", None, "proven"),
-        ("tcp-handshake", ("listen", "data", {"answer": "ok"}), "refuted"),
         ("tcp-handshake", ("half", "data", {"answer": "ok"}), "refuted"),
-        ("tcp-handshake", ("closing", "data", {"answer": "ok"}), "refuted"),
         ("tcp-handshake", ("closing", "ack", {"after": "open"}), "refuted"),
-        ("tcp-handshake", ("open", "rst", {"after": "open"}), "refuted"),
         ("tcp-handshake", ("open", "syn", {"answer": "ok"}), "proven"),
-        ("login", None, "proven"),
-        ("login", ("locked", "right", {"answer": "ok"}), "refuted"),
         ("login", ("locked", "use", {"answer": "ok"}), "refuted"),
         ("login", ("twice", "wrong", {"after": "twice", "answer": "violation"}), "refuted"),
-        ("login", ("locked", "wrong", {"after": "out"}), "refuted"),
         ("login", ("in", "wrong", {"answer": "ok"}), "proven"),
     ],
 )
 def test_properties_say_what_a_monitor_must_not_do(protocol, change, verdict):
     task = monitor(protocol).build()
-    machine = machine_of(task)
-    if change is not None:
-        state, letter, parts = change
-        machine = changed(task, state, letter, **parts)
+    state, letter, parts = change
+    machine = changed(task, state, letter, **parts)
     watched = parse_property(PROPERTIES[protocol], task.language.letters, task.language.classes)
     assert check_safety(machine, watched).verdict == verdict
+    assert check_safety(machine_of(task), watched).verdict == "proven"
 
 
 @pytest.mark.parametrize("protocol", PROPERTIES)
@@ -119,21 +110,11 @@ def test_protocols_are_learned_from_right_labels(algorithm, protocol, num_states
     assert len(store.rows()) == 1
 
 
-def test_the_property_that_is_given_is_decided(tmp_path):
-    watched = "start: a\nbad: wrong\na use ok wrong"
-    run = LearnedAutomaton("L*", monitor("login"), watched, 1500, 50, 20)
-    (ended,) = run_all([Job("one", run, tmp_path / "run")])
-    row = MONITORS.row_of(ended)
-    assert row["certificate"]["verdict"] == "proven"
-    assert row["property"]["verdict"] == "refuted"
-    assert monitor("login").build().automaton().answers(row["property"]["word"])[-1] == 0
-
-
 @pytest.mark.parametrize("algorithm", ["RPNI", "Alergia", "L*"])
 def test_wrong_labels_are_learned_too(algorithm, tmp_path, monkeypatch):
     monkeypatch.setattr(learned_automata, "_WORDS", 3000)
     # RPNI takes a state for each contradiction, and then minutes.
-    size = 300 if algorithm == "RPNI" else 1500
+    size = 50 if algorithm == "RPNI" else 1500
     random.seed(5)
     before = random.getstate()
     one, same, other = (
@@ -149,52 +130,6 @@ def test_wrong_labels_are_learned_too(algorithm, tmp_path, monkeypatch):
     assert one["test"] != other["test"]
 
 
-@pytest.mark.parametrize("algorithm", [learned_automata._by_rpni, learned_automata._by_alergia])
-def test_words_of_validation_are_read_and_the_most_frequent_label_counts(algorithm):
-    task = TaskSpec(
-        "automaton", rules="start: a\na x b no\na y a yes\nb x b yes\nb y b yes"
-    ).build()
-    words = [[(0, 1), (1, 0)], [(0, 1), (1, 0)], [(0, 0), (1, 0)], [(1, 0)]] * 20
-    machine = algorithm(words, task)
-    assert machine.run([0, 1])[0].tolist() == [1, 0]
-    assert learned_automata._most_frequent(words) == 0
-    labelled = learned_automata._labelled(monitor("login").build(), 50)
-    assert len(labelled) == 350
-    assert {len(word) for word in labelled} == {16}
-
-
-def asked(seed, words, monkeypatch):
-    """Return whether the labels of words are wrong, each word asked for twice."""
-    task = monitor("login", flipped=0.3, length=40, seed=seed).build()
-    found = []
-
-    def ask(letters, teacher, examiner, *_, **__):
-        found.extend((teacher.query(word)[-1], teacher.query(word)[-1]) for word in words)
-        raise learned_automata._TooManyWordsError
-
-    monkeypatch.setattr(learned_automata._aalpy("learning_algs"), "run_Lstar", ask)
-    with pytest.raises(AttributeError):
-        learned_automata._by_queries(task)
-    assert all(first == again for first, again in found)
-    right = [task.automaton().answers(word)[-1] for word in words]
-    return [label != answer for (label, _), answer in zip(found, right, strict=True)]
-
-
-def test_wrong_labels_of_queries_are_drawn_for_each_word(monkeypatch):
-    words = [(0,) * count for count in range(1, 200)]
-    assert 0.2 < np.mean(asked(0, words, monkeypatch)) < 0.4
-    # Words that differ in letters 0 at their end, too.
-    short = [asked(seed, words[:3], monkeypatch) for seed in range(20)]
-    assert any(len(set(wrong)) == 2 for wrong in short)
-
-
-def test_an_unknown_letter_stays_and_gets_the_guess():
-    task = monitor("file-handle").build()
-    for guess in (0, 1):
-        machine = learned_automata._machine("s", {"s": {0: ("s", 1)}}, task, guess)
-        assert machine.run([0, 1, 0])[0].tolist() == [1, guess, 1]
-
-
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "aalpy.learning_algs", None)
     ended = learned("RPNI", tmp_path / "run")
@@ -202,20 +137,13 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     assert "pip install 'statemix-lab[automata]'" in ended.message
 
 
-def test_every_learner_sees_the_same_words():
-    for entry in monitor_entries("paper", "laptop"):
-        for trial in entry.trials:
-            assert [run.seed for run in trial.runs] == [0, 1, 2]
-            for run in trial.runs:
-                task = run.task.build(seed=run.seed)
-                assert (task.train_size, task.length, task.seed) == (1000, 16, run.seed)
-                assert task.flipped == entry.labels["wrong"]
-                assert task.language.letters == monitor(entry.column).build().language.letters
-
-
-def test_networks_are_chosen_by_labels_and_do_not_know_the_states():
+def test_all_learners_see_the_same_words_and_networks_do_not_know_the_states():
     sizes, confirmed = set(), {}
     for entry in monitor_entries("paper", "laptop"):
+        for run in next(iter(entry.trials)).runs:
+            task = run.task.build(seed=run.seed)
+            assert (task.train_size, task.length, task.seed) == (1000, 16, run.seed)
+            assert task.flipped == entry.labels["wrong"]
         if entry.model.startswith("BD-LRU"):
             (trial,) = entry.trials
             config = trial.runs[0]

@@ -1,70 +1,129 @@
-"""What every run of the paper's tables has in common, in numbers: a change orphans all results."""
+"""The paper's tables as plans of runs: protocols, sizes, and cells with changes."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from statemix.layers import LayerSpec
-from statemix_lab.studies.higher_order.contenders import CONTENDERS
-from statemix_lab.studies.higher_order.paper_tables import TABLES, column
-from statemix_lab.studies.higher_order.protocols import GRIDS, trials
+from statemix.models import MixerSpec
+from statemix.tasks import TaskSpec
+from statemix_lab.studies.higher_order.contenders import CONTENDERS, ORDERS
+from statemix_lab.studies.higher_order.paper_figures import FIGURES
+from statemix_lab.studies.higher_order.paper_tables import TABLES, column, wrapper_entries
+from statemix_lab.studies.higher_order.protocols import (
+    GRIDS,
+    MLP_DECODER,
+    Column,
+    Data,
+    cell,
+    trials,
+)
 from statemix_lab.studies.store import key
-from statemix_lab.studies.study_entries import PROTOCOLS, plan
+from statemix_lab.studies.study_entries import PROTOCOLS, SIZES, plan
 
+TASK = TaskSpec("permutation", group="S_3", length=6, train_size=10)
+DATA = Data("S_3", TASK, dict.fromkeys(SIZES, 2))
 S3 = column("table4", "s3_250").data[0]
 
 
-def first_run(table, protocol, data):
-    entries = table.entries(protocol, "laptop")
-    return next(one for one in entries if one.data == data.name).trials.runs[0][1]
+def runs(entry):
+    return [config for _, config, _ in entry.trials.runs]
+
+
+def test_the_tables_hold_the_papers_196_numbers():
+    counts = {}
+    for name, table in TABLES.items():
+        counts[name] = len({entry.cell for entry in table.entries("paper", "laptop")})
+        assert set(table.first) <= set(table.published) <= set(CONTENDERS)
+        for numbers in table.published.values():
+            assert set(numbers) == {column.name for column in table.columns}
+        for one in table.columns:
+            assert all(set(data.durations) == set(SIZES) for data in one.data)
+            assert len(one.data) == (4 if name == "table3" else 1)
+    assert counts == {"table3": 60, "table4": 100, "table6": 36}
+    assert TABLES["table4"].published["BD-LRU m=4"]["s5_100k"] == 0.88
+    assert TABLES["table3"].published["DeltaProduct_4 [-1,1]"]["compression"] == 0.717
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_runs_are_as_wide_as_the_papers_and_stop_when_they_have_learned(name, protocol):
-    for one in TABLES[name].columns:
-        if (one.name, protocol) == ("compression", "mlp"):
-            # Its model has an MLP of its own, so this protocol has no such column.
-            continue
-        for data in one.data:
-            config = first_run(TABLES[name], protocol, data)
-            assert config.model.hidden_size == 128
-            assert config.evaluation.stop_at == 0.999
+def test_runs_are_as_wide_as_the_papers_and_stop_when_they_have_learned(name):
+    for protocol in PROTOCOLS:
+        seen = set()
+        for entry in TABLES[name].entries(protocol, "laptop"):
+            if entry.data in seen:
+                continue
+            seen.add(entry.data)
+            config = runs(entry)[0]
+            assert (config.model.hidden_size, config.evaluation.stop_at) == (128, 0.999)
             # Table 6 is about words that are longer than those of training.
             assert config.evaluation.lengths == ((255,) if name == "table6" else ())
-            assert len(config.model.layers) == 1
-            assert config.task == data.task_of(protocol)
-            autoencoder = one.name == "compression"
-            assert config.model.backbone == ("autoencoder" if autoencoder else "causal")
-            assert data.metric == ("mad_accuracy" if name == "table3" else "token_accuracy")
+            is_autoencoder = entry.column == "compression"
+            assert config.model.backbone == ("autoencoder" if is_autoencoder else "causal")
+            assert entry.metric == ("mad_accuracy" if name == "table3" else "token_accuracy")
+
+
+def test_a_model_has_one_layer_on_a_laptop_and_all_variants_on_the_whole_grid():
+    layers = {
+        "Mamba2": LayerSpec("mamba2", d_state=8, d_conv=4),
+        "DeltaNet [-1,1]": LayerSpec("delta_net", num_heads=4),
+        "DeltaProduct_4 [-1,1]": LayerSpec("delta_product", num_heads=4, num_householder=4),
+        "LSTM": LayerSpec("lstm"),
+        "BD-LRU m=5": LayerSpec("bd_lru", num_blocks=38, block_size=5),
+        "H-LRU m=5": LayerSpec("h_lru", num_channels=38, order=5),
+    }
+    for name, layer in layers.items():
+        for protocol in ("paper", "mlp", "tuned"):
+            found = trials(protocol, "laptop", CONTENDERS[name], S3)
+            assert {run.model.layers for trial in found for run in trial.runs} == {(layer,)}
+
+    def variants(name):
+        return [layer.options for layer in CONTENDERS[name].choices((192,), all_variants=True)]
+
+    kernels = {(one["d_state"], one["d_conv"]) for one in variants("Mamba2")}
+    assert kernels == set(itertools.product((2, 4, 8), (2, 4)))
+    for name in ("DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]"):
+        assert sorted(one["num_heads"] for one in variants(name)) == [2, 4, 8]
+
+
+def test_a_state_is_as_large_as_asked():
+    for contender in CONTENDERS.values():
+        for size in GRIDS["paper"].state_sizes:
+            options = contender.layer(size).options
+            units = options.get("num_blocks") or options.get("num_channels")
+            if units is not None:
+                entries = units * (options.get("block_size") or options.get("order"))
+                assert abs(entries - size) <= max(ORDERS) / 2
+        assert len(contender.choices((192, 192), all_variants=False)) == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "layer"),
-    [
-        ("Mamba2", LayerSpec("mamba2", d_state=8, d_conv=4)),
-        ("DeltaNet [-1,1]", LayerSpec("delta_net", num_heads=4)),
-        ("DeltaProduct_4 [-1,1]", LayerSpec("delta_product", num_heads=4, num_householder=4)),
-        ("LSTM", LayerSpec("lstm")),
-        ("BD-LRU m=5", LayerSpec("bd_lru", num_blocks=38, block_size=5)),
-        ("H-LRU m=5", LayerSpec("h_lru", num_channels=38, order=5)),
-    ],
+    ("protocol", "size"),
+    [("mad", "laptop"), ("paper", "workstation"), ("mlp", "paper"), ("tuned", "laptop")],
 )
-@pytest.mark.parametrize("protocol", [one for one in PROTOCOLS if one != "mad"])
-def test_a_model_has_one_layer_on_a_laptop(name, layer, protocol):
-    runs = [run for trial in trials(protocol, "laptop", CONTENDERS[name], S3) for run in trial.runs]
-    assert {run.model.layers for run in runs} == {(layer,)}
+def test_every_setting_has_words_of_its_own_and_every_seed(protocol, size):
+    grid = GRIDS[size]
+    for contender in CONTENDERS.values():
+        words = [trial.setting for trial in trials(protocol, size, contender, DATA)]
+        assert len(set(words)) == len(words)
+    if protocol != "mad":
+        found = list(trials(protocol, size, CONTENDERS["BD-LRU m=2"], DATA))
+        settings = grid.num_settings if protocol == "tuned" else len(grid.learning_rates)
+        assert len(found) == settings * len(grid.state_sizes)
+        names = {key(run) for trial in found for run in trial.runs}
+        assert len(names) == len(found) * len(grid.seeds)
+        assert all([run.seed for run in trial.runs] == list(grid.seeds) for trial in found)
 
 
-def test_the_whole_grid_has_every_state_kernel_and_number_of_heads():
-    def layers(name):
-        return [layer.options for layer in CONTENDERS[name].choices((192,), all_variants=True)]
-
-    assert {(one["d_state"], one["d_conv"]) for one in layers("Mamba2")} == set(
-        itertools.product((2, 4, 8), (2, 4))
-    )
-    for name in ("DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]"):
-        assert sorted(one["num_heads"] for one in layers(name)) == [2, 4, 8]
+def test_the_paper_protocol_is_what_the_paper_says():
+    found = list(trials("paper", "paper", CONTENDERS["LSTM"], S3))
+    assert [trial.runs[0].optimizer.learning_rate for trial in found] == [1e-3, 5e-4, 1e-4]
+    config = found[0].runs[0].resolved()
+    schedules = config.schedules
+    assert (schedules.learning_rate, schedules.min_learning_rate) == ("cosine", 1e-5)
+    assert (schedules.epochs, config.evaluation.every, config.batches.size) == (200, 1, 128)
+    assert (config.model.bos, config.model.channel_mixer) == (False, None)
+    assert (config.optimizer.weight_decay, config.task.options["train_size"]) == (0, 250)
 
 
 @pytest.mark.parametrize(
@@ -72,58 +131,144 @@ def test_the_whole_grid_has_every_state_kernel_and_number_of_heads():
     [
         # Those drawn for a laptop lack the lowest rate.
         ("laptop", 7, {3e-3, 1e-3, 5e-4}),
-        ("workstation", 13, {3e-3, 1e-3, 5e-4, 1e-4}),
         ("paper", 25, {3e-3, 1e-3, 5e-4, 1e-4}),
     ],
 )
 def test_the_tuned_protocol_chooses_from_what_the_paper_fixes_or_leaves_open(size, count, rates):
-    found = [trial.runs[0] for trial in trials("tuned", size, CONTENDERS["LSTM"], S3)]
+    def settings(model):
+        plain = {}
+        for trial in trials("tuned", size, model, S3):
+            tree = trial.runs[0].to_plain()
+            del tree["model"]["layers"]
+            # A setting of a larger size has several layers.
+            plain.setdefault(str(tree), trial.runs[0])
+        return plain
+
+    places = settings(CONTENDERS["LSTM"])
+    assert list(settings(CONTENDERS["H-LRU m=5"])) == list(places)
+    found = list(places.values())
     assert len(found) == count
-    tried = {
-        "rate": {run.optimizer.learning_rate for run in found},
-        "decay": {run.optimizer.weight_decay for run in found},
-        "residual": {run.model.residual for run in found},
-        "bos": {run.model.bos for run in found},
-        "schedule": {run.schedules.learning_rate for run in found},
-    }
-    assert tried == {
-        "rate": rates,
-        "decay": {0.0, 0.1, 1.0},
-        "residual": {True, False},
-        "bos": {True, False},
-        "schedule": {"cosine", "constant"},
-    }
+    assert {run.optimizer.learning_rate for run in found} == rates
+    assert {run.optimizer.weight_decay for run in found} == {0.0, 0.1, 1.0}
+    assert (
+        {run.model.residual for run in found} == {run.model.bos for run in found} == {True, False}
+    )
+    assert {run.schedules.learning_rate for run in found} == {"cosine", "constant"}
+    # The last one is that of protocol "paper".
+    first = next(iter(trials("paper", size, CONTENDERS["LSTM"], S3)))
+    assert found[-1] == first.runs[0]
 
 
-@pytest.mark.parametrize(("name", "count"), [("table3", 9), ("table4", 9), ("table6", 5)])
-def test_the_most_telling_models_lead_the_plan(name, count, tmp_path):
-    decisive = [
-        "BD-LRU m=3",
-        "BD-LRU m=2",
-        "BD-LRU m=1",
-        "LSTM",
-        "BD-LRU m=4",
-        "H-LRU m=4",
-        "DeltaProduct_4 [-1,1]",
-        "DeltaNet [-1,1]",
-        "Mamba2",
-    ][:count]
-    table = TABLES[name]
-    planned = plan(table.entries("paper", "laptop"), tmp_path)
-    models = list(dict.fromkeys(one.job.name.partition(", ")[0] for one in planned))
-    others = [model for model in table.published if model not in decisive]
-    assert models == decisive + others
-    # One column after the other.
-    columns = list(dict.fromkeys(entry.column for entry in table.entries("paper", "laptop")))
-    assert columns == [one.name for one in table.columns]
+@pytest.mark.parametrize("size", SIZES)
+def test_every_state_size_and_rate_is_screened_before_the_best_are_trained_in_full(size):
+    task = TaskSpec("permutation", group="S_3", length=6, train_size=20_000)
+    data = replace(DATA, task=task, epochs=dict.fromkeys(SIZES, 100))
+    grid = GRIDS[size]
+    (entry,) = cell(CONTENDERS["BD-LRU m=2"], Column("c", (data,)), "mad", size)
+    settings = len(grid.screened_sizes) * len(grid.learning_rates)
+    found = list(entry.trials)
+    short, full = found[:settings], found[settings:]
+    for one, trial in zip(short, full, strict=True):
+        assert one.setting == f"{trial.setting}, 25 epochs"
+        (screen,) = one.runs
+        assert screen.schedules.epochs == 25
+        assert {run.schedules.epochs for run in trial.runs} == {100}
+        assert (screen.model, screen.optimizer) == (trial.runs[0].model, trial.runs[0].optimizer)
+        assert [run.seed for run in trial.runs] == list(grid.seeds)
+    # Nothing is decided until every short run has ended.
+    rows = {}
+    for place, trial in enumerate(short):
+        assert all(entry.trials.is_wanted(key(trial.runs[0]), rows) for trial in short)
+        assert entry.trials.is_wanted(key(full[0].runs[0]), rows) is None
+        scores = {"product": {"token_accuracy": 0.5 + 0.1 * (place == settings - 1)}}
+        rows[key(trial.runs[0])] = {"status": "done", "best_test": scores}
+    # The best one, and of equal ones the first; a run that diverged loses.
+    rows[key(short[0].runs[0])]["status"] = "diverged"
+    wanted = [entry.trials.is_wanted(key(trial.runs[1]), rows) for trial in full]
+    best = {settings - 1, *range(1, grid.kept)}
+    assert wanted == [place in best for place in range(settings)]
+
+
+def test_where_all_epochs_are_few_steps_the_first_seed_screens_the_settings():
+    data = replace(DATA, durations={"laptop": 200})
+    (entry,) = cell(CONTENDERS["LSTM"], Column("c", (data,)), "mad", "laptop")
+    trials = entry.trials
+    assert {run.schedules.epochs for trial in trials for run in trial.runs} == {200}
+    firsts, *others = zip(*(trial.runs for trial in trials), strict=True)
+    assert len(trials.runs) == 3 * len(firsts) == 3 * len(GRIDS["laptop"].screened_sizes)
+    rows = {}
+    for run in firsts:
+        assert trials.is_wanted(key(run), rows) is True
+        assert trials.is_wanted(key(others[0][0]), rows) is None
+        rows[key(run)] = {"status": "done", "best_test": {"product": {"token_accuracy": 0.5}}}
+    assert [trials.is_wanted(key(run), rows) for run in others[0]] == [True, False, False, False]
+
+
+def test_the_protocol_mad_has_the_parts_of_mad():
+    (entry,) = cell(CONTENDERS["BD-LRU m=3"], Column("c", (DATA,)), "mad", "laptop")
+    config = runs(entry)[0].resolved()
+    assert config.model.channel_mixer == MixerSpec("mlp")
+    assert (config.model.bos, config.model.residual, config.model.norm) == (False, True, "rms")
+    assert (config.optimizer.weight_decay, config.batches.size) == (0, 128)
+    assert config.schedules.min_learning_rate == 1e-5
+    parity = TABLES["table6"].columns[0].data[0]
+    assert "train_size" not in parity.task.options
+    assert parity.task_of("mad").options["train_size"] == 10_000
+    assert (parity.updates("mad"), parity.updates("paper")) == (200 * 79, None)
+
+
+def test_the_most_telling_models_and_columns_lead_the_plan(tmp_path):
+    for table in TABLES.values():
+        entries = list(table.entries("paper", "laptop"))
+        planned = plan(entries, tmp_path)
+        models = list(dict.fromkeys(one.job.name.partition(", ")[0] for one in planned))
+        assert models == list(dict.fromkeys([*table.first, *table.published]))
+        assert list(dict.fromkeys(entry.column for entry in entries)) == [
+            one.name for one in table.columns
+        ]
+    assert TABLES["table4"].first[:4] == ("BD-LRU m=3", "BD-LRU m=2", "BD-LRU m=1", "LSTM")
 
 
 def test_a_cell_has_begun_with_any_seed_of_its_first_setting():
     cells = TABLES["table4"].entries("paper", "workstation")
-    cell = next(one for one in cells if one.model == "BD-LRU m=2")
-    first, *others = cell.trials
-    assert [run.seed for run in first.runs] == list(GRIDS["workstation"].seeds)
-    for run in first.runs:
-        assert cell.begun({key(run)})
+    entry = next(one for one in cells if one.model == "BD-LRU m=2")
+    first, *others = entry.trials
     assert others
-    assert not cell.begun({key(run) for trial in others for run in trial.runs})
+    assert all(entry.begun({key(run)}) for run in first.runs)
+    assert not entry.begun({key(run) for trial in others for run in trial.runs})
+
+
+WRAPPER = list(wrapper_entries("paper", "laptop"))
+
+
+def change(entry):
+    return entry.column.partition(", ")[2]
+
+
+def test_cells_without_a_change_and_with_a_narrow_mlp_are_those_of_the_tables():
+    for protocol, name, count in (("paper", "", 20), ("mlp", "narrow MLP", 18)):
+        tables = {}
+        for table in TABLES.values():
+            for entry in table.entries(protocol, "laptop"):
+                tables.setdefault((entry.model, entry.column), []).append(entry)
+        same = [entry for entry in WRAPPER if change(entry) == name]
+        assert len(same) == count
+        for entry in same:
+            first, *others = tables[entry.model, entry.column.partition(", ")[0]]
+            # Of several data sets the first, which the paper's number is not about.
+            assert entry.published == ({} if others else first.published)
+            assert runs(entry) == runs(first)
+
+
+def test_models_with_an_mlp_of_their_own_get_no_other():
+    of_mlp, of_paper = (
+        [run for entry in FIGURES["fig2"].entries(name, "laptop") for run in runs(entry)]
+        for name in ("mlp", "paper")
+    )
+    assert {run.model.backbone for run in of_mlp} == {"autoencoder"}
+    assert of_mlp == of_paper
+    # A table does not show such runs again.
+    of_table = [run for entry in TABLES["table3"].entries("mlp", "laptop") for run in runs(entry)]
+    assert len(of_table) == 480
+    assert {run.model.backbone for run in of_table} == {"causal"}
+    assert {run.model.channel_mixer for run in of_table} == {MLP_DECODER}

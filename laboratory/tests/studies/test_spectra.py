@@ -22,7 +22,7 @@ from statemix_lab.studies.higher_order.run_spectra import (
 )
 from statemix_lab.studies.store import Store, key
 from statemix_lab.studies.study import Study
-from statemix_lab.studies.study_entries import PROTOCOLS, SIZES, plan
+from statemix_lab.studies.study_entries import plan
 
 S3 = Data("S_3", TaskSpec("permutation", group="S_3", length=6, train_size=10), {"laptop": 2})
 fill = Study("fig7", "tiny", lambda *_: []).fill
@@ -42,8 +42,9 @@ def config_of(entry):
     return config
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("protocol", "size"), [("mad", "laptop"), ("paper", "paper"), ("tuned", "workstation")]
+)
 def test_every_m_and_normalisation_has_one_run_on_s5(protocol, size):
     points = spectra_entries(protocol, size)
     configs = [config_of(point) for point in points]
@@ -103,11 +104,15 @@ def test_eigenvalues_are_stored_beside_the_store_and_only_once(trained, tmp_path
     assert [one.name for one in tmp_path.glob("*.jsonl")] == ["runs.jsonl"]
 
 
-def test_they_are_those_of_the_trained_gates(trained):
-    planned, _, _ = trained
-    run = planned[0]  # of the H-LRU
-    found = measured(run.key, run.job.folder)
-    model = load_model(run.job.folder)
+@pytest.mark.parametrize("bos", [False, True])
+def test_they_are_those_of_the_trained_gates(trained, bos, tmp_path):
+    run, folder = trained[0][0], trained[0][0].job.folder  # of the H-LRU
+    if bos:
+        # Steps do not count a start token.
+        config, folder = run.job.config, tmp_path / "bos"
+        train(config.replace(model=config.model.replace(bos=True)), folder)
+    found = measured(run.key, folder)
+    model = load_model(folder)
     layer = model.backbone.blocks[0].mixer
     tokens = run.job.config.build_task().examples("test", 0, found["sequences"]).tokens
     expected = []
@@ -119,20 +124,6 @@ def test_they_are_those_of_the_trained_gates(trained):
     assert len(stored) == len(expected) == found["sequences"] * layer.num_channels * 2
     order = lambda one: (round(one.real, 3), round(one.imag, 3))  # noqa: E731
     np.testing.assert_allclose(sorted(stored, key=order), sorted(expected, key=order), atol=1e-4)
-
-
-def test_steps_do_not_count_a_start_token(trained, tmp_path):
-    config = trained[0][1].job.config
-    model = config.model.replace(bos=True)
-    train(config.replace(model=model), tmp_path / "bos")
-    found = measured("bos", tmp_path / "bos")
-    model = load_model(tmp_path / "bos")
-    tokens = config.build_task().examples("test", 0, found["sequences"]).tokens
-    layer = model.backbone.blocks[0].mixer
-    x = model.backbone.blocks[0].norm(model.backbone.embedding.weight[tokens[:, 3].tolist()])
-    expected = np.linalg.eigvals(layer.recurrence(x[:, None]).transitions.detach().numpy())
-    stored = np.array([complex(*pair) for pair in found["eigenvalues"][1]])
-    assert np.abs(stored).sum() == pytest.approx(np.abs(expected).sum(), rel=1e-4)
 
 
 def test_a_run_is_due_until_its_eigenvalues_are_stored_or_can_be(trained, tmp_path):
@@ -164,7 +155,6 @@ def test_a_layer_without_a_recurrence_is_refused(tmp_path, tiny_models):
     ("content", "message"),
     [
         ("{", "JSONDecodeError"),
-        ("[]", "TypeError"),
         ('{"key": "a"}', "KeyError"),
         (json.dumps({"key": "b", "steps": [], "eigenvalues": []}), "got others"),
         (json.dumps({"key": "a", "steps": [1], "eigenvalues": []}), "got others"),

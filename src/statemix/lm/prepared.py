@@ -123,7 +123,10 @@ def _all_or_none(folder: Path) -> Iterator[Path]:
     with lock_folder(folder, "output"):
         if os.path.lexists(unfinished):
             # A killed call has left it, and may have moved some of its files.
-            if not unfinished.is_dir() or not set(os.listdir(unfinished)) <= set(_FILES):
+            begun = tuple(name.partition(".")[0] for name in _FILES)
+            if not unfinished.is_dir() or not all(
+                name.startswith(begun) for name in os.listdir(unfinished)
+            ):
                 raise RequestError(f"{unfinished} must not exist: prepared tokens begin there")
             shutil.rmtree(unfinished)
         elif existing := [name for name in _FILES if (folder / name).exists()]:

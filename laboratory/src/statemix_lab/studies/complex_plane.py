@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -47,16 +48,15 @@ def draw(panels: Sequence[Spectra]) -> Figure:
     rows = max(len(panel.rows) for panel in panels)
     frame = _FRAME if rows > 1 else _SINGLE
     width = max(len(panel.columns) for panel in panels) * frame + 1.0
-    tallest = rows * frame + 1.1
     colours = series_colours([panel.family for panel in panels])
     with drawing():
         # A narrow figure would cut off the titles.
-        size = (max(width * across, 5.2), tallest * down)
+        size = (max(width * across, 5.2), (rows * frame + 1.1) * down)
         figure = Figure(figsize=size, layout="constrained")
-        every = list(figure.subplots(down, across, squeeze=False).flat)
-        for axes, panel, colour in zip(every, panels, colours, strict=False):
+        all_axes = list(figure.subplots(down, across, squeeze=False).flat)
+        for axes, panel, colour in zip(all_axes, panels, colours, strict=False):
             _fill(axes, panel, colour)
-        for axes in every[len(panels) :]:
+        for axes in all_axes[len(panels) :]:
             axes.remove()
     return figure
 
@@ -80,8 +80,7 @@ def _fill(axes: Axes, panel: Spectra, colour: str) -> None:
             axes.annotate(row, place, ha="center", va="center", color=LIGHT.muted, fontsize=9)
             continue
         for x, points in enumerate(row):
-            _frame(axes, x, y, half)
-            _points(axes, x, y, points, half, colour)
+            _draw_frame(axes, x, y, half, points, colour)
     axes.set_xlim(-0.55, count - 0.45)
     axes.set_ylim(len(panel.rows) - 0.45, -0.55)
     axes.set_aspect("equal")
@@ -93,30 +92,22 @@ def _fill(axes: Axes, panel: Spectra, colour: str) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _frame(axes: Axes, x: float, y: float, half: float) -> None:
+def _draw_frame(axes: Axes, x: float, y: float, half: float, points: Points, colour: str) -> None:
     side = _SHOWN / 2
-    axes.add_patch(
-        Rectangle((x - side, y - side), _SHOWN, _SHOWN, fill=False, ec=LIGHT.line, lw=0.9)
-    )
+    corner = (x - side, y - side)
+    axes.add_patch(Rectangle(corner, _SHOWN, _SHOWN, fill=False, ec=LIGHT.line, lw=0.9))
     axes.add_patch(Circle((x, y), side / half, fill=False, ec=LIGHT.muted, lw=0.9))
     axes.hlines(y, x - side, x + side, color=LIGHT.line, lw=0.7, zorder=0)
     axes.vlines(x, y - side, y + side, color=LIGHT.line, lw=0.7, zorder=0)
-
-
-def _points(axes: Axes, x: float, y: float, points: Points, half: float, colour: str) -> None:
-    if not points:
-        return
-    places = np.clip(np.asarray(points, dtype=float), -half, half) * _SHOWN / 2 / half
-    axes.scatter(
-        x + places[:, 0],
-        # The rows run downwards, imaginary parts upwards.
-        y - places[:, 1],
-        s=5.0,
-        color=colour,
-        # Many points must not hide where most of them are.
-        alpha=min(1.0, max(0.25, 6 / math.sqrt(len(places)))),
-        linewidths=0,
-        zorder=2,
-        # Thousands of points would make a page large.
-        rasterized=True,
-    )
+    if points:
+        places = np.clip(np.asarray(points, dtype=float), -half, half) * _SHOWN / 2 / half
+        # Rows run downwards, imaginary parts upwards. Many points must not hide where most of them
+        # are, and thousands of points would make a page large unless they are rasterised.
+        opacity = min(1.0, max(0.25, 6 / math.sqrt(len(places))))
+        style: dict[str, Any] = {
+            "color": colour,
+            "alpha": opacity,
+            "linewidths": 0,
+            "rasterized": True,
+        }
+        axes.scatter(x + places[:, 0], y - places[:, 1], s=5.0, zorder=2, **style)

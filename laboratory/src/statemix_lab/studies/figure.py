@@ -88,7 +88,7 @@ def draw(
     curves = pl.concat([panel.curves.cast(pl.Schema(CURVE)) for panel in panels])
     families = dict(curves.select("line", "family").unique(maintain_order=True).iter_rows())
     names = list(families)
-    style = {
+    looks = {
         "palette": dict(zip(names, series_colours(list(families.values())), strict=True)),
         "markers": {name: MARKERS[place % 10] for place, name in enumerate(names)},
         "dashes": {
@@ -103,48 +103,40 @@ def draw(
         figure = Figure(figsize=(4.8 * across, height), layout="constrained")
         if title:
             figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-        every = list(figure.subplots(down, across, squeeze=False, sharey=not panels[0].rates).flat)
-        for axes, panel in zip(every, panels, strict=False):
-            _fill(axes, panel, style)
-            axes.set_ylabel(y_label if axes in every[::across] else "")
-        for axes in every[len(panels) :]:
-            axes.remove()
+        grid = figure.subplots(down, across, squeeze=False, sharey=not panels[0].rates)
+        for place, axes in enumerate(grid.flat):
+            if place < len(panels):
+                _fill(axes, panels[place], looks)
+                axes.set_ylabel("" if place % across else y_label)
+            else:
+                axes.remove()
         handles: dict[str, Artist] = {}
         for axes in figure.axes:
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
-        figure.legend(
-            list(handles.values()),
-            list(handles),
-            loc="outside lower center",
-            ncols=columns,
-            frameon=False,
-            fontsize=9,
-        )
+        style: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+        figure.legend(list(handles.values()), list(handles), ncols=columns, **style)
     return figure
 
 
-def _fill(axes: Axes, panel: Panel, style: Mapping[str, Any]) -> None:
+def _fill(axes: Axes, panel: Panel, looks: Mapping[str, Any]) -> None:
     data = panel.curves.to_dict(as_series=False)
-    common = {"data": data, "x": "x", "y": "y", "hue": "line", "palette": style["palette"]}
+    common = {"data": data, "x": "x", "y": "y", "hue": "line", "ax": axes}
     if panel.curves.height and not panel.rates:
         thin = {"linewidth": 2.0} if panel.by_run else {"linewidth": 0.8, "alpha": 0.5}
-        sns.lineplot(
-            **common, units="run", estimator=None, ax=axes, legend=panel.by_run or False, **thin
-        )
+        thin |= {"palette": looks["palette"], "legend": panel.by_run or False}
+        sns.lineplot(**common, units="run", estimator=None, **thin)
     if panel.curves.height and not panel.by_run:
         sns.lineplot(
             **common,
+            **looks,
             style="line",
-            markers=style["markers"],
-            dashes=style["dashes"],
             estimator="median" if panel.rates else "mean",
             errorbar=("pi", 100),
             err_kws={"alpha": 0.15, "linewidth": 0},
             linewidth=2.2,
             markersize=6.5,
             markeredgewidth=0,
-            ax=axes,
         )
     if legend := axes.get_legend():
         legend.remove()
@@ -154,15 +146,13 @@ def _fill(axes: Axes, panel: Panel, style: Mapping[str, Any]) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     for number, (name, places) in enumerate(panel.marks.items()):
+        style: dict[str, Any] = {
+            "color": LIGHT.muted,
+            "linestyle": (0, ((1, 2), (4, 3))[number % 2]),
+        }
         for place in places:
-            dashes = (0, ((1, 2), (4, 3))[number % 2])
-            axes.axvline(
-                place,
-                color=LIGHT.muted,
-                linestyle=dashes,
-                linewidth=1.2,
-                label=name if place == places[0] else None,
-            )
+            label = name if place == places[0] else None
+            axes.axvline(place, linewidth=1.2, label=label, **style)
     if panel.rates:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
@@ -194,9 +184,8 @@ def series_colours(families: Sequence[str]) -> list[str]:
     """
     others = [name for name in dict.fromkeys(families) if name not in LOOKS]
     palette = sns.color_palette("husl", len(others), desat=0.8).as_hex()
-    colours = dict(zip(others, palette, strict=True)) | {
-        name: look.colour for name, look in LOOKS.items()
-    }
+    colours = dict(zip(others, palette, strict=True))
+    colours |= {name: look.colour for name, look in LOOKS.items()}
     shades = {family: iter(_shades(colours[family], families.count(family))) for family in families}
     return [next(shades[family]) for family in families]
 
@@ -218,19 +207,12 @@ def curves(lines: Iterable[tuple[str, str, str, float, float]]) -> pl.DataFrame:
 @contextmanager
 def drawing() -> Iterator[None]:
     """Set the style of matplotlib within this context."""
-    colours = {
-        "text.color": LIGHT.ink,
-        "axes.labelcolor": LIGHT.ink,
-        "axes.edgecolor": LIGHT.muted,
-        "xtick.color": LIGHT.muted,
-        "ytick.color": LIGHT.muted,
-        "xtick.labelcolor": LIGHT.ink,
-        "ytick.labelcolor": LIGHT.ink,
-        # Text that readers can select and that takes the font of the page.
-        "svg.fonttype": "none",
-        "svg.hashsalt": "statemix",
-    }
-    style = sns.axes_style("ticks", rc=colours | {"font.size": 11})
+    words = ("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor")
+    marks = ("axes.edgecolor", "xtick.color", "ytick.color")
+    colours = dict.fromkeys(words, LIGHT.ink) | dict.fromkeys(marks, LIGHT.muted)
+    # Text that readers can select and that takes the font of the page.
+    vectors = {"svg.fonttype": "none", "svg.hashsalt": "statemix"}
+    style = sns.axes_style("ticks", rc={**colours, **vectors, "font.size": 11})
     with style, sns.plotting_context("notebook", rc={"font.size": 11}):
         yield
 

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from statemix.sweeps.study_runs import Runnable, StudyRun
 from statemix.training import OptimizerConfig, RunConfig
@@ -16,13 +16,12 @@ from statemix.training.loop import Loop
 from statemix.training.run import parts_of
 from statemix.training.schedules import attributes_set
 
-# Calls that are timed, after one that is not; the fastest counts, as other programs only slow down.
-_CALLS = 3
-# Seconds after which no further call is timed, and that make the first one count: a table has
-# dozens of networks.
-_ENOUGH_S = 0.5
+# Calls that are timed, and seconds after which no further call is: a table has dozens of networks.
+# The fastest call counts, as other programs only slow down.
+_CALLS, _ENOUGH_S = 4, 0.5
 # Tokens of a step: enough that its overhead does not count.
 _TOKENS = 2048
+_Measured = TypeVar("_Measured")
 
 
 class _Price(NamedTuple):
@@ -57,10 +56,7 @@ class Forecast:
     def seconds(self, config: Runnable) -> float | None:
         """Return the seconds that a run will take; None if its network is not measured."""
         if isinstance(config, StudyRun):
-            began = time.perf_counter()
-            found = config.seconds() if self._left_s > 0 else None
-            self._left_s -= time.perf_counter() - began
-            return found
+            return self._measured(config.seconds) if self._left_s > 0 else None
         config = config.resolved()
         task, evaluation = config.build_task(), config.evaluation
         per_epoch = 1 if task.train_size is None else -(-task.train_size // config.batches.size)
@@ -68,8 +64,7 @@ class Forecast:
         if config.search.attempts is not None:
             steps += config.search.max_steps
         evaluations = -(-steps // ((evaluation.every or 1) * per_epoch))
-        price = self._price(config)
-        if price is None:
+        if (price := self._price(config)) is None:
             return None
         trained = steps * min(config.batches.size, task.train_size or config.batches.size)
         scored = evaluations * (evaluation.test_size + evaluation.validation_size)
@@ -84,13 +79,18 @@ class Forecast:
         parts = [plain[name] for name in ("model", "batches", "runtime")]
         network = json.dumps([*parts, plain["evaluation"]["attributes"]])
         if network not in self._known and self._left_s > 0:
-            began = time.perf_counter()
             with threads(config.runtime.num_threads), warnings.catch_warnings():
                 # Layers that iterate say so, and untrained ones rarely converge.
                 warnings.filterwarnings("ignore", message=".* has not converged")
-                self._known[network] = _measure(config)
-            self._left_s -= time.perf_counter() - began
+                self._known[network] = self._measured(lambda: _measure(config))
         return self._known.get(network)
+
+    def _measured(self, measure: Callable[[], _Measured]) -> _Measured:
+        """Return a measurement, whose time is taken from what is left."""
+        began = time.perf_counter()
+        result = measure()
+        self._left_s -= time.perf_counter() - began
+        return result
 
 
 def _measure(config: RunConfig) -> _Price:
@@ -100,15 +100,13 @@ def _measure(config: RunConfig) -> _Price:
     count = min(batches.size, max(_TOKENS // task.length, batches.accumulate))
     schedules = config.schedules.replace(learning_rate="constant", first_length=None)
     # A run may have fewer steps than are timed.
-    if schedules.epochs is None:
-        schedules = schedules.replace(num_steps=max(schedules.num_steps or 0, 1 + _CALLS))
-    else:
-        schedules = schedules.replace(epochs=max(schedules.epochs, 1 + _CALLS))
+    length = "num_steps" if schedules.epochs is None else "epochs"
+    more = {length: max(getattr(schedules, length) or 0, _CALLS)}
     # Weights that hardly move, so that no learning rate diverges here.
     still = config.replace(
         batches=batches.replace(size=count),
         optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
-        schedules=schedules,
+        schedules=schedules.replace(**more),
     )
     parts = parts_of(still, task, Path())
     model, loop = parts["model"], Loop(**parts, fabric=fabric)
@@ -122,16 +120,9 @@ def _measure(config: RunConfig) -> _Price:
 
 def _fastest(call: Callable[[], object]) -> float:
     """Return the seconds of the fastest of a few calls."""
-    first = _timed(call)
-    if first >= _ENOUGH_S:
-        return first
     times: list[float] = []
     while len(times) < _CALLS and sum(times) < _ENOUGH_S:
-        times.append(_timed(call))
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
     return min(times)
-
-
-def _timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began

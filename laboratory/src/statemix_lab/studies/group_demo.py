@@ -13,14 +13,13 @@ from statemix.training import (
     ModelConfig,
     OptimizerConfig,
     RunConfig,
-    RuntimeConfig,
     ScheduleConfig,
 )
 from statemix_lab.bench.compared_layers import layer_label
 from statemix_lab.studies.exactness.exact_studies import CertifiedStudy
 from statemix_lab.studies.higher_order.paper_tables import published_table
 from statemix_lab.studies.study import Study
-from statemix_lab.studies.study_entries import Number, ProtocolName, SizeName, StudyEntry, Trials
+from statemix_lab.studies.study_entries import ON_ONE_CORE, Number, StudyEntry, Trials
 
 _SHARPENED = AttributeSchedule(
     attribute="gate_temperature", end=0.125, begin=0.5, finish=0.9, curve="reciprocal"
@@ -34,17 +33,10 @@ gates, and reports the best of several runs. The other networks are not tuned.""
 
 
 def _measured(task: TaskSpec, every: int) -> RunConfig:
-    """Return the evaluation of all runs, and the threads: results do not depend on other runs."""
-    return RunConfig(
-        task=task,
-        evaluation=EvaluationConfig(
-            every=every,
-            validation_size=64,
-            lengths=(64, 256, 1024, 4096, 16384),
-            tokens=131072,
-        ),
-        runtime=RuntimeConfig(device="cpu", num_threads=1),
-    )
+    """Return the task, the evaluation and the threads of all runs."""
+    lengths = (64, 256, 1024, 4096, 16384)
+    evaluation = EvaluationConfig(every=every, validation_size=64, lengths=lengths, tokens=131072)
+    return RunConfig(task=task, evaluation=evaluation, runtime=ON_ONE_CORE)
 
 
 def _network(measured: RunConfig, layer: LayerSpec, *, duration: int) -> RunConfig:
@@ -72,15 +64,15 @@ def _entries(
     group: str, configs: list[RunConfig], seeds: range, column: str = ""
 ) -> tuple[StudyEntry, ...]:
     known = published_table("table4_permutation")
-    found = []
+    entries = []
     for config in configs:
         layers, length = config.model.layers, config.build_task().length
         label = layer_label(layers[0].name, layers[0].options)
         number = known.get(label, {}).get(column)
         published = {} if number is None else {length: Number(number)}
         trials = Trials.seeded(config, seeds)
-        found.append(StudyEntry(group, label, trials, published=published, layers=layers))
-    return tuple(found)
+        entries.append(StudyEntry(group, label, trials, published=published, layers=layers))
+    return tuple(entries)
 
 
 def _bd_lru(num_blocks: int, block_size: int) -> LayerSpec:
@@ -102,14 +94,9 @@ def _fresh(group: str, duration: int, column: str = "") -> tuple[StudyEntry, ...
 
 
 def _study(group: str, make: Callable[[], tuple[StudyEntry, ...]]) -> Study:
-    @cache
-    def listed(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
-        del protocol, size
-        return make()
-
-    return CertifiedStudy(
-        f"demo-{group}", f"tracking {group} on longer words", listed, legend=LEGEND
-    )
+    entries = cache(lambda *_: make())
+    title = f"tracking {group} on longer words"
+    return CertifiedStudy(f"demo-{group}", title, entries, legend=LEGEND)
 
 
 STUDIES = (

@@ -6,15 +6,9 @@ from typing import Any
 
 import polars as pl
 
+from statemix_lab.studies import result_text
 from statemix_lab.studies.figure import CURVE, Panel
-from statemix_lab.studies.result_text import (
-    MARKS,
-    Line,
-    Table,
-    accuracy_text,
-    duration_text,
-    published_text,
-)
+from statemix_lab.studies.result_text import MARKS, Line, Table, accuracy_text, published_text
 from statemix_lab.studies.study_entries import StudyEntry
 from statemix_lab.studies.tidy import by_length, cell_labels
 
@@ -37,19 +31,15 @@ def length_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
     proven = runs["certificate"].null_count() < len(runs)
     lines = []
     for place, group in runs.group_by(cell, maintain_order=True):
-        found = known[place].to_dicts() if place in known else []
-        of = {one["length"]: one for one in found}
+        of = {one["length"]: one for one in known[place].to_dicts()} if place in known else {}
         here = [of.get(length, {}) for length in lengths]
         first = group.row(0, named=True)
         proofs = [_proven(group)] if proven else []
-        texts = (ended_text(group), *proofs, *map(_number, here), _cost(group))
+        texts = (_ended_text(group), *proofs, *map(_number, here), _cost(group))
         lines.append(Line((first["column"], first["model"], *texts)))
-        if any(one.get("published") is not None for one in here):
-            blank = [""] * (1 + len(proofs))
-            published = map(_published, here)
-            lines.append(
-                Line(("  paper", first["published_for"], *blank, *published, ""), quiet=True)
-            )
+        if any(number.get("published") is not None for number in here):
+            texts = (*[""] * (1 + len(proofs)), *map(_published, here), "")
+            lines.append(Line(("  paper", first["published_for"], *texts), quiet=True))
     head = ["trained on", "model", "seeds", *(["proven"] if proven else [])]
     return Table((*head, *(f"{length:,}" for length in lengths), "cost"), tuple(lines))
 
@@ -71,7 +61,7 @@ def _published(one: Mapping[str, Any]) -> str:
     return published_text(one["published"]) + ("" if steps is None else f" @{steps}")
 
 
-def ended_text(runs: pl.DataFrame) -> str:
+def _ended_text(runs: pl.DataFrame) -> str:
     """Write how many of some runs have a result, and how many ended without one."""
     ended = runs["status"].drop_nulls()
     done = int((ended == "done").sum())
@@ -86,7 +76,7 @@ def _proven(runs: pl.DataFrame) -> str:
 
 def _cost(runs: pl.DataFrame) -> str:
     seconds = runs.filter(pl.col("status") == "done")["seconds"].to_list()
-    return duration_text(math.fsum(seconds) / len(seconds)) if seconds else ""
+    return result_text.duration_text(math.fsum(seconds) / len(seconds)) if seconds else ""
 
 
 def length_panels(
@@ -98,12 +88,9 @@ def length_panels(
     """
     done = runs.filter(pl.col("status") == "done").explode("tests").unnest("tests")
     family = "family" if line == "model" else line
-    points = (pl.col(line), pl.col(family), pl.col("key"), pl.col("length"), pl.col("accuracy"))
+    names = (line, family, "key", "length", "accuracy")
+    points = [pl.col(name).alias(place) for name, place in zip(names, CURVE, strict=True)]
     return [
-        Panel(
-            str(name),
-            x_label,
-            group.select(*(c.alias(n) for c, n in zip(points, CURVE, strict=True))),
-        )
+        Panel(str(name), x_label, group.select(points))
         for (name,), group in done.group_by([panel], maintain_order=True)
     ]

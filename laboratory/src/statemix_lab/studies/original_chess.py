@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,13 @@ from torch.nn import functional
 from statemix.models import TokenClassifier
 from statemix.proofs import Certificate, prove_by_structure
 from statemix.training import Event, Fitted, fit
-from statemix_lab.studies.place_tracker import FollowedWords, contents_before, follow, train_tracker
+from statemix_lab.studies.place_tracker import (
+    EvenDraws,
+    FollowedWords,
+    contents_before,
+    follow,
+    train_tracker,
+)
 from statemix_lab.tasks.chess_moves import (
     HEADS,
     KINDS,
@@ -41,9 +47,6 @@ class KindReader(nn.Module):
     .. math:: \mathrm{logits} = W_2 \max(0, W_1 [f_t, e_{moved}, e_{taken}] + b_1) + b_2
 
     where f_t are the features of the token, and e are unit vectors.
-
-    Args:
-        seed: seed of the initial weights.
     """
 
     features: Tensor
@@ -58,7 +61,7 @@ class KindReader(nn.Module):
 
     def forward(self, tokens: Tensor, moved: Tensor, taken: Tensor) -> Tensor:
         """Return logits of the kinds, shape (..., kinds), for integers of shape (...)."""
-        pieces = [functional.one_hot(one, len(PIECES)).float() for one in (moved, taken)]
+        pieces = [functional.one_hot(piece, len(PIECES)).float() for piece in (moved, taken)]
         inputs = torch.cat([self.features[tokens], *pieces], dim=-1)
         logits: Tensor = self.kinds(functional.relu(self.hidden(inputs)))
         return logits
@@ -67,49 +70,35 @@ class KindReader(nn.Module):
     def table(self) -> NDArray[np.int64]:
         """Return its answers, shape (moves without kinds, contents, contents)."""
         pieces = torch.arange(len(PIECES))
-        found = [
-            self(
-                torch.full((len(PIECES),) * 2, token),
-                *torch.meshgrid(pieces, pieces, indexing="ij"),
-            )
-            for token in range(len(self.features))
-        ]
-        return torch.stack(found).argmax(-1).numpy()
+        pairs = torch.meshgrid(pieces, pieces, indexing="ij")
+        tokens = range(len(self.features))
+        logits = [self(torch.full_like(pairs[0], token), *pairs) for token in tokens]
+        return torch.stack(logits).argmax(-1).numpy()
 
 
 class _Plies:
     """Draws plies of games, by the number of a step; all of ``all_moves()`` are equally likely."""
 
     def __init__(self, games: NDArray[np.int64], seed: int) -> None:
-        rules, self._seed = chess_rules(), seed
+        rules, self._seed, self._draw = chess_rules(), seed, EvenDraws(games)
         before = contents_before(rules, games)
         squares = np.array([(move.start, move.end) for move in all_moves()])[games]
         pieces = np.take_along_axis(before, squares, axis=-1).astype(np.int64)
         kinds = np.array([KINDS.index(move.kind) for move in all_moves()])[games]
         columns = [tokens_without_kinds()[games], pieces[..., 0], pieces[..., 1], kinds]
-        order = np.argsort(games, axis=None, kind="stable")
-        self._rows = np.stack([column.ravel() for column in columns], axis=-1)[order]
-        _, self._first, self._counts = np.unique(
-            games.ravel()[order], return_index=True, return_counts=True
-        )
+        self._rows = np.stack([column.ravel() for column in columns], axis=-1)
 
     def __call__(self, step: int) -> Tensor:
         draw = np.random.default_rng([self._seed, step])
-        which = draw.integers(len(self._first), size=_BATCH)
-        rows = self._first[which] + draw.integers(self._counts[which])
-        return torch.from_numpy(self._rows[rows])
+        return torch.from_numpy(self._rows[self._draw(draw, _BATCH)])
 
 
 class OriginalChess(NamedTuple):
     """A network that follows positions from moves without kinds.
 
-    The first tracker names what stands on the squares of a move. The reader names the kind of the
-    move by that. The second tracker follows the position by moves with kinds.
-
-    Attributes:
-        first: a tracker of ``rules_without_kinds()``.
-        reader: the network between the two trackers.
-        second: a tracker of ``chess_rules()``.
+    The first tracker, of ``rules_without_kinds()``, names what stands on the squares of a move. The
+    reader names the kind of the move by that. The second tracker, of ``chess_rules()``, follows the
+    position by moves with kinds.
     """
 
     first: TokenClassifier
@@ -120,9 +109,8 @@ class OriginalChess(NamedTuple):
     def follow(self, games: NDArray[np.int64]) -> FollowedWords:
         """Return the answers to games beside the right ones.
 
-        Args:
-            games: numbers of moves in ``all_moves()``, shape (N, T). The network does not see
-                their kinds.
+        Games are numbers of moves in ``all_moves()``, shape (N, T). The network does not see their
+        kinds.
         """
         tokens = tokens_without_kinds()[games]
         pieces = follow(self.first, rules_without_kinds(), tokens).answers
@@ -136,11 +124,8 @@ class OriginalChess(NamedTuple):
 class OriginalProof(NamedTuple):
     """The proof that a network follows the position of every legal game, in three parts.
 
-    Attributes:
-        network: the network with gates of 0 and 1, as it is proven.
-        first: certificate of the first tracker.
-        wrong_kinds: number of moves by pieces whose kind the reader does not tell.
-        second: certificate of the second tracker.
+    These are the certificates of both trackers, and the number of moves by pieces whose kind the
+    reader does not tell. The network is the one that is proven, with gates of 0 and 1.
     """
 
     network: OriginalChess
@@ -204,33 +189,23 @@ def train_original(
     Returns:
         The network, and the seconds of training.
     """
-    parts = {
-        "first": (
-            rules_without_kinds(),
-            dict.fromkeys((MOVED, TAKEN), len(PIECES)),
-            features_without_kinds(),
-            tokens_without_kinds()[games],
-        ),
-        "second": (chess_rules(), HEADS, move_features(), games),
-    }
-    trackers = {
-        name: train_tracker(
-            *arguments,
-            folder / name,
-            num_steps=num_steps,
-            seed=seed,
-            on_event=on_event and partial(on_event, name),
-        )
-        for name, arguments in parts.items()
-    }
-    reader, read = train_reader(
-        games,
-        folder / "reader",
-        seed=seed,
-        on_event=on_event and partial(on_event, "reader"),
+    tokens, features = tokens_without_kinds()[games], features_without_kinds()
+    blind = dict.fromkeys((MOVED, TAKEN), len(PIECES))
+    shared: dict[str, Any] = {"num_steps": num_steps, "seed": seed}
+
+    def told(part: str) -> Callable[[Event], None] | None:
+        return on_event and partial(on_event, part)
+
+    place, seen = folder / "first", told("first")
+    first, fitted = train_tracker(
+        rules_without_kinds(), blind, features, tokens, place, on_event=seen, **shared
     )
-    (first, one), (second, other) = trackers["first"], trackers["second"]
-    return OriginalChess(first, reader, second), one.time_s + read.time_s + other.time_s
+    place, seen = folder / "second", told("second")
+    second, other = train_tracker(
+        chess_rules(), HEADS, move_features(), games, place, on_event=seen, **shared
+    )
+    reader, read = train_reader(games, folder / "reader", seed=seed, on_event=told("reader"))
+    return OriginalChess(first, reader, second), fitted.time_s + read.time_s + other.time_s
 
 
 def train_reader(
@@ -242,14 +217,10 @@ def train_reader(
 ) -> tuple[KindReader, Fitted]:
     """Train a reader on the right pieces of games, or resume an interrupted call.
 
-    Args:
-        games: as in :func:`train_original`.
-        folder: as in :func:`statemix.training.fit`.
-        seed: seed of the plies and the weights.
-        on_event: as in :func:`statemix.training.fit`.
+    Arguments are those of :func:`train_original` and :func:`statemix.training.fit`.
     """
     reader = KindReader(seed)
-    found = fit(
+    fitted = fit(
         reader,
         _Plies(games, seed),
         lambda network, plies: functional.cross_entropy(network(*plies[:, :3].T), plies[:, 3]),
@@ -262,4 +233,4 @@ def train_reader(
         settings={"games": list(games.shape)},
         on_event=on_event,
     )
-    return reader, found
+    return reader, fitted

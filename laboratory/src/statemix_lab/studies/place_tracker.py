@@ -60,22 +60,10 @@ def place_tracker(
     if rules.sources.min() < -1:
         raise ValueError(f"rules must load content 0 alone, got {-1 - rules.sources.min()}")
     size = rules.num_places
-    layer = LayerSpec(
-        "bd_lru",
-        num_blocks=1,
-        block_size=size,
-        value_channels=_CHANNELS,
-        initial_state="learned",
-    )
-    model = TokenClassifier(
-        rules.num_tokens,
-        heads,
-        size * _CHANNELS,
-        [layer],
-        residual=False,
-        norm="none",
-        seed=seed,
-    )
+    entries = {"num_blocks": 1, "block_size": size, "value_channels": _CHANNELS}
+    layer = LayerSpec("bd_lru", **entries, initial_state="learned")
+    wrapper: dict[str, Any] = {"residual": False, "norm": "none", "seed": seed}
+    model = TokenClassifier(rules.num_tokens, heads, size * _CHANNELS, [layer], **wrapper)
     mixer = model.backbone.blocks[0].mixer
     assert isinstance(mixer, BDLRU)
     assert mixer.learned_state is not None
@@ -87,9 +75,8 @@ def place_tracker(
         mixer.learned_state[0] = codes[torch.from_numpy(rules.start)]
         mixer.value_proj.weight.zero_()
         mixer.out_proj.weight.copy_(torch.eye(size * _CHANNELS))
-        nn.init.normal_(
-            mixer.gate_proj.weight, std=_STD, generator=torch.Generator().manual_seed(seed)
-        )
+        generator = torch.Generator().manual_seed(seed)
+        nn.init.normal_(mixer.gate_proj.weight, std=_STD, generator=generator)
         bias = mixer.gate_proj.bias.view(size, size + 1).zero_()
         bias.diagonal().fill_(_KEEP)
         bias[:, -1] = _LOAD
@@ -128,18 +115,27 @@ def contents_before(rules: PlaceRules, words: NDArray[np.int64]) -> NDArray[np.i
     """Return the contents before each token of words (N, T), shape (N, T, places)."""
     start = np.broadcast_to(rules.start, (len(words), 1, rules.num_places))
     # In bytes, as positions of chess take more memory than all the rest.
-    return np.concatenate(
-        [start.astype(np.int8), rules.contents(words[:, :-1]).astype(np.int8)], axis=1
-    )
+    later = rules.contents(words[:, :-1]).astype(np.int8)
+    return np.concatenate([start.astype(np.int8), later], axis=1)
+
+
+class EvenDraws:
+    """Draws places in words such that all tokens of the words are equally likely there."""
+
+    def __init__(self, words: NDArray[np.int64]) -> None:
+        self._order: NDArray[np.int64] = np.argsort(words, axis=None, kind="stable")
+        tokens = words.ravel()[self._order]
+        _, self._first, self._counts = np.unique(tokens, return_index=True, return_counts=True)
+
+    def __call__(self, draw: np.random.Generator, size: int) -> NDArray[np.int64]:
+        """Return flat indices of places."""
+        which = draw.integers(len(self._first), size=size)
+        places: NDArray[np.int64] = self._first[which] + draw.integers(self._counts[which])
+        return self._order[places]
 
 
 class _Segments(NamedTuple):
-    """Segments of words.
-
-    Attributes:
-        contents: contents before the first token and after each one, shape (B, T+1, places).
-        tokens: shape (B, T).
-    """
+    """Contents (B, T+1, places) before and after the tokens (B, T) of segments of words."""
 
     contents: Tensor
     tokens: Tensor
@@ -153,42 +149,24 @@ class SegmentSampler:
     contents. Legal games of chess do not tell all sources of an empty square apart: the squares on
     the path of a move are always empty, and White moves when the side to move is 0, the number of
     an empty square.
-
-    Args:
-        words: tokens, shape (N, T).
-        rules: the places.
-        seed: seed of the segments.
     """
 
     def __init__(self, words: NDArray[np.int64], rules: PlaceRules, seed: int) -> None:
         self._words, self._rules, self._seed = words, rules, seed
-        self._before = contents_before(rules, words)
-        self._order = np.argsort(words, axis=None, kind="stable")
-        self._tokens, self._first, self._counts = np.unique(
-            words.ravel()[self._order], return_index=True, return_counts=True
-        )
+        self._before, self._draw = contents_before(rules, words), EvenDraws(words)
 
     def __call__(self, step: int) -> _Segments:
-        draw = np.random.default_rng([self._seed, step])
-        which = draw.integers(len(self._tokens), size=_SEGMENTS)
-        chosen = self._order[self._first[which] + draw.integers(self._counts[which])]
-        word, place = np.divmod(chosen, self._words.shape[1])
-        begin = np.clip(
-            place - draw.integers(_SEGMENT_TOKENS, size=_SEGMENTS),
-            0,
-            self._words.shape[1] - _SEGMENT_TOKENS,
-        )
+        draw, length = np.random.default_rng([self._seed, step]), self._words.shape[1]
+        word, place = np.divmod(self._draw(draw, _SEGMENTS), length)
+        earlier = draw.integers(_SEGMENT_TOKENS, size=_SEGMENTS)
+        begin = np.clip(place - earlier, 0, length - _SEGMENT_TOKENS)
         before = self._before[word, begin].astype(np.int64)
         spoilt = (draw.random((_SEGMENTS, 1)) < _RANDOM) & (draw.random(before.shape) < _RANDOM)
-        before = np.where(
-            spoilt, draw.integers(self._rules.num_contents, size=before.shape), before
-        )
+        contents = draw.integers(self._rules.num_contents, size=before.shape)
+        before = np.where(spoilt, contents, before)
         tokens = self._words[word[:, None], begin[:, None] + np.arange(_SEGMENT_TOKENS)]
-        after = self._rules.contents(tokens, before)
-        return _Segments(
-            torch.from_numpy(np.concatenate([before[:, None], after], axis=1)),
-            torch.from_numpy(tokens),
-        )
+        contents = np.concatenate([before[:, None], self._rules.contents(tokens, before)], axis=1)
+        return _Segments(torch.from_numpy(contents), torch.from_numpy(tokens))
 
 
 class _Schedule(Hook):
@@ -198,10 +176,9 @@ class _Schedule(Hook):
         done = loop.step / loop.num_steps
         warm = min(1.0, (loop.step + 1) / _WARM_UP)
         factor = min(1.0, max(0.02, (1 - done) / (1 - _DECAY_FROM)))
-        for group, rate in zip(
-            loop.optimizer.param_groups, (_LEARNING_RATE, _BIAS_RATE), strict=True
-        ):
-            group["lr"] = rate * warm * factor
+        weight, bias = loop.optimizer.param_groups
+        weight["lr"] = _LEARNING_RATE * warm * factor
+        bias["lr"] = _BIAS_RATE * warm * factor
         sharpen(loop.model, done)
 
 
@@ -219,16 +196,8 @@ def train_tracker(
 ) -> tuple[TokenClassifier, Fitted]:
     """Train a network to follow places, or resume an interrupted call.
 
-    Args:
-        rules: as in :func:`place_tracker`.
-        heads: as in :func:`place_tracker`.
-        features: as in :func:`place_tracker`.
-        words: tokens of the training words, shape (N, T).
-        folder: as in :func:`statemix.training.fit`.
-        num_steps: optimiser steps.
-        seed: seed of the segments and the weights.
-        num_threads: as in :func:`statemix.training.fit`.
-        on_event: as in :func:`statemix.training.fit`.
+    The training words have shape (N, T); the seed is that of the segments and the weights. Other
+    arguments are those of :func:`place_tracker` and :func:`statemix.training.fit`.
     """
     model = place_tracker(rules, heads, features, seed)
     codes = _codes(rules.num_contents)
@@ -243,15 +212,14 @@ def train_tracker(
 
     projection = model.backbone.blocks[0].mixer.gate_proj
     assert isinstance(projection, nn.Linear)
-    found = fit(
+    groups = [{"params": [parameter]} for parameter in (projection.weight, projection.bias)]
+    fitted = fit(
         model,
         SegmentSampler(words, rules, seed),
         loss,
         folder,
         num_steps=num_steps,
-        optimizer=torch.optim.Adam(
-            [{"params": [one]} for one in (projection.weight, projection.bias)], eps=_EPS
-        ),
+        optimizer=torch.optim.Adam(groups, eps=_EPS),
         evaluate=lambda network: {"alike": alike(network, rules)},
         evaluate_every=20,
         hooks=[_Schedule()],
@@ -262,15 +230,13 @@ def train_tracker(
         settings={"words": list(words.shape)},
         on_event=on_event,
     )
-    return model, found
+    return model, fitted
 
 
 class FollowedWords(NamedTuple):
-    """Contents of places after the tokens of words.
+    """Contents of all heads after the tokens of words, and the answers of a network.
 
-    Attributes:
-        right: contents of all heads after each token, shape (words, tokens, heads), int8.
-        answers: answers of a network, same shape.
+    Both have shape (words, tokens, heads).
     """
 
     right: NDArray[np.int8]
@@ -279,18 +245,15 @@ class FollowedWords(NamedTuple):
     @property
     def exact(self) -> NDArray[np.bool_]:
         """Whether all heads are right, shape (words, tokens)."""
-        found: NDArray[np.bool_] = (self.right == self.answers).all(-1)
-        return found
+        exact: NDArray[np.bool_] = (self.right == self.answers).all(-1)
+        return exact
 
 
 @torch.no_grad()
 def follow(model: TokenClassifier, rules: PlaceRules, words: NDArray[np.int64]) -> FollowedWords:
-    """Return the answers of a network to words, piece by piece, beside the right ones.
+    """Return the answers of a network to words (N, T), piece by piece, beside the right ones.
 
-    Args:
-        model: a network with the tokens and the heads of the rules.
-        rules: the places.
-        words: tokens, shape (N, T), int64.
+    The network has the tokens and the heads of the rules.
     """
     width = max(1, _TOKENS_AT_ONCE // len(words))
     pieces = [words[:, first : first + width] for first in range(0, words.shape[1], width)]

@@ -2,15 +2,16 @@
 
 import hashlib
 import json
+import os
 import reprlib
 import shlex
-import stat
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict, cast
+from typing import Any
 
 from filelock import FileLock
 
@@ -23,57 +24,19 @@ from statemix.training.config import SCHEMA
 from statemix.training.folder import read_environment
 from statemix.training.settings import finite, to_plain
 
+PlainHeads = dict[str, dict[str, Any]]
+"""Head to its scores, as in :class:`statemix.training.Scores`; a loss may be None in JSON."""
 
-class PlainScores(TypedDict):
-    """Scores of one head, as in :class:`statemix.training.Scores`."""
+StoredRow = dict[str, Any]
+"""One run that has ended. Without a result, scores are empty and numbers None.
 
-    num_sequences: int
-    token_accuracy: float
-    mad_accuracy: float
-    sequence_accuracy: float
-    # None if it is not finite, which JSON has no number for.
-    loss: float | None
-
-
-PlainHeads = dict[str, PlainScores]
-"""Head to its scores."""
-
-
-class StoredRow(TypedDict):
-    """One run that has ended. Without a result, scores are empty and numbers None."""
-
-    # Identifies what was asked (see `key`).
-    key: str
-    schema: int
-    asked: dict[str, Any]
-    # The main parts of the request once more, for readers: layers with their options, task, seed.
-    layers: list[dict[str, Any]]
-    task: dict[str, Any]
-    seed: int
-    status: Literal["done", "diverged", "failed"]
-    message: str
-    # With the last weights: length in tokens, as text, to head to scores.
-    test: dict[str, PlainHeads]
-    # At the training length, with the weights that are best there (selected on the test set, as in
-    # the papers), and with the weights that are best in validation.
-    best_test: PlainHeads
-    test_at_best_validation: PlainHeads
-    num_parameters: int | None
-    time_s: float | None
-    # Absent in rows of older versions.
-    cpu_s: NotRequired[float | None]
-    # Validation scores of the weights that are best there.
-    best_validation: PlainHeads
-    num_steps: int | None
-    # Attempts from new weights (`statemix.training.attempts.Attempt`), empty without a search;
-    # absent in rows of versions that could not search.
-    attempts: NotRequired[list[dict[str, Any]]]
-    # Scores of a language model, which has no accuracies.
-    language: NotRequired[dict[str, Any]]
-    ended_utc: str
-    command: str
-    # Commit, versions and machine.
-    environment: dict[str, Any]
+The key identifies the request, which is "asked" under a "schema". Its "layers", "task" and "seed"
+stand there once more, for readers. "test" maps lengths in tokens, as text, to the heads with the
+last weights. "best_test" has the heads at the training length with the weights that are best there,
+selected on the test set as in the papers, "test_at_best_validation" and "best_validation" those
+with the weights that are best in validation. Rows of older versions have no "cpu_s" and no
+"attempts". Rows of a language model have "language" instead of accuracies.
+"""
 
 
 def key(config: Runnable) -> str:
@@ -112,15 +75,12 @@ class Store:
 
         A later call reads only what has been appended since.
         """
-        try:
-            status = self.path.stat()
-        except (FileNotFoundError, NotADirectoryError):
+        if not os.path.exists(self.path):
             return {}
-        except (OSError, ValueError) as error:
-            raise self._refused(str(error)) from error
         # Devices and pipes may never end.
-        if not stat.S_ISREG(status.st_mode):
-            raise self._refused("which is none")
+        if not self.path.is_file():
+            raise RequestError(f"a results store must be a regular file, got {str(self.path)!r}")
+        status = self.path.stat()
         file = status.st_dev, status.st_ino
         if file != self._file or status.st_size < self._size:
             self._file, self._size, self._number, self._rows = file, 0, 0, {}
@@ -128,22 +88,17 @@ class Store:
         for line in lines:
             self._add(self._rows, self._number + 1, line)
             self._size, self._number = self._size + len(line) + 1, self._number + 1
-        found = dict(self._rows)
+        rows = dict(self._rows)
         if last is not None:
             # Many editors leave no newline at the end.
-            self._add(found, self._number + 1, last)
-        return found
+            self._add(rows, self._number + 1, last)
+        return rows
 
-    def _add(self, found: dict[str, StoredRow], number: int, line: bytes) -> None:
-        if not line.strip():
-            return
-        row = self._row(number, line)
-        if row["status"] == "done" or found.get(row["key"], row)["status"] != "done":
-            found[row["key"]] = row
-
-    def _refused(self, reason: str) -> RequestError:
-        path = reprlib.repr(str(self.path))
-        return RequestError(f"a results store must be a regular file, got {path}, {reason[:80]}")
+    def _add(self, rows: dict[str, StoredRow], number: int, line: bytes) -> None:
+        if line.strip():
+            row = self._row(number, line)
+            if row["status"] == "done" or rows.get(row["key"], row)["status"] != "done":
+                rows[row["key"]] = row
 
     def _row(self, number: int, line: bytes) -> StoredRow:
         try:
@@ -152,9 +107,8 @@ class Store:
         except (ValueError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
         if reason:
-            raise RequestError(
-                f"{self.path}:{number} must be a row of a results store, got {reason}"
-            )
+            place = f"{self.path}:{number}"
+            raise RequestError(f"{place} must be a row of a results store, got {reason}")
         return row
 
     def append(self, row: StoredRow) -> None:
@@ -176,20 +130,18 @@ class Store:
     def _lines(self, begin: int = 0) -> tuple[list[bytes], bytes | None]:
         """Return the lines that end, and a last one that does not, unless a killed writer left it.
 
-        Args:
-            begin: byte at which a line begins; lines before it are left out.
+        Lines before byte ``begin``, at which a line begins, are left out.
         """
         with self.path.open("rb") as file:
             file.seek(begin)
             *lines, last = file.read().split(b"\n")
-        if not last.strip():
-            return lines, last
-        try:
-            json.loads(last)
-        except (ValueError, RecursionError):
-            if last.startswith(_BEGINNING[: len(last)]):
-                return lines, None
-        self._row((self._number if begin else 0) + len(lines) + 1, last)
+        if last.strip():
+            try:
+                json.loads(last)
+            except (ValueError, RecursionError):
+                if last.startswith(_BEGINNING[: len(last)]):
+                    return lines, None
+            self._row((self._number if begin else 0) + len(lines) + 1, last)
         return lines, last
 
     def _remove_torn_line(self) -> None:
@@ -209,32 +161,27 @@ def _fault(row: Any) -> str:
     """Return what keeps a row from being read by this library; empty if nothing does."""
     if not isinstance(row, dict):
         return reprlib.repr(row)
-    for name, kind in {"key": str, "seed": int, "environment": dict}.items():
-        if type(row.get(name)) is not kind:
-            return f"{name}={reprlib.repr(row.get(name))}"
-    for name in ("time_s", "cpu_s"):
-        if row.get(name) is not None and not _is_number(row[name]):
-            return f"{name}={reprlib.repr(row[name])}"
-    if row.get("status") not in ("done", "diverged", "failed"):
-        return f"status={reprlib.repr(row.get('status'))}"
-    names = ("best_test", "test_at_best_validation", "best_validation")
+    is_right: dict[str, Callable[[Any], bool]] = {
+        "key": lambda name: isinstance(name, str),
+        "seed": lambda seed: type(seed) is int,
+        "environment": lambda environment: isinstance(environment, dict),
+        "time_s": lambda time_s: time_s is None or _is_number(time_s),
+        "cpu_s": lambda cpu_s: cpu_s is None or _is_number(cpu_s),
+        "status": lambda status: status in ("done", "diverged", "failed"),
+    }
     if "language" in row:
-        scores = row["language"]
-        is_scored = isinstance(scores, dict) and isinstance(scores.get("scores"), dict)
-        return "" if is_scored else f"language={reprlib.repr(scores)}"
-    for name in names if row["status"] == "done" else ():
-        heads = row.get(name)
-        scores = list(heads.values()) if isinstance(heads, dict) else []
-        if not scores or not all(map(_is_scores, scores)):
-            return f"{name}={reprlib.repr(heads)}"
+        is_right["language"] = _has_scores
+    elif row.get("status") == "done":
+        names = ("best_test", "test_at_best_validation", "best_validation")
+        is_right |= dict.fromkeys(names, _are_heads)
+    for name, test in is_right.items():
+        if not test(row.get(name)):
+            return f"{name}={reprlib.repr(row.get(name))}"
     return ""
 
 
-def _is_scores(scores: Any) -> bool:
-    return isinstance(scores, dict) and all(
-        _is_number(scores.get(name)) and 0 <= scores[name] <= 1
-        for name in ("token_accuracy", "mad_accuracy")
-    )
+def _has_scores(language: Any) -> bool:
+    return isinstance(language, dict) and isinstance(language.get("scores"), dict)
 
 
 def _is_number(value: Any) -> bool:
@@ -242,21 +189,35 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
+def _are_heads(heads: Any) -> bool:
+    """Return whether each head has its accuracies; there must be a head."""
+    names = ("token_accuracy", "mad_accuracy")
+    return (
+        bool(heads)
+        and isinstance(heads, dict)
+        and all(
+            isinstance(scores, dict)
+            and all(_is_number(scores.get(name)) and 0 <= scores[name] <= 1 for name in names)
+            for scores in heads.values()
+        )
+    )
+
+
 def row_of(ended: Ended) -> StoredRow:
     """Return the row of a run that is done, has diverged or has failed."""
     config, status, folder = ended.job.config, ended.status, ended.job.folder
     assert status != "interrupted"
     if isinstance(config, StudyRun):
-        described = config.described()
+        described, results = config.described(), config.results
     else:
         layers = [to_plain(layer) for layer in config.model.layers]
         described = {"layers": layers, "task": to_plain(config.task)}
+        results = partial(_results, config)
     row: StoredRow = {
         "key": key(config),
         "schema": SCHEMA,
         "asked": config.asked(),
-        "layers": described["layers"],
-        "task": described["task"],
+        **described,
         "seed": config.seed,
         "status": status,
         "message": ended.message,
@@ -273,13 +234,7 @@ def row_of(ended: Ended) -> StoredRow:
         # Absent if the run has not begun.
         "environment": read_environment(folder) or provenance.describe(),
     }
-    if status == "done":
-        if isinstance(config, StudyRun):
-            found = config.results(folder)
-        else:
-            found = _results(config, folder)
-        row = cast(StoredRow, {**row, **found})
-    return row
+    return row | results(folder) if status == "done" else row
 
 
 def _results(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -301,9 +256,9 @@ def _results(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 def merged(paths: Iterable[Path]) -> dict[str, StoredRow]:
     """Return the rows of several stores by key; finished rows count before others."""
-    found: dict[str, StoredRow] = {}
+    rows: dict[str, StoredRow] = {}
     for path in paths:
         for name, row in Store(path).rows().items():
-            if name not in found or found[name]["status"] != "done":
-                found[name] = row
-    return found
+            if name not in rows or rows[name]["status"] != "done":
+                rows[name] = row
+    return rows

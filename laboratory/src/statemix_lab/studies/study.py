@@ -1,5 +1,6 @@
 """A study: entries, and what is special about how its runs are measured and shown; all by name."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from statemix.errors import RequestError
 from statemix.registry import installed
 from statemix.sweeps.runner import Ended, JobEnding, run_all
+from statemix.sweeps.study_runs import Runnable
 from statemix_lab.studies import store
 from statemix_lab.studies.figure import Panel, draw, svg
 from statemix_lab.studies.length_table import LENGTHS_LEGEND, length_panels, length_table
@@ -63,6 +65,13 @@ class Study:
         legend: explanation of its table.
         paper: whose published numbers its entries hold; empty without any.
         unmeasured: published numbers that none of its entries has.
+        runs: function that returns the tidy table of the runs of entries.
+        table: function that lays out the results.
+        panels: function that returns the panels of the figure; none without results.
+        row_of: function that returns the row of a run that is done, has diverged or has failed.
+        at_chosen_rate: function of a run and the rows that says whether the run has the learning
+            rate that its model has chosen by the runs with seed 0; other seeds train at that rate
+            alone. None means that a run with seed 0 has not ended yet.
     """
 
     name: str
@@ -73,8 +82,14 @@ class Study:
     legend: str = LENGTHS_LEGEND
     paper: str = ""
     unmeasured: int = 0
+    runs: Callable[..., pl.DataFrame] = tidy
+    table: Callable[[pl.DataFrame, Sequence[StudyEntry]], Table] = length_table
+    panels: Callable[[pl.DataFrame], list[Panel]] = length_panels
+    row_of: Callable[[Ended], StoredRow] = store.row_of
+    at_chosen_rate: Callable[[Runnable, Mapping[str, StoredRow]], bool | None] | None = None
     # Whether the page also shows entries without results.
     whole: ClassVar[bool] = False
+    y_label: ClassVar[str] = "accuracy on test sequences"
     caption: ClassVar[str] = "Thick lines are means over seeds, thin lines single seeds."
 
     def chosen(
@@ -93,39 +108,41 @@ class Study:
                 raise RequestError(
                     f"{option} must be {' or '.join(options)} with {self.name}, got {got!r}"
                 )
-        every = self.entries(protocol, size)
-        known = {
-            "columns": dict.fromkeys(name for entry in every for name in entry.names),
-            "models": dict.fromkeys(entry.model for entry in every),
-        }
-        for option, names in (("columns", columns), ("models", models)):
+        entries = self.entries(protocol, size)
+        known_columns = dict.fromkeys(name for entry in entries for name in entry.names)
+        known_models = dict.fromkeys(entry.model for entry in entries)
+        for option, names, known in (
+            ("columns", columns, known_columns),
+            ("models", models, known_models),
+        ):
             for name in names:
-                if name not in known[option]:
-                    raise RequestError(
-                        f"{option} must be among {list(known[option])}, got {name!r}"
-                    )
-        self.check(every)
+                if name not in known:
+                    raise RequestError(f"{option} must be among {list(known)}, got {name!r}")
+        self.check(entries)
         # A data set that is chosen chooses the whole number.
         cells = {
             entry.cell
-            for entry in every
+            for entry in entries
             if (not columns or set(entry.names) & set(columns))
             and (not models or entry.model in models)
         }
-        return [entry for entry in every if entry.cell in cells]
+        return [entry for entry in entries if entry.cell in cells]
 
     def check(self, entries: Sequence[StudyEntry]) -> None:
         """Raise a RequestError if something that the runs read is missing."""
 
-    def is_wanted(self, one: Planned, rows: Mapping[str, StoredRow]) -> bool | None:
+    def is_wanted(self, planned: Planned, rows: Mapping[str, StoredRow]) -> bool | None:
         """Return whether a run is to be trained; None while runs that decide it must end."""
-        return one.trials.is_wanted(one.key, rows)
+        config = planned.job.config
+        if self.at_chosen_rate is not None:
+            return config.seed == 0 or self.at_chosen_rate(config, rows)
+        return planned.trials.is_wanted(planned.key, rows)
 
     def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
         """Return the runs that are still to be trained, or may be."""
         rows = results.rows()
         left = due(planned, rows, retry=retry)
-        return [one for one in left if self.is_wanted(one, rows) is not False]
+        return [run for run in left if self.is_wanted(run, rows) is not False]
 
     def fill(
         self,
@@ -151,8 +168,11 @@ class Study:
         """
 
         def note(ended: Ended) -> None:
-            if ended.status != "interrupted" and not _is_done(results, ended):
-                results.append(self.row_of(ended))
+            if ended.status != "interrupted":
+                # Another process may have stored the row in the meantime.
+                stored = results.rows().get(store.key(ended.job.config))
+                if stored is None or stored["status"] != "done":
+                    results.append(self.row_of(ended))
             if on_end is not None and (ended.started or ended.status != "interrupted"):
                 on_end(ended)
 
@@ -160,40 +180,22 @@ class Study:
         tried: set[str] = set()
         while True:
             rows = results.rows()
-            left = [one for one in due(planned, rows, retry=retry) if one.key not in tried]
-            ready = [one for one in left if self.is_wanted(one, rows)]
+            left = [run for run in due(planned, rows, retry=retry) if run.key not in tried]
+            ready = [run for run in left if self.is_wanted(run, rows)]
             if not ready:
                 break
-            tried |= {one.key for one in ready}
-            run_all([one.job for one in ready], retry=again, on_end=note, **options)
+            tried |= {run.key for run in ready}
+            run_all([run.job for run in ready], retry=again, on_end=note, **options)
         self.keep(planned, results)
-
-    def row_of(self, ended: Ended) -> StoredRow:
-        """Return the row of a run that is done, has diverged or has failed."""
-        return store.row_of(ended)
 
     def keep(self, planned: Sequence[Planned], results: Store) -> None:
         """Keep beside the store what rows do not hold."""
-
-    def runs(
-        self, entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
-    ) -> pl.DataFrame:
-        """Return the tidy table of the runs of entries."""
-        return tidy(entries, rows, planned=planned)
-
-    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
-        """Lay out the results."""
-        return length_table(runs, entries)
-
-    def panels(self, runs: pl.DataFrame) -> list[Panel]:
-        """Return the panels of the figure; none without results."""
-        return length_panels(runs)
 
     def draw(self, runs: pl.DataFrame, folder: Path) -> Figure | None:
         """Draw the results; ``folder`` holds what is kept beside the store."""
         del folder
         panels = self.panels(runs)
-        return draw(panels) if panels else None
+        return draw(panels, self.y_label) if panels else None
 
     def report(self, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]) -> list[str]:
         """Return what a terminal shows below the table."""
@@ -205,41 +207,34 @@ class Study:
 
         Protocol "paper" counts before others, and the largest size with enough seeds.
         """
-        found, places = [], set()
+        numbers, places = [], set()
         for protocol in reversed(self.protocols):
             for size in self.sizes:
                 every = self.entries(protocol, size)
-                places |= {
-                    (entry.column, entry.model, length)
-                    for entry in every
-                    for length in entry.published
-                    if size == self.sizes[-1]
-                }
+                if size == self.sizes[-1]:
+                    places |= {(one.column, one.model, at) for one in every for at in one.published}
                 if entries := begun(every, rows):
-                    found.append(by_length(self.runs(entries, rows), entries))
-        if not found:
-            return 0, 0, len(places) + self.unmeasured
-        numbers = (
-            pl.concat(found, how="diagonal")
+                    numbers.append(by_length(self.runs(entries, rows), entries))
+        of = len(places) + self.unmeasured
+        if not numbers:
+            return 0, 0, of
+        measured = (
+            pl.concat(numbers, how="diagonal")
             .filter(pl.col("comparable").is_not_null(), pl.col("seeds") >= ENOUGH_SEEDS)
             .unique(["column", "model", "length"], keep="last")
         )
-        agree = numbers.filter(verdict="agrees").height
-        return numbers.height, agree, len(places) + self.unmeasured
+        return measured.height, measured.filter(verdict="agrees").height, of
 
     def sections(self, rows: Mapping[str, StoredRow], folder: Path) -> Iterator[Section]:
         """Yield a section of the page for each protocol and size that adds results.
 
         ``folder`` is that of the results stores that have the rows.
         """
-        for protocol in PROTOCOLS:
+        for protocol in (name for name in PROTOCOLS if name in self.protocols):
             seen: set[str] = set()
-            for size in SIZES:
-                if protocol not in self.protocols or size not in self.sizes:
-                    continue
+            for size in (name for name in SIZES if name in self.sizes):
                 every = self.entries(protocol, size)
-                entries = begun(every, rows)
-                if not entries:
+                if not (entries := begun(every, rows)):
                     continue
                 runs = self.runs(every if self.whole else entries, rows, planned=False)
                 keys = set(runs.filter(pl.col("status") == "done")["key"])
@@ -247,58 +242,67 @@ class Study:
                 if keys <= seen:
                     continue
                 seen |= keys
-                yield self.section(runs, entries, folder, protocol, size)
-
-    def section(
-        self,
-        runs: pl.DataFrame,
-        entries: Sequence[StudyEntry],
-        folder: Path,
-        protocol: ProtocolName,
-        size: SizeName,
-    ) -> Section:
-        """Return the section of the page for one protocol and size."""
-        figure = self.draw(runs, folder)
-        words = [f'protocol "{protocol}"'] if len(self.protocols) > 1 else []
-        words += [f'size "{size}"'] if len(self.sizes) > 1 else []
-        return Section(
-            "-".join([self.name, *(word.split('"')[1] for word in words)]),
-            ", ".join([f"{self.name}: {self.title}", *words]),
-            self.table(runs, entries),
-            self.legend,
-            "" if figure is None else svg(figure),
-            self.caption,
-            runs=list(self.run_lines(runs)),
-        )
+                figure = self.draw(runs, folder)
+                words = [f'protocol "{protocol}"'] if len(self.protocols) > 1 else []
+                words += [f'size "{size}"'] if len(self.sizes) > 1 else []
+                yield Section(
+                    "-".join([self.name, *(word.split('"')[1] for word in words)]),
+                    ", ".join([f"{self.name}: {self.title}", *words]),
+                    self.table(runs, entries),
+                    self.legend,
+                    "" if figure is None else svg(figure),
+                    self.caption,
+                    runs=list(self.run_lines(runs)),
+                )
 
     def run_lines(self, runs: pl.DataFrame) -> Iterator[list[str]]:
         """Yield for each run with a result: key, labels, setting, seed, result, time, commit."""
-        for run in (
-            runs.filter(pl.col("status") == "done").unique("key", maintain_order=True).to_dicts()
-        ):
-            best = "at_best_validation" if run["protocol"] == "tuned" else "best_test"
-            results = [accuracy_text(run[best])]
-            if run["certificate"]:
-                results = [f"{run['certificate']}: {run['word']}".removesuffix(": ")]
-            elif run["attempts"]:
-                results = ["passed" if any(one["passed"] for one in run["attempts"]) else "failed"]
-            if run["attempts"]:
-                results.append(counted(len(run["attempts"]), "attempt"))
+        done = runs.filter(pl.col("status") == "done").unique("key", maintain_order=True)
+        for run in done.to_dicts():
             yield [
                 run["key"],
-                ", ".join(dict.fromkeys((run["column"], run["model"], run["data"]))),
+                ", ".join(
+                    dict.fromkeys((run["column"], run["model"], run.get("data", run["model"])))
+                ),
                 run["setting"] or "",
                 f"seed {run['seed']}",
-                ", ".join(results),
+                self.result_text(run),
                 duration_text(run["seconds"]),
                 run["commit"],
             ]
 
+    def result_text(self, run: Mapping[str, Any]) -> str:
+        """Write the result of a run."""
+        best = "at_best_validation" if run["protocol"] == "tuned" else "best_test"
+        attempts = run["attempts"]
+        if run["certificate"]:
+            result = f"{run['certificate']}: {run['word']}".removesuffix(": ")
+        elif attempts:
+            result = "passed" if any(attempt["passed"] for attempt in attempts) else "failed"
+        else:
+            return accuracy_text(run[best])
+        return ", ".join([result, *[counted(len(attempts), "attempt")] * bool(attempts)])
 
-def _is_done(results: Store, ended: Ended) -> bool:
-    """Return whether another process has trained a run and stored its row in the meantime."""
-    row = results.rows().get(store.key(ended.job.config))
-    return row is not None and row["status"] == "done"
+
+def chosen_rate(
+    tries: Mapping[float, Runnable],
+    rows: Mapping[str, StoredRow],
+    loss: Callable[[StoredRow], float],
+) -> float | None:
+    """Return the learning rate whose run has the least loss; None if a run has not ended yet.
+
+    Args:
+        tries: learning rate -> run.
+        rows: rows of a results store by key.
+        loss: function of the row of a run that is done. The others lose.
+    """
+    losses = {}
+    for rate, run in tries.items():
+        row = rows.get(store.key(run))
+        if row is None:
+            return None
+        losses[rate] = loss(row) if row["status"] == "done" else math.inf
+    return min(losses, key=losses.__getitem__)
 
 
 # Each has a tuple STUDIES, in the order of the page.

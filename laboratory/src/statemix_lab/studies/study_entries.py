@@ -1,16 +1,17 @@
 """Entries of a study: the runs that fill a number, their labels, and the published number."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from statemix.layers import LayerSpec
 from statemix.sweeps.runner import Job
 from statemix.sweeps.study_runs import Runnable
-from statemix.training import RunConfig
+from statemix.training import RunConfig, RuntimeConfig, config_from_plain
+from statemix.training.settings import put
 from statemix_lab.studies.store import StoredRow, key
 
 ProtocolName = Literal["mad", "paper", "mlp", "tuned"]
@@ -28,11 +29,29 @@ class Number(NamedTuple):
     iterations: int | None = None
 
 
+ON_ONE_CORE = RuntimeConfig(device="cpu", num_threads=1)
+"""Runtime of runs whose cost is measured, and whose results do not depend on other runs."""
+
+
+def with_settings(config: RunConfig, settings: Mapping[str, object]) -> RunConfig:
+    """Return a configuration with other values of settings, given by their dotted names."""
+    tree = config.to_plain()
+    for name, value in settings.items():
+        put(tree, name, value)
+    return config_from_plain(tree)
+
+
 class Trial(NamedTuple):
     """One choice of settings in words, distinct within an entry, and a run for each seed."""
 
     setting: str
     runs: tuple[Runnable, ...]
+
+    @classmethod
+    def seeded(cls, setting: str, run: Runnable, seeds: Iterable[int]) -> "Trial":
+        """Repeat a run with several seeds."""
+        again: Any = run.replace if isinstance(run, RunConfig) else partial(replace, cast(Any, run))
+        return cls(setting, tuple(again(seed=seed) for seed in seeds))
 
 
 class Trials:
@@ -42,10 +61,22 @@ class Trials:
         self._make = make
 
     @classmethod
-    def seeded(cls, config: RunConfig, seeds: Iterable[int]) -> "Trials":
+    def seeded(cls, config: Runnable, seeds: Iterable[int]) -> "Trials":
         """Return a single setting, a run for each seed."""
-        runs = tuple(config.replace(seed=seed) for seed in seeds)
-        return cls(lambda: [Trial("", runs)])
+        trial = Trial.seeded("", config, seeds)
+        return cls(lambda: [trial])
+
+    @classmethod
+    def at_rates(
+        cls, at_rate: Callable[[float, int], Runnable], rates: Iterable[float], seeds: Iterable[int]
+    ) -> "Trials":
+        """Return a setting for each learning rate; ``at_rate`` makes a run of a rate and a seed."""
+        return cls(
+            lambda: [
+                Trial(f"lr={rate:g}", tuple(at_rate(rate, seed) for seed in seeds))
+                for rate in rates
+            ]
+        )
 
     def __iter__(self) -> Iterator[Trial]:
         return iter(self._make())
@@ -83,16 +114,13 @@ class ScreenedTrials(Trials):
         accuracy: Callable[[StoredRow], float],
         kept: int,
     ) -> None:
-        super().__init__(self._listed)
-        self._make_settings = make
-        self._accuracy = accuracy
-        self._kept = kept
+        self._make_settings, self._accuracy, self._kept = make, accuracy, kept
 
     @cached_property
     def _settings(self) -> list[tuple[Trial, Trial]]:
         return list(self._make_settings())
 
-    def _listed(self) -> Iterator[Trial]:
+    def __iter__(self) -> Iterator[Trial]:
         yield from (screen for screen, full in self._settings if screen.runs[0] not in full.runs)
         yield from (full for _, full in self._settings)
 
@@ -108,12 +136,11 @@ class ScreenedTrials(Trials):
         screens, places = self._keys
         if name in screens:
             return True
-        if any(one not in rows for one in screens):
+        if any(screen not in rows for screen in screens):
             return None
-        found = [
-            self._accuracy(rows[one]) if rows[one]["status"] == "done" else -1.0 for one in screens
-        ]
-        best = sorted(range(len(screens)), key=lambda place: -found[place])[: self._kept]
+        ended = [rows[screen] for screen in screens]
+        scores = [self._accuracy(row) if row["status"] == "done" else -1.0 for row in ended]
+        best = sorted(range(len(screens)), key=lambda place: -scores[place])[: self._kept]
         return places[name] in best
 
 
@@ -157,17 +184,23 @@ class StudyEntry:
     updates: int | None = None
     labels: Mapping[str, str | float] = field(default_factory=dict)
 
-    def begun(self, rows: Container[str]) -> bool:
+    def begun(self, rows: Collection[str]) -> bool:
         """Return whether the first setting has a run among the rows of a store.
 
         This is fast where most entries have no results.
         """
-        return any(name in rows for name in self.trials.first_keys)
+        return bool(rows) and any(name in rows for name in self.trials.first_keys)
+
+    @property
+    def place(self) -> dict[str, str | float]:
+        """All labels, which the entries of one number have in common."""
+        names = ("protocol", "size", "column", "model")
+        return {**{name: getattr(self, name) for name in names}, **self.labels}
 
     @property
     def cell(self) -> tuple[object, ...]:
-        """What the entries of one number have in common."""
-        return (self.column, self.model, self.protocol, self.size, *self.labels.values())
+        """The values of all labels."""
+        return tuple(self.place.values())
 
     @property
     def names(self) -> tuple[str, str]:
@@ -175,15 +208,14 @@ class StudyEntry:
         return (self.column, self.data or self.column)
 
 
-def begun(entries: Iterable[StudyEntry], rows: Container[str]) -> list[StudyEntry]:
+def begun(entries: Iterable[StudyEntry], rows: Collection[str]) -> list[StudyEntry]:
     """Return the entries of all numbers for which one data set has begun."""
     listed = list(entries)
     cells = {entry.cell for entry in listed if entry.begun(rows)}
     return [entry for entry in listed if entry.cell in cells]
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """A run of a plan, its key in the results store, and the settings that it belongs to."""
 
     job: Job
@@ -197,7 +229,7 @@ def plan(entries: Iterable[StudyEntry], folder: Path) -> list[Planned]:
     The first data set of every number comes before the second one of any, and every entry is
     filled before the next one begins. Each run has a folder of its own inside ``folder``.
     """
-    found: dict[str, Planned] = {}
+    planned: dict[str, Planned] = {}
     counts: Counter[tuple[object, ...]] = Counter()
 
     def place(entry: StudyEntry) -> int:
@@ -208,13 +240,12 @@ def plan(entries: Iterable[StudyEntry], folder: Path) -> list[Planned]:
     for entry in sorted(entries, key=place):
         for setting, config, name in entry.trials.runs:
             words = (entry.model, entry.data or entry.column, setting, f"seed {config.seed}")
-            title = ", ".join(word for word in words if word)
-            job = Job(title, config, folder / name)
-            found.setdefault(name, Planned(job, name, entry.trials))
-    return list(found.values())
+            job = Job(", ".join(word for word in words if word), config, folder / name)
+            planned.setdefault(name, Planned(job, name, entry.trials))
+    return list(planned.values())
 
 
 def due(planned: Sequence[Planned], rows: Mapping[str, StoredRow], *, retry: bool) -> list[Planned]:
     """Return the runs that the store has no row of, and with ``retry`` those without a result."""
     ended = {name for name, row in rows.items() if row["status"] == "done" or not retry}
-    return [one for one in planned if one.key not in ended]
+    return [run for run in planned if run.key not in ended]

@@ -7,9 +7,9 @@ size, and B and C against the length and against the batch size.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from statemix_lab.bench.compared_layers import display_name
 from statemix_lab.studies.figure import Panel, curves
@@ -23,83 +23,28 @@ sequential, parallel: a loop over time, and the paper's scan; autotuned: the who
 paper's scan, compiled with max-autotune."""
 
 # Dashes by implementation; our kernels, and layers without a choice, have solid lines.
-_DASHES = {
-    "sequential": (1, 1.4),
-    "parallel": (4, 1.6),
-    "autotuned": (6, 1.5, 1.2, 1.5),
+_DASHES = {"sequential": (1, 1.4), "parallel": (4, 1.6), "autotuned": (6, 1.5, 1.2, 1.5)}
+_SIZES: Mapping[str, Callable[[Point], int]] = {
+    "m": lambda point: point.layer.block_size or 1,
+    "T": lambda point: point.length,
+    "B": lambda point: point.batch_size,
+    "width": lambda point: point.hidden_size,
 }
-_NUM_BLOCKS, _HIDDEN_SIZE, _NUM_PARAMETERS = 128, 768, 33_000_000
-# Largest difference from that number of parameters: 5%.
-_PARAMETER_TOLERANCE = _NUM_PARAMETERS // 20
 
 
-class SpeedAxis(NamedTuple):
-    """What varies along a panel: a label whose last word is a symbol, and the place of a point.
+class _Axis(NamedTuple):
+    """What varies along a panel: a label that ends with the symbol of a size.
 
-    ``others`` returns the sizes that all points of a panel share, by name. ``option`` is the option
-    of the layers that varies; empty if no option does.
+    All points of a panel share some other sizes. The option of the layers that varies is empty if
+    no option does.
     """
 
     label: str
-    x: Callable[[Point], int]
-    others: Callable[[Point], Mapping[str, int]]
+    shared: tuple[str, ...]
     option: str = ""
 
-
-class SpeedLine(NamedTuple):
-    """One line of a panel: name in the legend, and place on the axis -> the point, in order."""
-
-    name: str
-    points: Mapping[int, Point]
-
-
-@dataclass(frozen=True)
-class SpeedPanel:
-    """One pair of axes: the comparison of the paper, and lines of at least one point."""
-
-    letter: str
-    title: str
-    axis: SpeedAxis
-    lines: Sequence[SpeedLine]
-
-    @property
-    def points(self) -> list[Point]:
-        """All points."""
-        return [point for line in self.lines for point in line.points.values()]
-
-    def drawn(self) -> Panel:
-        """Return the panel of the figure: medians, and the 20th to the 80th percentile."""
-        points = [
-            (line.name, point.layer.name, quantile, float(x), speed)
-            for line in self.lines
-            for x, point in line.points.items()
-            for quantile, speed in (point.speed._asdict().items() if point.speed else ())
-        ]
-        dashes = {
-            line.name: _DASHES.get(point.implementation, "")
-            for line in self.lines
-            for point in line.points.values()
-        }
-        return Panel(self.title, self.axis.label, curves(points), rates=True, dashes=dashes)
-
-    def table(self) -> Table:
-        """Lay out the points, a line for each."""
-        symbol = self.axis.label.split()[-1]
-        head = ("layer", "parameters", symbol, "tokens/s", "p20 - p80", "x time of LSTM")
-        lines = [
-            Line((line.name, f"{point.num_parameters:,}", f"{x:,}", *_speed_texts(point)))
-            for line in self.lines
-            for x, point in line.points.items()
-        ]
-        return Table(head, tuple(lines))
-
-
-def _speed_texts(point: Point) -> tuple[str, ...]:
-    if point.speed is None:
-        return "–", "", point.missing
-    low, median, high = map(rate_text, point.speed)
-    ratio = "" if point.ratio is None else f"{point.ratio.p50:.3g}"
-    return median, f"{low} - {high}", ratio
+    def place(self, point: Point) -> int:
+        return _SIZES[self.label.split()[-1]](point)
 
 
 class _Comparison(NamedTuple):
@@ -108,7 +53,58 @@ class _Comparison(NamedTuple):
     letter: str
     title: str
     holds: Callable[[Point], bool]
-    axes: Sequence[SpeedAxis]
+    axes: Sequence[_Axis]
+
+
+@dataclass(frozen=True)
+class SpeedPanel:
+    """One pair of axes: the comparison of the paper, and lines of at least one point.
+
+    A line is its name in the legend -> place on the axis -> the point, in order.
+    """
+
+    letter: str
+    title: str
+    label: str
+    lines: Mapping[str, Mapping[int, Point]]
+
+    @property
+    def points(self) -> list[Point]:
+        """All points."""
+        return [point for line in self.lines.values() for point in line.values()]
+
+    def drawn(self) -> Panel:
+        """Return the panel of the figure: medians, and the 20th to the 80th percentile."""
+        points = [
+            (name, point.layer.name, quantile, float(x), speed)
+            for name, line in self.lines.items()
+            for x, point in line.items()
+            for quantile, speed in (point.speed._asdict().items() if point.speed else ())
+        ]
+        dashes = {
+            name: _DASHES.get(point.implementation, "")
+            for name, line in self.lines.items()
+            for point in line.values()
+        }
+        return Panel(self.title, self.label, curves(points), rates=True, dashes=dashes)
+
+    def table(self) -> Table:
+        """Lay out the points, a line for each."""
+        symbol = self.label.split()[-1]
+        head = ("layer", "parameters", symbol, "tokens/s", "p20 - p80", "x time of LSTM")
+        lines = [
+            Line((name, f"{point.num_parameters:,}", f"{x:,}", *_speed_texts(point)))
+            for name, line in self.lines.items()
+            for x, point in line.items()
+        ]
+        return Table(head, tuple(lines))
+
+
+def _speed_texts(point: Point) -> tuple[str, ...]:
+    if point.speed is None:
+        return "–", "", point.missing
+    low, median, high = map(rate_text, point.speed)
+    return median, f"{low} - {high}", "" if point.ratio is None else f"{point.ratio.p50:.3g}"
 
 
 def speed_panels(points: Sequence[Point]) -> tuple[list[SpeedPanel], list[str]]:
@@ -117,53 +113,60 @@ def speed_panels(points: Sequence[Point]) -> tuple[list[SpeedPanel], list[str]]:
     A panel shows the points of the commonest sizes, such as those of one batch size along the
     length. It is drawn if two of its points differ in their places.
     """
-    found, missing = [], []
+    panels, missing = [], []
     for comparison in _COMPARISONS:
         belonging = [point for point in points if comparison.holds(point)]
         for axis in comparison.axes:
-            panel = _panel(comparison, axis, belonging)
-            if panel is None:
-                against = f"({comparison.letter}) {comparison.title}, against {axis.label}"
-                missing.append(f"{against}: fewer than two places were measured")
-            else:
-                found.append(panel)
-    return found, missing
+            title = f"({comparison.letter}) {comparison.title}"
+            sizes, group = _commonest(axis, belonging)
+            if _places(axis, group) < 2:
+                missing.append(
+                    f"{title}, against {axis.label}: fewer than two places were measured"
+                )
+                continue
+            shared = ", ".join(
+                f"{name} = {size:,}" for name, size in zip(axis.shared, sizes, strict=True)
+            )
+            lines = _lines_of(axis, group)
+            panels.append(SpeedPanel(comparison.letter, f"{title}\n{shared}", axis.label, lines))
+    return panels, missing
 
 
-def _panel(comparison: _Comparison, axis: SpeedAxis, points: Sequence[Point]) -> SpeedPanel | None:
-    groups: dict[tuple[tuple[str, int], ...], list[Point]] = defaultdict(list)
+def _places(axis: _Axis, points: Sequence[Point]) -> int:
+    """Return the number of places at which something was timed."""
+    return len({axis.place(point) for point in points if point.speed is not None})
+
+
+def _commonest(axis: _Axis, points: Sequence[Point]) -> tuple[tuple[int, ...], list[Point]]:
+    """Return the shared sizes with the most places, then points, and the points that have them."""
+    groups: dict[tuple[int, ...], list[Point]] = defaultdict(list)
     for point in points:
-        groups[tuple(axis.others(point).items())].append(point)
-
-    def places(sizes: Any) -> int:
-        """Return the number of places at which something was timed."""
-        return len({axis.x(point) for point in groups[sizes] if point.speed is not None})
-
-    sizes = max(groups, key=lambda sizes: (places(sizes), len(groups[sizes]), sizes), default=None)
-    if sizes is None or places(sizes) < 2:
-        return None
-    shared = ", ".join(f"{name} = {size:,}" for name, size in sizes)
-    title = f"({comparison.letter}) {comparison.title}\n{shared}"
-    return SpeedPanel(comparison.letter, title, axis, list(_lines_of(axis, groups[sizes])))
+        groups[tuple(_SIZES[name](point) for name in axis.shared)].append(point)
+    return max(
+        groups.items(),
+        key=lambda item: (_places(axis, item[1]), len(item[1]), item[0]),
+        default=((), []),
+    )
 
 
-def _lines_of(axis: SpeedAxis, points: Sequence[Point]) -> Iterator[SpeedLine]:
-    grouped: dict[tuple[str, int], list[Point]] = defaultdict(list)
+def _lines_of(axis: _Axis, points: Sequence[Point]) -> dict[str, dict[int, Point]]:
+    groups: dict[tuple[str, int], list[Point]] = defaultdict(list)
     for point in sorted(points, key=_order):
         # The layer and its options without the one that varies.
-        model = (
-            re.sub(rf" {axis.option}=\S+", "", point.provider) if axis.option else point.provider
-        )
-        grouped[model, point.hidden_size].append(point)
-    names = {key: _name(axis, group[0]) for key, group in grouped.items()}
+        varying = rf" {axis.option}=\S+" if axis.option else "$"
+        groups[re.sub(varying, "", point.provider), point.hidden_size].append(point)
+    names = {key: _name(axis, group[0]) for key, group in groups.items()}
     counts = Counter(names.values())
-    for key, group in grouped.items():
+    return {
         # Layers that differ in other options only go by these.
-        name = names[key] if counts[names[key]] == 1 else key[0]
-        yield SpeedLine(name, {axis.x(point): point for point in sorted(group, key=axis.x)})
+        names[key] if counts[names[key]] == 1 else key[0]: {
+            axis.place(point): point for point in sorted(group, key=axis.place)
+        }
+        for key, group in groups.items()
+    }
 
 
-def _name(axis: SpeedAxis, point: Point) -> str:
+def _name(axis: _Axis, point: Point) -> str:
     label = display_name(point.layer.name) if axis.option else point.label
     return ", ".join(filter(None, (label, point.implementation)))
 
@@ -175,45 +178,36 @@ def _order(point: Point) -> tuple[object, ...]:
     return not chosen, layer.name, layer.block_size or layer.order or 0, point.implementation
 
 
-def _is_of_hidden_size(point: Point) -> bool:
-    """Whether the layer and, of our recurrences, also the state have the hidden size."""
+def _is_wide(point: Point) -> bool:
+    """Whether the layer and, of our recurrences, also the state have a hidden size of 768."""
     layer = point.layer
     units = layer.num_channels or layer.num_blocks or point.hidden_size
-    return point.hidden_size == units * (layer.block_size or 1) == _HIDDEN_SIZE
+    return point.hidden_size == units * (layer.block_size or 1) == 768
 
 
-_BLOCK_SIZE = SpeedAxis(
-    "block size m",
-    lambda point: point.layer.block_size or 1,
-    lambda point: {"T": point.length, "B": point.batch_size, "width": point.hidden_size},
-    "block_size",
-)
-_LENGTH = SpeedAxis("length T", lambda point: point.length, lambda point: {"B": point.batch_size})
-_BATCH_SIZE = SpeedAxis(
-    "batch size B", lambda point: point.batch_size, lambda point: {"T": point.length}
-)
-
+_ALONG_SEQUENCES = (_Axis("length T", ("B",)), _Axis("batch size B", ("T",)))
 _COMPARISONS = (
     _Comparison(
         "A",
-        f"BD-LRU of {_NUM_BLOCKS} blocks",
-        lambda point: point.layer.name == "bd_lru" and point.layer.num_blocks == _NUM_BLOCKS,
-        (_BLOCK_SIZE,),
+        "BD-LRU of 128 blocks",
+        lambda point: point.layer.name == "bd_lru" and point.layer.num_blocks == 128,
+        (_Axis("block size m", ("T", "B", "width"), "block_size"),),
     ),
-    _Comparison("B", f"hidden size {_HIDDEN_SIZE}", _is_of_hidden_size, (_LENGTH, _BATCH_SIZE)),
+    _Comparison("B", "hidden size 768", _is_wide, _ALONG_SEQUENCES),
     _Comparison(
         "C",
         "about 33M parameters",
-        lambda point: abs(point.num_parameters - _NUM_PARAMETERS) <= _PARAMETER_TOLERANCE,
-        (_LENGTH, _BATCH_SIZE),
+        # At most 5% more or less.
+        lambda point: abs(point.num_parameters - 33_000_000) <= 33_000_000 // 20,
+        _ALONG_SEQUENCES,
     ),
 )
 
 
 def caption(setting: Setting, points: Sequence[Point]) -> str:
     """Return the title of a figure: what was measured, where, and with which code."""
-    found = list(dict.fromkeys(point.version for point in points))
-    commits = f"commit{'s' * (len(found) > 1)} {', '.join(found)}"
+    versions = list(dict.fromkeys(point.version for point in points))
+    commits = f"commit{'s' * (len(versions) > 1)} {', '.join(versions)}"
     return (
         "Training throughput of one layer, forward and backward (Figure 3 of Dubinin et al.)\n"
         f"{setting.title}, {commits}"

@@ -22,12 +22,8 @@ from statemix_lab.studies.result_text import commit_text, counted
 
 _Count = Annotated[int, Field(gt=0, lt=2**63)]
 # How implementations of the recurrences are called, by backend.
-_NAMES = {
-    "loop": "sequential",
-    "associative": "parallel",
-    "cpu": "CPU kernels",
-    "triton": "Triton kernels",
-}
+_NAMES = {"loop": "sequential", "associative": "parallel"}
+_NAMES |= {"cpu": "CPU kernels", "triton": "Triton kernels"}
 
 
 class Setting(NamedTuple):
@@ -102,8 +98,8 @@ class Point(_Stored):
     def setting(self) -> Setting:
         """Device, threads and dtype."""
         on_cpu = self.device == "cpu"
-        device, threads = (self.cpu, self.threads) if on_cpu else (self.device, None)
-        return Setting(device, threads, self.dtype, self.graphs)
+        place = (self.cpu, self.threads) if on_cpu else (self.device, None)
+        return Setting(*place, self.dtype, self.graphs)
 
     @property
     def implementation(self) -> str:
@@ -137,26 +133,21 @@ def read(paths: Iterable[Path]) -> list[Point]:
 
     Rows of other benchmarks are skipped.
     """
-    found: dict[tuple[object, ...], Point] = {}
+    points: dict[tuple[object, ...], Point] = {}
     for path in paths:
-        for number, line in enumerate(_lines(path), start=1):
-            point = _point(f"{path}:{number}", line)
-            if point is None:
-                continue
-            sizes = point.hidden_size, point.batch_size, point.length
-            key = (point.setting, point.provider, *sizes)
-            if point.speed is not None or key not in found or found[key].speed is None:
-                found[key] = point
-    return list(found.values())
-
-
-def _lines(path: Path) -> list[str]:
-    try:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not text"
+            raise RequestError(f"files must be readable, got {str(path)!r} ({reason})") from error
         # Only this character ends a row.
-        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise RequestError(f"files must be readable, got {str(path)!r} ({reason})") from error
+        for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+            if (point := _point(f"{path}:{number}", line)) is not None:
+                sizes = point.hidden_size, point.batch_size, point.length
+                key = (point.setting, point.provider, *sizes)
+                if point.speed is not None or key not in points or points[key].speed is None:
+                    points[key] = point
+    return list(points.values())
 
 
 def _point(place: str, line: str) -> Point | None:
@@ -164,7 +155,7 @@ def _point(place: str, line: str) -> Point | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{place} must be a row of a benchmark, got {error}") from error
+        row = str(error)
     if not isinstance(row, dict):
         raise RequestError(f"{place} must be a row of a benchmark, got {reprlib.repr(row)}")
     if row.get("benchmark") != "layers" or row.get("projections") is True:

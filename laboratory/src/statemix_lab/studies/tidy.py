@@ -63,15 +63,11 @@ def tidy(
     labels: dict[str, Any] = dict.fromkeys(("protocol", "size", "column", "model"), pl.String)
     records = []
     for entry in entries:
-        for name, value in entry.labels.items():
+        for name, value in entry.place.items():
             labels[name] = pl.String if isinstance(value, str) else pl.Float64
         number = None if entry.published_for else entry.published.get(0)
         shared: dict[str, Any] = {
-            "protocol": entry.protocol,
-            "size": entry.size,
-            "column": entry.column,
-            "model": entry.model,
-            **entry.labels,
+            **entry.place,
             "family": entry.layers[0].name if entry.layers else entry.model,
             "published": number and number.accuracy,
             "published_for": entry.published_for,
@@ -82,12 +78,8 @@ def tidy(
             records.append(shared)
             continue
         for setting, config, name in entry.trials.runs:
-            run = {
-                "setting": setting,
-                "seed": config.seed,
-                "key": name,
-                "share": _share(config, entry.updates),
-            }
+            run = {"setting": setting, "seed": config.seed, "key": name}
+            run["share"] = _share(config, entry.updates)
             records.append({**shared, **run, **_row(rows.get(name), entry.metric)})
     return pl.DataFrame(records, schema={**labels, **_ENTRY, **_RUN})
 
@@ -104,44 +96,42 @@ def _row(row: StoredRow | None, metric: str) -> dict[str, Any]:
     """Return what a row holds; scores are means over heads."""
     if row is None:
         return {}
-    more: Mapping[str, Any] = row
 
-    def value(heads: Mapping[str, Any]) -> float | None:
+    def accuracy(heads: Mapping[str, Any]) -> float | None:
         scores = [head.get(metric) for head in heads.values()]
         return None if not scores or None in scores else math.fsum(scores) / len(scores)
 
-    iterated = more.get("iterated", {})
-    certificate = more.get("certificate", {})
+    iterated, certificate = row.get("iterated", {}), row.get("certificate", {})
     return {
         "status": row["status"],
-        "best_test": value(more.get("best_test", {})),
-        "at_best_validation": value(more.get("test_at_best_validation", {})),
-        "best_validation": value(more.get("best_validation", {})),
+        "best_test": accuracy(row.get("best_test", {})),
+        "at_best_validation": accuracy(row.get("test_at_best_validation", {})),
+        "best_validation": accuracy(row.get("best_validation", {})),
         "tests": [
             {
                 "length": int(length),
-                "accuracy": value(heads),
+                "accuracy": accuracy(heads),
                 "iterations": iterated.get(length, {}).get("iterations"),
             }
-            for length, heads in sorted(more.get("test", {}).items(), key=lambda one: int(one[0]))
+            for length, heads in sorted(row.get("test", {}).items(), key=lambda test: int(test[0]))
         ],
         "attempts": [
             {
-                "passed": one["passed"],
-                "steps": one["ended"] - one["began"],
-                "plateau": None if one["left"] is None else one["left"] - one["began"],
+                "passed": attempt["passed"],
+                "steps": attempt["ended"] - attempt["began"],
+                "plateau": None if attempt["left"] is None else attempt["left"] - attempt["began"],
             }
-            for one in more.get("attempts", [])
+            for attempt in row.get("attempts", [])
         ],
         "certificate": certificate.get("verdict"),
-        "word": failing_word(more) if certificate else "",
+        "word": failing_word(row) if certificate else "",
         # Processor time does not depend on what else the machine did; older rows have none.
-        "seconds": (more.get("cpu_s") or more.get("time_s") or 0.0) + more.get("certify_s", 0.0),
-        "commit": commit_text(more.get("environment", {})),
+        "seconds": (row.get("cpu_s") or row.get("time_s") or 0.0) + row.get("certify_s", 0.0),
+        "commit": commit_text(row.get("environment", {})),
     }
 
 
-def failing_word(row: Mapping[str, Any]) -> str:
+def failing_word(row: StoredRow) -> str:
     """Return the shortest word that refutes a row's certificate, in the letters of its task.
 
     It is empty unless the verdict is "refuted".
@@ -174,25 +164,16 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
     cell = cell_labels(runs)
     part = [*cell, "data"]
     is_tuned = pl.col("protocol") == "tuned"
-    values = pl.when(is_tuned).then("at_best_validation").otherwise("best_test")
-    by_setting = (
+    chosen = (
         runs.filter(_DONE)
         .with_columns(
-            value=values,
+            values=pl.when(is_tuned).then("at_best_validation").otherwise("best_test"),
             criterion=pl.when(is_tuned).then("best_validation").otherwise("best_test"),
         )
         .group_by(*part, "setting", maintain_order=True)
-        .agg(
-            pl.col("criterion").mean(),
-            seeds=pl.len(),
-            share=pl.col("share").first(),
-            values=pl.col("value"),
-            tests=pl.col("tests"),
-        )
-    )
-    chosen = (
+        .agg("values", "tests", pl.col("criterion").mean(), pl.col("share").first(), seeds=pl.len())
         # A setting with fewer seeds is chosen only where there is no other.
-        by_setting.sort("seeds", "criterion", descending=True, maintain_order=True)
+        .sort("seeds", "criterion", descending=True, maintain_order=True)
         .group_by(part, maintain_order=True)
         .first()
         .drop("criterion")
@@ -229,27 +210,24 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
         ),
         parts=pl.struct(*fields, "values", "tests", "lengths"),
     )
-    return (
-        cells.with_columns(ours=pl.when(is_tuned).then("mean").otherwise("best"))
-        .with_columns(
-            # Searches of one size are compared: under "tuned", every run must have ended.
-            measured=(~is_tuned | pl.col("complete")) & (pl.col("seeds") >= ENOUGH_SEEDS),
-        )
-        .with_columns(
-            verdict=pl.when(pl.col("done").list.len() == 0)
-            .then(pl.lit("empty"))
-            .when(~pl.col("measured"))
-            .then(pl.lit("partial"))
-            .otherwise(_compared("ours", "published"))
-        )
+    # Searches of one size are compared: under "tuned", every run must have ended.
+    is_measured = (~is_tuned | pl.col("complete")) & (pl.col("seeds") >= ENOUGH_SEEDS)
+    return cells.with_columns(
+        ours=pl.when(is_tuned).then("mean").otherwise("best"), measured=is_measured
+    ).with_columns(
+        verdict=_verdict(pl.col("done").list.len() == 0, is_measured, "ours", "published")
     )
 
 
-def _compared(ours: str, published: str) -> pl.Expr:
+def _verdict(is_empty: pl.Expr, is_measured: pl.Expr, ours: str, published: str) -> pl.Expr:
     # Rounded, because 1.0 - 0.95 is more than 0.05 in floating point.
     difference = (pl.col(ours) - pl.col(published)).round(6)
     return (
-        pl.when(pl.col(published).is_null())
+        pl.when(is_empty)
+        .then(pl.lit("empty"))
+        .when(~is_measured)
+        .then(pl.lit("partial"))
+        .when(pl.col(published).is_null())
         .then(pl.lit("measured"))
         .when(difference.abs() <= NOISE)
         .then(pl.lit("agrees"))
@@ -267,30 +245,28 @@ def by_length(runs: pl.DataFrame, entries: Iterable[StudyEntry]) -> pl.DataFrame
     without results has a line with 0 seeds.
     """
     cell = cell_labels(runs)
-    counts = runs.filter(_DONE).group_by(cell).agg(finished=pl.len())
+    done, accuracy = runs.filter(_DONE), pl.col("accuracy")
     tested = (
-        runs.filter(_DONE)
-        .explode("tests")
+        done.explode("tests")
         .unnest("tests")
         .drop_nulls("length")
         .group_by(*cell, "length", maintain_order=True)
         .agg(
             seeds=pl.len(),
-            values=pl.col("accuracy"),
-            mean=pl.col("accuracy").mean(),
-            low=pl.col("accuracy").min(),
-            high=pl.col("accuracy").max(),
+            values=accuracy,
+            mean=accuracy.mean(),
+            low=accuracy.min(),
+            high=accuracy.max(),
             iterations=pl.col("iterations").mean(),
             iterations_by_seed=pl.col("iterations").drop_nulls(),
         )
-        .join(counts, on=cell, how="left")
+        .join(done.group_by(cell).agg(finished=pl.len()), on=cell, how="left")
         .filter(pl.col("seeds") == pl.col("finished"))
     )
     numbers = pl.DataFrame(
         [
             {
-                **dict(zip(("column", "model", "protocol", "size"), entry.cell, strict=False)),
-                **entry.labels,
+                **entry.place,
                 "length": length,
                 "published": number.accuracy,
                 "published_iterations": number.iterations,
@@ -307,19 +283,11 @@ def by_length(runs: pl.DataFrame, entries: Iterable[StudyEntry]) -> pl.DataFrame
             "published_for": pl.String,
         },
     )
-    joined = tested.join(
-        numbers, on=[*cell, "length"], how="full", coalesce=True, maintain_order="left"
-    )
+    place, seeds = [*cell, "length"], pl.col("seeds")
+    joined = tested.join(numbers, on=place, how="full", coalesce=True, maintain_order="left")
     return joined.with_columns(
-        pl.col("seeds").fill_null(0),
-        comparable=pl.when(pl.col("published_for") == "").then("published"),
-    ).with_columns(
-        verdict=pl.when(pl.col("seeds") == 0)
-        .then(pl.lit("empty"))
-        .when(pl.col("seeds") < ENOUGH_SEEDS)
-        .then(pl.lit("partial"))
-        .otherwise(_compared("mean", "comparable"))
-    )
+        seeds.fill_null(0), comparable=pl.when(pl.col("published_for") == "").then("published")
+    ).with_columns(verdict=_verdict(seeds == 0, seeds >= ENOUGH_SEEDS, "mean", "comparable"))
 
 
 def seed_means(parts: list[dict[str, Any]]) -> list[float]:

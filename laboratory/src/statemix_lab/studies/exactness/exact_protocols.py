@@ -1,13 +1,13 @@
 """The tasks by which other works measure state tracking, with their published accuracies."""
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 from statemix.layers import LayerSpec
 from statemix.sweeps.recipes import exact
-from statemix.sweeps.study_runs import Runnable
+from statemix.sweeps.study_runs import Runnable, configured
 from statemix.tasks import TaskSpec
 from statemix.tasks.automata.known_languages import NESTED, PREFIXES
 from statemix.training import (
@@ -16,29 +16,17 @@ from statemix.training import (
     ModelConfig,
     OptimizerConfig,
     RunConfig,
-    RuntimeConfig,
     ScheduleConfig,
 )
-from statemix_lab.studies.chosen_rates import chosen_rate
+from statemix_lab.studies.exactness.exact_suites import RECIPE
 from statemix_lab.studies.store import StoredRow
-from statemix_lab.studies.study_entries import (
-    Number,
-    ProtocolName,
-    SizeName,
-    StudyEntry,
-    Trial,
-    Trials,
-)
+from statemix_lab.studies.study import chosen_rate
+from statemix_lab.studies.study_entries import ON_ONE_CORE, Number, StudyEntry, Trials
 
-RECIPE = "BD-LRU, recipe exact"
-_SEEDS, _PEER_SEEDS = tuple(range(10)), (0, 1, 2)
 # Beyond the training words of 40 letters, PD-SSM is tested up to 256, LDRU up to 500.
 _PD_SSM, _LDRU = 256, 500
-_WORDS = {"length": 40, "min_length": 3}
-# About the steps of the recipe.
-_STEPS = 1000
-
-
+_WORDS: dict[str, Any] = {"length": 40, "min_length": 3}
+_LAST: dict[str, Any] = {"labels": "last", "length": 40}
 _PEERS = {
     "LSTM": LayerSpec("lstm"),
     "Mamba-2": LayerSpec("mamba2", d_state=8, d_conv=4),
@@ -64,7 +52,7 @@ class _Task(NamedTuple):
 
 
 def _language(preset: str, task: str = "regex") -> _Task:
-    spec = TaskSpec(task, preset=preset, labels="last", length=40, lengths="log-uniform")
+    spec = TaskSpec(task, preset=preset, lengths="log-uniform", **_LAST)
     return _Task(spec, (_PD_SSM, _LDRU), {_LDRU: 0.999}, "MLP-LDRU, at least")
 
 
@@ -83,7 +71,7 @@ _TASKS: dict[str, _Task] = {
     "parity": _both(TaskSpec("parity", **_WORDS), 0.999),
     "cycle navigation": _both(TaskSpec("cycle_navigation", **_WORDS), 0.995),
     # A proof is about words of one and two letters, too, which the published training leaves out.
-    "even pairs": _both(TaskSpec("regex", preset="even-pairs", labels="last", length=40), 0.997),
+    "even pairs": _both(TaskSpec("regex", preset="even-pairs", **_LAST), 0.997),
     "flip-flop": _Task(TaskSpec("automaton", preset="flip-flop"), (256, 4096)),
     "S_3 x S_3": _Task(
         TaskSpec("arrangement", preset="S_3 x S_3", length=8),
@@ -105,30 +93,26 @@ def _peer(layer: LayerSpec, spec: TaskSpec) -> RunConfig:
         task=spec,
         model=ModelConfig(layers=(layer,)),
         batches=BatchConfig(packed=True),
-        schedules=ScheduleConfig(num_steps=_STEPS, warmup_steps=50),
+        # About the steps of the recipe.
+        schedules=ScheduleConfig(num_steps=1000, warmup_steps=50),
     )
 
 
-def protocol_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
-    """Return an entry for each task and network; there is one protocol and one size.
+def protocol_entries(*_: str) -> tuple[StudyEntry, ...]:
+    """Return an entry for each task and network.
 
     Networks without a proof have some of the tasks, as their training takes longer.
     """
-    del protocol, size
+    networks: list[tuple[str, Callable[[TaskSpec], RunConfig], Collection[str]]] = [
+        (RECIPE, exact, _TASKS),
+        *((name, partial(_peer, layer), _COMPARED) for name, layer in _PEERS.items()),
+    ]
     return tuple(
-        _entry(column, model, configured(task.spec), seeds)
-        for model, configured, seeds, columns in _networks()
+        _entry(column, task, model, configure(task.spec))
+        for model, configure, columns in networks
         for column, task in _TASKS.items()
         if column in columns
     )
-
-
-def _networks() -> Iterator[
-    tuple[str, Callable[[TaskSpec], RunConfig], tuple[int, ...], Container[str]]
-]:
-    yield RECIPE, exact, _SEEDS, _TASKS
-    for name, layer in _PEERS.items():
-        yield name, partial(_peer, layer), _PEER_SEEDS, _COMPARED
 
 
 def has_tuned_rate(run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
@@ -137,11 +121,12 @@ def has_tuned_rate(run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
     The rate with the least loss of validation words is chosen, by runs with seed 0. None means that
     one of them has not ended yet. The recipe has a rate of its own.
     """
-    run = cast(RunConfig, run)
-    if run.search.attempts is not None:
+    config = configured(run)
+    if config.search.attempts is not None:
         return True
-    best = chosen_rate({rate: _at_rate(run, rate, 0) for rate in RATES}, rows, _validation_loss)
-    return None if best is None else run.optimizer.learning_rate == best
+    tries = {rate: _at_rate(config, rate, 0) for rate in RATES}
+    best = chosen_rate(tries, rows, _validation_loss)
+    return None if best is None else config.optimizer.learning_rate == best
 
 
 def _at_rate(run: RunConfig, rate: float, seed: int) -> RunConfig:
@@ -153,23 +138,16 @@ def _validation_loss(row: StoredRow) -> float:
     return math.fsum(math.inf if loss is None else loss for loss in losses)
 
 
-def _entry(column: str, model: str, config: RunConfig, seeds: tuple[int, ...]) -> StudyEntry:
-    task = _TASKS[column]
+def _entry(column: str, task: _Task, model: str, config: RunConfig) -> StudyEntry:
     evaluation = EvaluationConfig(every=250, lengths=task.lengths, validation_size=256)
-    runtime = RuntimeConfig(device="cpu", num_threads=1)
-    config = config.replace(evaluation=evaluation, runtime=runtime)
-
-    def tried() -> list[Trial]:
-        return [
-            Trial(f"lr={rate:g}", tuple(_at_rate(config, rate, seed) for seed in seeds))
-            for rate in RATES
-        ]
-
+    config = config.replace(evaluation=evaluation, runtime=ON_ONE_CORE)
     return StudyEntry(
         column,
         model,
-        Trials.seeded(config, seeds) if model == RECIPE else Trials(tried),
-        published={length: Number(one) for length, one in task.published.items()},
+        Trials.seeded(config, range(10))
+        if model == RECIPE
+        else Trials.at_rates(partial(_at_rate, config), RATES, range(3)),
+        published={length: Number(accuracy) for length, accuracy in task.published.items()},
         published_for=task.published_for,
         layers=config.model.layers,
     )

@@ -1,7 +1,9 @@
 """How many runs are proven, after how many attempts, and at what cost."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import polars as pl
@@ -65,18 +67,18 @@ def tallies(runs: pl.DataFrame) -> pl.DataFrame:
 def proof_table(runs: pl.DataFrame) -> Table:
     """Lay out conditions whose networks may be proven, a line for each."""
     columns = {"proven": _verdicts, "attempts passed": _attempts, "cost of a run": _cost}
-    return _table(runs, "model", {**columns, "accuracy": accuracy_by_length})
+    return _table(runs, "model", columns | {"accuracy": accuracy_by_length})
 
 
 def attempts_table(runs: pl.DataFrame) -> Table:
     """Lay out conditions that differ in how an attempt is made, a line for each."""
     columns = {
-        "attempts passed": lambda one: ", ".join(
-            [_attempts(one), *[_without_result(one)] * bool(one["lost"])]
+        "attempts passed": lambda tally: ", ".join(
+            [_attempts(tally), *[_without_result(tally)] * bool(tally["lost"])]
         ),
         "proven": _proven,
-        "plateau": lambda one: _mean(one["plateau"]),
-        "steps": lambda one: _mean(one["steps"]),
+        "plateau": lambda tally: _mean(tally["plateau"]),
+        "steps": lambda tally: _mean(tally["steps"]),
         "cost of a run": _cost,
     }
     return _table(runs, "change", columns)
@@ -86,88 +88,77 @@ def monitor_table(runs: pl.DataFrame) -> Table:
     """Lay out what learners of protocols have learned, a line for each learner and setting."""
     lines = []
     done = runs.filter(status="done")
-    for keys, group in done.group_by("column", "wrong", "model", maintain_order=True):
-        column, model = str(keys[0]), str(keys[2])
-        wrong: float = group["wrong"].to_list()[0]
-        one = tallies(group).to_dicts()[0]
-        kept = group["property"].to_list()
-        states: list[int] = sorted(set(group["num_states"].drop_nulls().to_list()))
-        lines.append(
-            Line(
-                (
-                    column,
-                    f"{wrong:.0%}",
-                    model,
-                    _verdicts(one),
-                    f"{kept.count('proven')} of {len(kept)}",
-                    "–".join(map(str, dict.fromkeys([states[0], states[-1]]))) if states else "–",
-                    accuracy_by_length(one),
-                    _cost(one),
-                )
-            )
+    for _, group in done.group_by("column", "wrong", "model", maintain_order=True):
+        first, tally = group.row(0, named=True), tallies(group).to_dicts()[0]
+        kept, states = group["property"].to_list(), group["num_states"].drop_nulls()
+        cells = (
+            first["column"],
+            f"{first['wrong']:.0%}",
+            first["model"],
+            _verdicts(tally),
+            f"{kept.count('proven')} of {len(kept)}",
+            "–".join(dict.fromkeys([str(states.min()), str(states.max())])) if len(states) else "–",
+            accuracy_by_length(tally),
+            _cost(tally),
         )
+        lines.append(Line(cells))
     names = ("exact", "property", "states", "accuracy", "cost of a run")
     return Table(("protocol", "wrong", "learner", *names), tuple(lines))
 
 
-Cell = Callable[[dict[str, Any]], str]
+# A line of `tallies`.
+_Tally = Mapping[str, Any]
 
 
-def _table(runs: pl.DataFrame, model: str, columns: Mapping[str, Cell]) -> Table:
+def _table(runs: pl.DataFrame, model: str, columns: Mapping[str, Callable[[_Tally], str]]) -> Table:
     lines = []
-    for one in tallies(runs).to_dicts():
-        cells = [cell(one) for cell in columns.values()] if one["done"] else [_without_result(one)]
-        cells += [""] * (len(columns) - len(cells))
-        lines.append(Line((one["column"], one["model"], *cells)))
+    for tally in tallies(runs).to_dicts():
+        if tally["done"]:
+            cells = [cell(tally) for cell in columns.values()]
+        else:
+            cells = [_without_result(tally), *[""] * (len(columns) - 1)]
+        lines.append(Line((tally["column"], tally["model"], *cells)))
     return Table(("trained on", model, *columns), tuple(lines))
 
 
-def _proven(one: dict[str, Any]) -> str:
-    certified = len(one["verdicts"])
-    return f"{one['verdicts'].count('proven')} of {certified}" if certified else "–"
+def _proven(tally: _Tally) -> str:
+    certified = len(tally["verdicts"])
+    return f"{tally['verdicts'].count('proven')} of {certified}" if certified else "–"
 
 
-def _without_result(one: dict[str, Any]) -> str:
-    return f"{one['lost']} without result" if one["lost"] else "–"
+def _without_result(tally: _Tally) -> str:
+    return f"{tally['lost']} without result" if tally["lost"] else "–"
 
 
-def _verdicts(one: dict[str, Any]) -> str:
-    verdicts = one["verdicts"]
-    others = [
-        f"{verdicts.count(verdict)} {verdict}"
-        for verdict in dict.fromkeys(verdicts)
-        if verdict != "proven"
-    ]
-    ended = one["done"] + one["lost"]
-    if one["lost"]:
-        others.append(f"{one['lost']} without result")
-    if ended < one["planned"]:
-        others.append(f"{one['planned'] - ended} to do")
-    text = f"{verdicts.count('proven')} of {ended}"
+def _verdicts(tally: _Tally) -> str:
+    counts: Counter[str] = Counter(tally["verdicts"])
+    ended = tally["done"] + tally["lost"]
+    text = f"{counts.pop('proven', 0)} of {ended}"
+    counts.update({"without result": tally["lost"], "to do": tally["planned"] - ended})
+    others = [f"{count} {what}" for what, count in counts.items() if count]
     return f"{text} ({', '.join(others)})" if others else text
 
 
-def _attempts(one: dict[str, Any]) -> str:
-    passed = [*one["passed"], *[False] * one["lost"]]
+def _attempts(tally: _Tally) -> str:
+    passed = [*tally["passed"], *[False] * tally["lost"]]
     if not passed:
         return "–"
     low, high = interval(passed)
     return f"{sum(passed)} of {len(passed)} ({accuracy_text(low)}–{accuracy_text(high)})"
 
 
-def _cost(one: dict[str, Any]) -> str:
-    seconds = one["seconds"]
-    return f"{duration_text(math.fsum(seconds) / len(seconds))}, {duration_text(max(seconds))}"
+def _cost(tally: _Tally) -> str:
+    seconds = tally["seconds"]
+    return f"{duration_text(fmean(seconds))}, {duration_text(max(seconds))}"
 
 
-def accuracy_by_length(one: Mapping[str, Any]) -> str:
+def accuracy_by_length(tally: _Tally) -> str:
     """Write the mean accuracies of a line of ``tallies`` at the shortest and longest words."""
-    lengths = [test["length"] for test in one["tests"]]
-    ends = [
-        [test["accuracy"] for test in one["tests"] if test["length"] == end]
-        for end in (min(lengths), max(lengths))
-    ]
-    return " … ".join(accuracy_text(math.fsum(values) / len(values)) for values in ends)
+    accuracies: dict[int, list[float]] = {}
+    for test in tally["tests"]:
+        accuracies.setdefault(test["length"], []).append(test["accuracy"])
+    ends = (min(accuracies), max(accuracies))
+    return " … ".join(accuracy_text(fmean(accuracies[end])) for end in ends)
 
 
 def _mean(counts: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from statemix import files
 from statemix.automaton import IGNORED, NEVER
 from statemix.errors import RequestError
-from statemix.proofs import SafetyProperty, SafetyResult, StateMachine, parse_property
+from statemix.proofs import SafetyProperty, StateMachine, parse_property
 from statemix.proofs.safety import check_safety
 from statemix.sweeps.study_runs import StudyRun
 from statemix.tasks import TaskSpec
@@ -54,13 +54,11 @@ class LearnedAutomaton(StudyRun):
     method"; Angluin (1987), "Learning regular sets from queries and counterexamples".
 
     Attributes:
-        algorithm: the algorithm.
         task: a task of class :class:`AutomatonTask` with a training set.
         watched: text of a safety property.
         num_validation: words of validation.
         length: letters of a test word.
         size: number of test words.
-        seed: seed of the words and of the wrong labels.
     """
 
     algorithm: Algorithm
@@ -98,12 +96,12 @@ class LearnedAutomaton(StudyRun):
             words = _labelled(task, self.num_validation)
             machine = (_by_rpni if self.algorithm == "RPNI" else _by_alergia)(words, task)
         cpu_s = time.process_time() - began
-        names = task.language.letters, task.language.classes
+        watched = parse_property(self.watched, task.language.letters, task.language.classes)
         found = {
             "num_states": machine.num_states,
             "cpu_s": cpu_s,
-            "certificate": _plain(check_safety(machine, specification(task))),
-            "property": _plain(check_safety(machine, parse_property(self.watched, *names))),
+            "certificate": _checked(machine, specification(task)),
+            "property": _checked(machine, watched),
             "test": {
                 str(length): _scores(task, machine, self.size, length)
                 for length in (task.length, self.length)
@@ -146,32 +144,30 @@ def specification(task: AutomatonTask) -> SafetyProperty:
     return SafetyProperty(automaton.start, transitions, np.arange(wrong + 1) == wrong, states)
 
 
-def _plain(result: SafetyResult) -> dict[str, Any]:
+def _checked(machine: StateMachine, watched: SafetyProperty) -> dict[str, Any]:
+    result = check_safety(machine, watched)
     return {"verdict": result.verdict, "pairs": result.pairs, "word": list(result.word)}
 
 
 def _scores(task: AutomatonTask, machine: StateMachine, size: int, length: int) -> PlainHeads:
     tokens, targets, _ = task.examples("test", 0, size, length)
-    answers, _ = machine.run(tokens)
-    right = answers == targets[task.head]
-    return {
-        task.head: {
-            "num_sequences": size,
-            "token_accuracy": float(right.mean()),
-            "mad_accuracy": float(right.mean(1).mean()),
-            "sequence_accuracy": float(right.all(1).mean()),
-            "loss": None,
-        }
+    right = machine.run(tokens)[0] == targets[task.head]
+    scores = {
+        "num_sequences": size,
+        "token_accuracy": float(right.mean()),
+        "mad_accuracy": float(right.mean(1).mean()),
+        "sequence_accuracy": float(right.all(1).mean()),
+        "loss": None,
     }
+    return {task.head: scores}
 
 
 def _aalpy(module: str) -> Any:
     try:
         return import_module(f"aalpy.{module}")
     except ImportError as error:
-        raise RequestError(
-            "RPNI and L* need AALpy: pip install 'statemix-lab[automata]'"
-        ) from error
+        advice = "RPNI and L* need AALpy: pip install 'statemix-lab[automata]'"
+        raise RequestError(advice) from error
 
 
 # Letters of a word with their labels.
@@ -181,13 +177,14 @@ _Word = list[tuple[int, int]]
 def _labelled(task: AutomatonTask, num_validation: int) -> list[_Word]:
     """Return the words of training and validation; every letter must have a label."""
     assert task.train_size is not None
-    found = []
-    for split, count in (("train", task.train_size), ("validation", num_validation)):
-        tokens, targets, lengths = task.examples(cast(Split, split), 0, count)
+    counts: dict[Split, int] = {"train": task.train_size, "validation": num_validation}
+    words = []
+    for split, count in counts.items():
+        tokens, targets, lengths = task.examples(split, 0, count)
         assert lengths is None
         pairs = np.stack([tokens, targets[task.head]], -1)
-        found += [list(map(tuple, word)) for word in pairs.tolist()]
-    return found
+        words += [list(map(tuple, word)) for word in pairs.tolist()]
+    return words
 
 
 def _by_rpni(words: list[_Word], task: AutomatonTask) -> StateMachine:
@@ -198,14 +195,17 @@ def _by_rpni(words: list[_Word], task: AutomatonTask) -> StateMachine:
             votes[letters[:place]][label] += 1
     data = [(letters, labels.most_common(1)[0][0]) for letters, labels in votes.items()]
     learned = _aalpy("learning_algs").run_RPNI(data, "mealy", print_info=False)
-    arrows = {
+    return _machine(learned.initial_state, _arrows(learned), task, _most_frequent(words))
+
+
+def _arrows(learned: Any) -> dict[Any, dict[int, tuple[Any, int]]]:
+    """Return the next state and the answer of each state and letter of a Mealy machine."""
+    return {
         state: {
-            letter: (state.transitions[letter], state.output_fun[letter])
-            for letter in state.transitions
+            letter: (after, state.output_fun[letter]) for letter, after in state.transitions.items()
         }
         for state in learned.states
     }
-    return _machine(learned.initial_state, arrows, task, _most_frequent(words))
 
 
 def _by_alergia(words: list[_Word], task: AutomatonTask) -> StateMachine:
@@ -267,19 +267,14 @@ def _by_queries(task: AutomatonTask) -> StateMachine:
     random.seed(task.seed)
     try:
         teacher = Teacher()
-        examiner = Examiner(
-            letters, teacher, num_walks=_WALKS, min_walk_len=1, max_walk_len=task.length
-        )
+        walks = {"num_walks": _WALKS, "min_walk_len": 1, "max_walk_len": task.length}
+        examiner = Examiner(letters, teacher, **walks)
         with contextlib.suppress(_TooManyWordsError):
             _aalpy("learning_algs").run_Lstar(letters, teacher, examiner, "mealy", print_level=0)
     finally:
         random.setstate(before)
     learned = examiner.examined
-    arrows = {
-        state: {letter: (state.transitions[letter], state.output_fun[letter]) for letter in letters}
-        for state in learned.states
-    }
-    return _machine(learned.initial_state, arrows, task, 0)
+    return _machine(learned.initial_state, _arrows(learned), task, 0)
 
 
 class _TooManyWordsError(Exception):

@@ -1,7 +1,6 @@
 """Monitors of protocols, learned from labelled traces: networks beside RPNI and L*."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import get_args
 
 from statemix.layers import LayerSpec
@@ -13,12 +12,11 @@ from statemix.training import (
     EvaluationConfig,
     ModelConfig,
     RunConfig,
-    RuntimeConfig,
     ScheduleConfig,
 )
-from statemix_lab.studies.exactness.exact_suites import with_layer
+from statemix_lab.studies.exactness.exact_suites import RECIPE, with_layer
 from statemix_lab.studies.exactness.learned_automata import Algorithm, LearnedAutomaton
-from statemix_lab.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
+from statemix_lab.studies.study_entries import ON_ONE_CORE, StudyEntry, Trials
 
 PROPERTIES = {
     # A handle that was closed is not read or written before it is opened again.
@@ -63,49 +61,38 @@ locked unlock * none""",
 }
 """Safety property of each protocol."""
 
-_SHARES = (0.0, 0.02, 0.1)
-_SEEDS = (0, 1, 2)
 # Traces of training, and as many of validation.
 _TRACES, _CALLS = 1000, 16
 _TESTS, _LENGTH = 256, 1024
 # Entries of a block, for all protocols alike: no learner knows how many states there are.
 _ENTRIES = 16
-_LSTM_EPOCHS = 60
 
 
-def monitor_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+def monitor_entries(*_: str) -> tuple[StudyEntry, ...]:
     """Return an entry for each protocol, share of wrong labels and learner."""
-    del protocol, size
     return tuple(
-        StudyEntry(
-            column,
-            learner,
-            Trials(lambda runs=runs: [Trial("", runs)]),  # type: ignore[misc]
-            labels={"wrong": share},
-        )
+        StudyEntry(column, learner, Trials.seeded(run, range(3)), labels={"wrong": share})
         for column in PROPERTIES
-        for share in _SHARES
-        for learner, runs in _runs(column, share)
+        for share in (0.0, 0.02, 0.1)
+        for learner, run in _runs(column, share)
     )
 
 
-def _runs(column: str, share: float) -> Iterator[tuple[str, tuple[Runnable, ...]]]:
+def _runs(column: str, share: float) -> Iterator[tuple[str, Runnable]]:
     task = TaskSpec("automaton", preset=column, length=_CALLS, train_size=_TRACES, flipped=share)
     lstm = RunConfig(
         task=task,
         model=ModelConfig(layers=(LayerSpec("lstm"),)),
-        schedules=ScheduleConfig(epochs=_LSTM_EPOCHS),
+        schedules=ScheduleConfig(epochs=60),
     )
-    for learner, config in {"BD-LRU, recipe exact": _blind(task, share), "LSTM": lstm}.items():
-        evaluation = EvaluationConfig(
-            every=20, lengths=(_LENGTH,), validation_size=_TRACES, test_size=_TESTS
-        )
-        runtime = RuntimeConfig(device="cpu", num_threads=1)
-        measured = config.replace(evaluation=evaluation, runtime=runtime)
-        yield learner, tuple(measured.replace(seed=seed) for seed in _SEEDS)
+    evaluation = EvaluationConfig(
+        every=20, lengths=(_LENGTH,), validation_size=_TRACES, test_size=_TESTS
+    )
+    for learner, config in ((RECIPE, _blind(task, share)), ("LSTM", lstm)):
+        yield learner, config.replace(evaluation=evaluation, runtime=ON_ONE_CORE)
     for algorithm in get_args(Algorithm):
-        run = LearnedAutomaton(algorithm, task, PROPERTIES[column], _TRACES, _LENGTH, _TESTS)
-        yield algorithm, tuple(replace(run, seed=seed) for seed in _SEEDS)
+        watched = PROPERTIES[column]
+        yield algorithm, LearnedAutomaton(algorithm, task, watched, _TRACES, _LENGTH, _TESTS)
 
 
 def _blind(task: TaskSpec, share: float) -> RunConfig:

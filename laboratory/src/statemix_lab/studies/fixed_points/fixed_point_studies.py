@@ -1,9 +1,10 @@
 """Movahedi et al., "Fixed-Point RNNs"."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import polars as pl
 import torch
@@ -31,14 +32,7 @@ from statemix_lab.studies.fixed_points.fixed_point_suites import (
 from statemix_lab.studies.length_table import LENGTHS_LEGEND
 from statemix_lab.studies.store import StoredRow
 from statemix_lab.studies.study import Study
-from statemix_lab.studies.study_entries import (
-    SIZES,
-    ProtocolName,
-    SizeName,
-    StudyEntry,
-    Trials,
-    begun,
-)
+from statemix_lab.studies.study_entries import SIZES, StudyEntry, Trials, begun
 from statemix_lab.studies.tidy import by_length
 
 # Sequences of the batch that is iterated, which ends when the slowest of them has converged.
@@ -53,13 +47,13 @@ def iterated_row(ended: Ended) -> StoredRow:
     config = load_config(ended.job.folder)
     task, model = config.build_task(), load_model(ended.job.folder)
     model.to(config.runtime.device)
-    found: dict[str, dict[str, float]] = {}
+    iterated: dict[str, dict[str, float]] = {}
     with threads(config.runtime.num_threads), attributes_set(model, config.evaluation.attributes):
         for length in map(int, row["test"]):
             numbers = _iterations(model, task.examples("test", 0, _BATCH, length))
             if numbers is not None:
-                found[str(length)] = numbers
-    return cast(StoredRow, {**cast(dict[str, Any], row), "iterated": found})
+                iterated[str(length)] = numbers
+    return row | {"iterated": iterated}
 
 
 @torch.no_grad()
@@ -77,11 +71,14 @@ def _iterations(model: ReadoutModel, examples: Examples) -> dict[str, float] | N
     return {"iterations": float(iterations.mean()), "residual": float(residuals.max())}
 
 
+@dataclass(frozen=True, eq=False)
 class FixedPointStudy(Study):
     """Accuracies at several lengths, and the iterations that they need."""
 
-    def row_of(self, ended: Ended) -> StoredRow:
-        return iterated_row(ended)
+    sizes: Any = SIZES
+    legend: str = LENGTHS_LEGEND
+    paper: str = PAPER
+    row_of: Any = iterated_row
 
 
 class StoryStudy(FixedPointStudy):
@@ -95,12 +92,12 @@ class StoryStudy(FixedPointStudy):
             )
         # All runs read and score the same.
         config = configured(entries[0].trials.runs[0][1])
-        task = config.build_task()
-        splits: tuple[tuple[Split, int], ...] = (
-            ("validation", config.evaluation.validation_size),
-            ("test", config.evaluation.test_size),
-        )
-        for split, size in splits:
+        evaluation, task = config.evaluation, config.build_task()
+        counts: dict[Split, int] = {
+            "validation": evaluation.validation_size,
+            "test": evaluation.test_size,
+        }
+        for split, size in counts.items():
             try:
                 task.examples(split, size - 1, size)
             except ValueError as error:
@@ -109,30 +106,16 @@ class StoryStudy(FixedPointStudy):
                 ) from error
 
 
-def _study(kind: type[Study], name: str, title: str, entries: Any, unmeasured: int = 0) -> Study:
-    @cache
-    def listed(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
-        del protocol
-        found: tuple[StudyEntry, ...] = entries(size)
-        return found
-
-    return kind(name, title, listed, ("paper",), SIZES, LENGTHS_LEGEND, PAPER, unmeasured)
-
-
 STUDIES = (
-    _study(FixedPointStudy, "fp-a5", "words of permutations, and longer ones", tracking_entries),
-    _study(
-        FixedPointStudy,
-        "fp-budget",
-        "the number of iterations allowed in training",
-        budget_entries,
+    FixedPointStudy("fp-a5", "words of permutations, and longer ones", cache(tracking_entries)),
+    FixedPointStudy(
+        "fp-budget", "the number of iterations allowed in training", cache(budget_entries)
     ),
-    _study(FixedPointStudy, "fp-copy", "copying, which tracks no state", copying_entries),
-    _study(
-        StoryStudy,
+    FixedPointStudy("fp-copy", "copying, which tracks no state", cache(copying_entries)),
+    StoryStudy(
         "catbabi",
         "questions about the stories of bAbI",
-        story_entries,
+        cache(story_entries),
         unmeasured=len(LANGUAGE),
     ),
 )
@@ -149,7 +132,7 @@ def overview(rows: Mapping[str, StoredRow]) -> dict[str, Any]:
         line
         for size in SIZES
         for study in STUDIES
-        for line in _lines(study, rows, study.entries("paper", size))
+        for line in _lines(study, rows, begun(study.entries("paper", size), rows))
     ]
     known = {_place(cell) for cell in cells if cell["published"] is not None}
     empty = [
@@ -158,11 +141,10 @@ def overview(rows: Mapping[str, StoredRow]) -> dict[str, Any]:
         for entry in study.entries("paper", "paper")
         for length, number in entry.published.items()
     ]
-    empty += [
-        _line("language", entry, None, {"published": perplexity}) | {"metric": "perplexity"}
-        for model, perplexity in LANGUAGE.items()
-        for entry in [StudyEntry("FineWeb", model, Trials(list), size="paper")]
-    ]
+    for model, perplexity in LANGUAGE.items():
+        entry = StudyEntry("FineWeb", model, Trials(list), size="paper")
+        line = _line("language", entry, None, {"published": perplexity})
+        empty.append(line | {"metric": "perplexity"})
     counts = [study.counts(rows) for study in STUDIES]
     measured, agree, of = (sum(one) for one in zip(*counts, strict=True))
     cells += [cell for cell in empty if _place(cell) not in known]
@@ -170,26 +152,23 @@ def overview(rows: Mapping[str, StoredRow]) -> dict[str, Any]:
 
 
 def _lines(
-    study: Study, rows: Mapping[str, StoredRow], every: Sequence[StudyEntry]
+    study: Study, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]
 ) -> list[dict[str, Any]]:
-    entries = begun(every, rows)
     if not entries:
         return []
     of = {(entry.column, entry.model): entry for entry in entries}
     numbers = by_length(study.runs(entries, rows), entries).filter(pl.col("seeds") > 0)
-    places = {cell: place for place, cell in enumerate(of)}
-    return [
+    order = {name: place for place, name in enumerate(of)}
+    lines = [
         _line(
             study.name,
-            of[one["column"], one["model"]],
-            one["length"],
-            {**one, "published": one["comparable"]},
+            of[number["column"], number["model"]],
+            number["length"],
+            number | {"published": number["comparable"]},
         )
-        for one in sorted(
-            numbers.to_dicts(),
-            key=lambda one: (places[one["column"], one["model"]], one["length"]),
-        )
+        for number in numbers.to_dicts()
     ]
+    return sorted(lines, key=lambda line: (order[line["column"], line["model"]], line["length"]))
 
 
 def _line(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -77,7 +78,7 @@ class Scale:
     batch_size: int
     num_steps: int
     learning_rate: float
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
     warmup_steps: int = 0
     weight_decay: float = 0.01
     test_iterations: int = 1000
@@ -86,52 +87,38 @@ class Scale:
     first_length: int | None = None
 
     def runs(
-        self,
-        task: TaskSpec,
-        layer: LayerSpec,
-        lengths: Sequence[int],
-        *,
-        bos: bool = False,
-        num_layers: int = 1,
-        hidden_size: int | None = None,
-        num_steps: int | None = None,
+        self, task: TaskSpec, layer: LayerSpec, lengths: Sequence[int], **model: Any
     ) -> Trials:
-        """Return one setting, with a run for each seed; None means the width or steps of the scale.
+        """Return one setting, with a run for each seed.
 
         A layer that iterates stops in training when three quarters of a batch have converged, and
         in tests when all have. A layer of a single iteration is tested as such. ``lengths`` are
-        further test lengths in tokens.
+        further test lengths in tokens, ``model`` the settings of the model.
         """
-        steps = num_steps or self.num_steps
-        options: Mapping[str, object] = layer.options
-        iterates = options.get("max_iterations", 1) != 1
+        usual = {"num_layers": 1, "hidden_size": self.hidden_size}
+        attributes = Assignments()
+        if layer.options.get("max_iterations", 1) != 1:
+            attributes = Assignments(max_iterations=self.test_iterations, quantile=1.0)
         config = RunConfig(
             task=task,
-            model=ModelConfig(
-                layers=(layer,),
-                num_layers=num_layers,
-                hidden_size=hidden_size or self.hidden_size,
-                bos=bos,
-            ),
+            model=ModelConfig(layers=(layer,), **{**usual, **model}),
             batches=BatchConfig(size=self.batch_size),
             optimizer=OptimizerConfig(
                 learning_rate=self.learning_rate, weight_decay=self.weight_decay, clip_norm=1.0
             ),
             schedules=ScheduleConfig(
-                num_steps=steps,
+                num_steps=self.num_steps,
                 warmup_steps=self.warmup_steps,
                 learning_rate="cosine",
                 min_learning_rate=0.0,
                 first_length=self.first_length,
             ),
             evaluation=EvaluationConfig(
-                every=-(-steps // _EVALUATIONS),
+                every=-(-self.num_steps // _EVALUATIONS),
                 test_size=self.num_scored,
                 validation_size=self.num_scored,
                 lengths=tuple(lengths),
-                attributes=Assignments(max_iterations=self.test_iterations, quantile=1.0)
-                if iterates
-                else Assignments(),
+                attributes=attributes,
             ),
             # One thread: two runs side by side are faster than one with two threads.
             runtime=RuntimeConfig(num_threads=1),
@@ -172,15 +159,14 @@ def _entry(
 ) -> StudyEntry:
     """Return an entry; ``paper`` is the setting of the paper, which a laptop does not have."""
     published_for = paper if size == "laptop" else ""
-    layers, more = (layer,), {"published_for": published_for, **more}
-    return StudyEntry(column, model, trials, size=size, layers=layers, **more)
+    more = {"size": size, "layers": (layer,), "published_for": published_for, **more}
+    return StudyEntry(column, model, trials, **more)
 
 
-_GROUPS = ("A_5", "S_5")
 _TRACKING_SCALES: Scales = {
-    "laptop": Scale(64, 4, 64, 1500, 2e-3, seeds=(0, 1, 2), test_iterations=256),
-    "workstation": Scale(128, 16, 128, 20_000, 1e-3, seeds=(0, 1, 2)),
-    "paper": Scale(512, 16, 512, 20_000, 1e-4, seeds=(0, 1, 2)),
+    "laptop": Scale(64, 4, 64, 1500, 2e-3, test_iterations=256),
+    "workstation": Scale(128, 16, 128, 20_000, 1e-3),
+    "paper": Scale(512, 16, 512, 20_000, 1e-4),
 }
 # Longest words of training; the paper tests at four times the longer of its two.
 _WORDS: dict[SizeName, int] = {"laptop": 16, "workstation": 128, "paper": 128}
@@ -233,25 +219,25 @@ def _tracking_layers(scale: Scale, length: int) -> dict[str, LayerSpec]:
     }
 
 
-def tracking_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+def tracking_entries(_: str, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of fp-a5: fixed points beside BD-LRU and others on A_5 and S_5."""
-    scale, length, numbers = _TRACKING_SCALES[size], _WORDS[size], STATE_TRACKING
-    found = []
-    for group in _GROUPS:
+    scale, length = _TRACKING_SCALES[size], _WORDS[size]
+    entries = []
+    for group in ("A_5", "S_5"):
         task = words(group, length, size)
-        lengths = [factor * length for factor in (2, 4, 8)]
         for model, layer in _tracking_layers(scale, length).items():
-            known = numbers.get(model)
+            known = STATE_TRACKING.get(model)
             published = {_PUBLISHED_AT: Number(known[group])} if known else {}
-            width, steps = None, None
+            width, own = scale.hidden_size, scale
             if size == "laptop":
-                width, steps = _WIDTHS.get(model), _STEPS.get(model)
-            runs = scale.runs(task, layer, lengths, bos=True, hidden_size=width, num_steps=steps)
+                width = _WIDTHS.get(model, width)
+                own = replace(scale, num_steps=_STEPS.get(model, scale.num_steps))
+            lengths = [factor * length for factor in (2, 4, 8)]
+            runs = own.runs(task, layer, lengths, bos=True, hidden_size=width)
             column = task.build().title
-            found.append(
-                _entry(size, column, model, layer, runs, _WORDS_OF_PAPER, published=published)
-            )
-    return tuple(found)
+            more = {"published": published}
+            entries.append(_entry(size, column, model, layer, runs, _WORDS_OF_PAPER, **more))
+    return tuple(entries)
 
 
 _BUDGET_GROUP, _BUDGET_LENGTH = "A_5", 16
@@ -273,80 +259,67 @@ _BUDGET_SCALES: Scales = {
 _BUDGETS = (16, 2, 8, 6, 12, 10, 14)
 
 
-def budget_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+def budget_entries(_: str, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of fp-budget: what the iterations allowed in training are worth."""
-    numbers, scale = ITERATION_BUDGETS, _BUDGET_SCALES[size]
+    scale = _BUDGET_SCALES[size]
     task = words(_BUDGET_GROUP, _BUDGET_LENGTH, size)
-    if size == "laptop":
-        # There are too few shorter words of two generators for a test.
-        numbers = {
-            budget: {length: number for length, number in found.items() if length >= 15}
-            for budget, found in numbers.items()
-        }
-    found = []
+    # There are too few shorter words of two generators for a test.
+    least = 15 if size == "laptop" else 0
+    entries = []
     for budget in _BUDGETS:
+        published = {n: number for n, number in ITERATION_BUDGETS[budget].items() if n >= least}
         layer = fp_mamba(1, scale, d_conv=0, max_iterations=budget)
-        runs = scale.runs(task, layer, list(numbers[budget]), bos=True)
+        runs = scale.runs(task, layer, list(published), bos=True)
         model = f"FP-Mamba1 householder 1, at most {budget} iterations"
-        more: Any = {"metric": "sequence_accuracy", "published": numbers[budget]}
-        found.append(_entry(size, task.build().title, model, layer, runs, _WORDS_OF_PAPER, **more))
-    return tuple(found)
+        more: Any = {"metric": "sequence_accuracy", "published": published}
+        column = task.build().title
+        entries.append(_entry(size, column, model, layer, runs, _WORDS_OF_PAPER, **more))
+    return tuple(entries)
 
 
 _COPY_SCALES: Scales = {
-    "laptop": Scale(64, 16, 64, 1000, 3e-3, seeds=(0, 1, 2), warmup_steps=100, test_iterations=256),
-    "workstation": Scale(256, 32, 64, 10_000, 1e-3, seeds=(0, 1, 2), warmup_steps=300),
-    "paper": Scale(1024, 32, 8, 100_000, 1e-4, seeds=(0, 1, 2), warmup_steps=300, weight_decay=0.1),
+    "laptop": Scale(64, 16, 64, 1000, 3e-3, warmup_steps=100, test_iterations=256),
+    "workstation": Scale(256, 32, 64, 10_000, 1e-3, warmup_steps=300),
+    "paper": Scale(1024, 32, 8, 100_000, 1e-4, warmup_steps=300, weight_decay=0.1),
 }
 _DEPTHS: dict[SizeName, int] = {"laptop": 1, "workstation": 2, "paper": 12}
 # Letters of the strings in training, fewest and most. No fixed-point RNN learned those of the paper
 # on a laptop, nor up to 12 (laboratory/results/fixed_point/pilots.jsonl).
-_LETTERS: dict[SizeName, tuple[int, int]] = {
-    "laptop": (3, 6),
-    "workstation": (5, 20),
-    "paper": (5, 20),
-}
+_LETTERS: dict[SizeName, tuple[int, int]] = {"laptop": (3, 6), "workstation": (5, 20)}
+_LETTERS["paper"] = _LETTERS["workstation"]
 
 
 def _tokens(letters: int) -> int:
     return 2 * letters + 2
 
 
-def copying_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+def copying_entries(_: str, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of fp-copy: few iterations suffice where no state is tracked."""
     scale = _COPY_SCALES[size]
     fewest, most = _LETTERS[size]
     task = TaskSpec("copying", min_length=_tokens(fewest), length=_tokens(most))
     lengths = [_tokens(letters) for letters in (fewest, 2 * most, 4 * most)]
-    fixed = {"mixer_inputs": "sum"}
+    iterated = partial(fp_mamba, 1, scale, mixer_inputs="sum")
     layers = {
-        "FP-Mamba1 householder 1": fp_mamba(1, scale, **fixed, max_iterations=_tokens(most)),
-        "FP-Mamba1, one iteration": fp_mamba(1, scale, **fixed, max_iterations=1),
+        "FP-Mamba1 householder 1": iterated(max_iterations=_tokens(most)),
+        "FP-Mamba1, one iteration": iterated(max_iterations=1),
         "LSTM": LayerSpec("lstm"),
     }
-    column = f"{fewest} to {most} letters"
-    return tuple(
-        _entry(
-            size,
-            column,
-            model,
-            layer,
-            scale.runs(task, layer, lengths, num_layers=_DEPTHS[size]),
-            "strings of 5 to 20 letters",
-        )
-        for model, layer in layers.items()
-    )
+    column, paper = f"{fewest} to {most} letters", "strings of 5 to 20 letters"
+    entries = []
+    for model, layer in layers.items():
+        runs = scale.runs(task, layer, lengths, num_layers=_DEPTHS[size])
+        entries.append(_entry(size, column, model, layer, runs, paper))
+    return tuple(entries)
 
 
 ARCHIVE = "tasks_1-20_v1-2.tar.gz"
 _STORY_FOLDER = f"{ARCHIVE}/en-valid-10k"
 _STORY_LENGTH = 200
 _STORY_SCALES: Scales = {
-    "laptop": Scale(
-        32, 4, 16, 500, 2e-3, (0, 1, 2), weight_decay=0.0, test_iterations=256, num_scored=64
-    ),
-    "workstation": Scale(256, 16, 64, 15_000, 1e-3, seeds=(0, 1, 2), weight_decay=0.0),
-    "paper": Scale(512, 16, 256, 15_000, 1e-3, seeds=(0, 1, 2), weight_decay=0.0),
+    "laptop": Scale(32, 4, 16, 500, 2e-3, weight_decay=0.0, test_iterations=256, num_scored=64),
+    "workstation": Scale(256, 16, 64, 15_000, 1e-3, weight_decay=0.0),
+    "paper": Scale(512, 16, 256, 15_000, 1e-3, weight_decay=0.0),
 }
 _MOST_IN_TRAINING: dict[SizeName, int] = {"laptop": 16, "workstation": 100, "paper": 100}
 
@@ -356,24 +329,23 @@ def _story_layer(model: str, scale: Scale, most: int) -> LayerSpec:
     if model == "Mamba":
         # A single iteration is Mamba with maps of length 1.
         return fp_mamba(1, scale, max_iterations=1)
-    _, mixer = model.split(" ")
-    if mixer == "K":
-        return fp_mamba(1, scale, mixer="kronecker", max_iterations=most)
-    return fp_mamba(1, scale, rank=int(mixer[1:]), max_iterations=most)
+    mixer = model.removeprefix("FP-Mamba ")
+    options = {"mixer": "kronecker"} if mixer == "K" else {"rank": int(mixer[1:])}
+    return fp_mamba(1, scale, **options, max_iterations=most)
 
 
-def story_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+def story_entries(_: str, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of catbabi: questions about stories."""
     scale = _STORY_SCALES[size]
     task = TaskSpec("catbabi", folder=_STORY_FOLDER, length=_STORY_LENGTH)
-    found = []
+    entries = []
     for num_layers, numbers in CATBABI.items():
         column = f"{num_layers} layer" if num_layers == 1 else f"{num_layers} layers"
         for model, number in numbers.items():
             layer = _story_layer(model, scale, _MOST_IN_TRAINING[size])
             runs = scale.runs(task, layer, (), num_layers=num_layers)
-            published = {_STORY_LENGTH: Number(number)}
             # Other studies train on easier words instead.
             paper = "width 512, 15,000 steps"
-            found.append(_entry(size, column, model, layer, runs, paper, published=published))
-    return tuple(found)
+            more = {"published": {_STORY_LENGTH: Number(number)}}
+            entries.append(_entry(size, column, model, layer, runs, paper, **more))
+    return tuple(entries)

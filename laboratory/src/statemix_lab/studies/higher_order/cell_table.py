@@ -6,12 +6,7 @@ from typing import Any
 import polars as pl
 
 from statemix_lab.studies.figure import Panel, curves
-from statemix_lab.studies.higher_order.contenders import (
-    CONTENDERS,
-    PRICES,
-    layer_price,
-    price_texts,
-)
+from statemix_lab.studies.higher_order.contenders import CONTENDERS, PRICES, price_texts, prices
 from statemix_lab.studies.higher_order.paper_tables import TABLES
 from statemix_lab.studies.higher_order.protocols import tried
 from statemix_lab.studies.result_text import MARKS, Line, Table, accuracy_text, published_text
@@ -36,23 +31,20 @@ def cell_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
 
     Beside the model stands what its layer costs.
     """
-    found = scores(runs)
-    of = {(one["model"], one["column"]): one for one in found.to_dicts()}
-    numbers = {(one.model, one.column): one.published.get(0) for one in entries}
-    layers = {one.model: one.layers for one in entries}
-    columns = list(dict.fromkeys(one.column for one in entries))
-    lines = []
-    for model in layers:
+    of = {(score["model"], score["column"]): score for score in scores(runs).to_dicts()}
+    numbers = {(entry.model, entry.column): entry.published.get(0) for entry in entries}
+    columns = list(dict.fromkeys(entry.column for entry in entries))
+    lines, blank = [], [""] * len(PRICES)
+    for model, layers in {entry.model: entry.layers for entry in entries}.items():
         row = [of.get((model, column)) for column in columns]
-        paid = price_texts(layers[model])
-        lines.append(Line((model, *(cell_text(score) for score in row), *paid)))
+        lines.append(Line((model, *map(cell_text, row), *price_texts(layers))))
         published = [numbers.get((model, column)) for column in columns]
         if any(published):
             texts = [published_text(number and number.accuracy) for number in published]
-            lines.append(Line(("  paper", *texts, *[""] * len(paid)), quiet=True))
+            lines.append(Line(("  paper", *texts, *blank), quiet=True))
         longer = [_longer_text(score) for score in row]
         if any(longer):
-            lines.append(Line(("  longer", *longer, *[""] * len(paid)), quiet=True))
+            lines.append(Line(("  longer", *longer, *blank), quiet=True))
     return Table(("model", *columns, *PRICES), tuple(lines))
 
 
@@ -76,17 +68,12 @@ def cell_text(score: Score | None) -> str:
 
 def longer_means(part: Mapping[str, Any]) -> dict[int, float]:
     """Return tokens of longer test sequences -> mean accuracy of the chosen setting."""
-    found: dict[int, float] = {}
-    for length in part["lengths"]:
-        values = [
-            one["accuracy"]
-            for tests in part["tests"] or ()
-            for one in tests
-            if one["length"] == length
-        ]
-        if values:
-            found[length] = sum(values) / len(values)
-    return found
+    tested = [test for tests in part["tests"] or () for test in tests]
+    by_length = {
+        length: [test["accuracy"] for test in tested if test["length"] == length]
+        for length in part["lengths"]
+    }
+    return {at: sum(values) / len(values) for at, values in by_length.items() if values}
 
 
 def _longer_text(score: Score | None) -> str:
@@ -100,13 +87,11 @@ def _longer_text(score: Score | None) -> str:
 def point_table(runs: pl.DataFrame) -> Table:
     """Lay out the points of a figure: a line for each x, a column for each of its lines."""
     found = scores(runs)
-    names = list(dict.fromkeys(found["line"]))
-    lines = []
+    names, lines = list(dict.fromkeys(found["line"])), []
     for (panel,), group in found.group_by(["panel"], maintain_order=True):
         for (x,), here in group.sort("x", maintain_order=True).group_by(["x"], maintain_order=True):
-            of = {one["line"]: one for one in here.to_dicts()}
-            texts = (cell_text(of.get(name)) for name in names)
-            lines.append(Line((str(panel), f"{x:g}", *texts)))
+            of = {score["line"]: score for score in here.to_dicts()}
+            lines.append(Line((str(panel), f"{x:g}", *(cell_text(of.get(n)) for n in names))))
     return Table(("data", "x", *names), tuple(lines))
 
 
@@ -161,12 +146,17 @@ def overview(rows: Mapping[str, StoredRow], names: Sequence[str] | None = None) 
                         verdicts[place] = (rank, score["verdict"])
     known = {(row["table"], row["column"], row["model"]) for row in found}
     for name, table in tables.items():
-        left = [
-            entry
-            for entry in table.entries("mad", "laptop")
-            if (name, entry.column, entry.model) not in known
-        ]
+        whole = table.entries("mad", "laptop")
+        left = [one for one in whole if (name, one.column, one.model) not in known]
         found += [_row(name, score) for score in scores(tidy(left, rows)).to_dicts()]
+    # Numbers stand in the order of the paper's tables.
+    numbers = (
+        (name, column.name, model)
+        for name, table in tables.items()
+        for column in table.columns
+        for model in table.published
+    )
+    order = {number: place for place, number in enumerate(numbers)}
     return {
         "measured": len(verdicts),
         "agree": sum(verdict == "agrees" for _, verdict in verdicts.values()),
@@ -174,23 +164,13 @@ def overview(rows: Mapping[str, StoredRow], names: Sequence[str] | None = None) 
         "agree_in_full": sum(
             rank[0] and verdict == "agrees" for rank, verdict in verdicts.values()
         ),
-        "of": sum(len(numbers) for one in tables.values() for numbers in one.published.values()),
-        "cells": sorted(found, key=_place),
+        "of": len(order),
+        "cells": sorted(found, key=lambda row: order[row["table"], row["column"], row["model"]]),
     }
 
 
-def _place(row: Mapping[str, Any]) -> tuple[int, int, int]:
-    table = TABLES[row["table"]]
-    columns, models = [column.name for column in table.columns], list(table.published)
-    place = list(TABLES).index(row["table"])
-    return place, columns.index(row["column"]), models.index(row["model"])
-
-
 def _row(table: str, score: Mapping[str, Any]) -> dict[str, Any]:
-    layers = tried(CONTENDERS[score["model"]], score["protocol"], score["size"])
-    paid = [layer_price(layer) for layer in layers]
-    sizes = [one.num_parameters for one in paid]
-    flops = [one.flops.total for one in paid if one.flops is not None]
+    sizes, flops = prices(tried(CONTENDERS[score["model"]], score["protocol"], score["size"]))
     ours = "mean" if score["protocol"] == "tuned" else "best"
     return {
         "table": table,
@@ -205,9 +185,7 @@ def _row(table: str, score: Mapping[str, Any]) -> dict[str, Any]:
             part["data"]: {
                 "seeds": part["seeds"],
                 "ours": part[ours],
-                "mean": part["mean"],
-                "setting": part["setting"],
-                "share": part["share"],
+                **{name: part[name] for name in ("mean", "setting", "share")},
                 "longer": {str(length): mean for length, mean in longer_means(part).items()},
             }
             for part in score["parts"]

@@ -74,19 +74,18 @@ def decision_rows(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
         {
             "claim": decision.claim.name,
             "statement": decision.claim.statement,
-            "protocol": decision.protocol,
-            "verdict": decision.verdict,
-            "as_published": decision.as_published,
+            **{name: getattr(decision, name) for name in ("protocol", "verdict", "as_published")},
             "findings": [
                 {
-                    "column": finding.condition.column.name,
-                    "model": finding.condition.model.name,
-                    "relation": finding.condition.relation,
-                    "other": finding.condition.other.name if finding.condition.other else None,
+                    "column": condition.column.name,
+                    "model": condition.model.name,
+                    "relation": condition.relation,
+                    "other": condition.other.name if condition.other else None,
                     "values": list(finding.values),
                     "true": finding.true,
                 }
                 for finding in decision.findings
+                for condition in [finding.condition]
             ],
         }
         for decision in decisions
@@ -95,7 +94,7 @@ def decision_rows(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
 
 def claim_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
     """Return the entries that decide the claims, each once."""
-    found = {
+    needed = {
         (condition.column.name, model.name, model.fixed): (model, condition.column)
         for claim in CLAIMS
         for condition in claim.conditions
@@ -103,7 +102,7 @@ def claim_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
     }
     return [
         entry
-        for model, column in found.values()
+        for model, column in needed.values()
         for entry in cell(model, column, protocol, size, fixed=str(model.fixed))
     ]
 
@@ -113,24 +112,23 @@ def decide(rows: Mapping[str, StoredRow], protocol: ProtocolName) -> list[Decisi
 
     A comparison reads one size: the largest at which it is decided.
     """
-    entries = [one for size in SIZES for one in begun(claim_entries(protocol, size), rows)]
+    entries = [entry for size in SIZES for entry in begun(claim_entries(protocol, size), rows)]
     known = _accuracies(entries, rows) if entries else {}
 
-    def found(size: SizeName, one: Comparison, model: Contender) -> tuple[float | None, float]:
-        place = (size, one.column.name, model.name, str(model.fixed))
-        return known.get(place, (None, 0.0))
-
     def at(size: SizeName, one: Comparison) -> Finding:
+        def accuracy_and_share(model: Contender) -> tuple[float | None, float]:
+            place = (size, one.column.name, model.name, str(model.fixed))
+            return known.get(place, (None, 0.0))
+
+        is_papers = one.column.is_papers
         if one.other is not None and one.relation == "is smaller than":
-            models = (one.model, one.other)
             # Such models have one layer at every state size.
-            sizes = [layer_price(model.layer(0)).num_parameters for model in models]
-            return Finding(one, tuple(sizes), as_published=one.column.is_papers)
-        scores = [found(size, one, model) for model in one.models]
-        control = None if one.control is None else found(size, one, one.control)[0]
-        in_full = all(share >= FULL for _, share in scores)
-        values = tuple(accuracy for accuracy, _ in scores)
-        return Finding(one, values, control, as_published=one.column.is_papers and in_full)
+            layers = [model.layer(0) for model in (one.model, one.other)]
+            sizes = tuple(layer_price(layer).num_parameters for layer in layers)
+            return Finding(one, sizes, as_published=is_papers)
+        control = None if one.control is None else accuracy_and_share(one.control)[0]
+        values, shares = zip(*map(accuracy_and_share, one.models), strict=True)
+        return Finding(one, values, control, as_published=is_papers and min(shares) >= FULL)
 
     def finding(one: Comparison) -> Finding:
         *larger, smallest = (at(size, one) for size in reversed(SIZES))
@@ -157,13 +155,9 @@ def _accuracies(
         )
         .drop_nulls("accuracy")
     )
-    return {
-        (one["size"], one["column"], one["model"], one["fixed"]): (
-            one["accuracy"],
-            one["share"] or 0.0,
-        )
-        for one in known.to_dicts()
-    }
+    places = known.select("size", "column", "model", "fixed").iter_rows()
+    numbers = known.select("accuracy", pl.col("share").fill_null(0.0)).iter_rows()
+    return dict(zip(places, numbers, strict=True))
 
 
 def decision_text(decision: Decision) -> tuple[str, list[str]]:
@@ -176,9 +170,8 @@ def decision_text(decision: Decision) -> tuple[str, list[str]]:
             "(not yet measured, or no model has learned the task)"
         )
     setting = "" if decision.as_published else ", not tested at the paper's setting"
-    head = f"{decision.verdict}{setting}: {decision.claim.statement} "
-    head += f"(protocol {decision.protocol})"
-    return head, details
+    verdict, statement = f"{decision.verdict}{setting}", decision.claim.statement
+    return f"{verdict}: {statement} (protocol {decision.protocol})", details
 
 
 def _finding_text(finding: Finding) -> str:

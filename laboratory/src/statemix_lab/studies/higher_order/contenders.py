@@ -32,34 +32,33 @@ class Contender:
 
     def choices(self, state_sizes: Sequence[int], *, all_variants: bool) -> list[LayerSpec]:
         """Return the distinct layers to try, smallest state first."""
-        found = [self.layer(size) for size in state_sizes]
-        return list(dict.fromkeys([*found, *(self.variants if all_variants else ())]))
+        layers = [self.layer(size) for size in state_sizes]
+        return list(dict.fromkeys([*layers, *(self.variants if all_variants else ())]))
 
     def grown(self, state_sizes: Sequence[int]) -> list[LayerSpec]:
         """Return a layer of protocol "mad" for each state size, smallest state first."""
-        return list(self.growing[: len(state_sizes)]) or self.choices(
-            state_sizes, all_variants=False
-        )
+        grown = list(self.growing[: len(state_sizes)])
+        return grown or self.choices(state_sizes, all_variants=False)
 
 
 def bd_lru(block_size: int, **options: object) -> Contender:
     """BD-LRU with as many blocks as fit into the state size, and further options."""
-    return Contender(
-        f"BD-LRU m={block_size}{_gates(options)}",
-        lambda size: LayerSpec(
-            "bd_lru", num_blocks=max(1, round(size / block_size)), block_size=block_size, **options
-        ),
-    )
+
+    def layer(size: int) -> LayerSpec:
+        blocks = max(1, round(size / block_size))
+        return LayerSpec("bd_lru", num_blocks=blocks, block_size=block_size, **options)
+
+    return Contender(f"BD-LRU m={block_size}{_gates(options)}", layer)
 
 
 def h_lru(order: int, **options: object) -> Contender:
     """H-LRU whose channels times order fit into the state size, with further options."""
-    return Contender(
-        f"H-LRU m={order}{_gates(options)}",
-        lambda size: LayerSpec(
-            "h_lru", num_channels=max(1, round(size / order)), order=order, **options
-        ),
-    )
+
+    def layer(size: int) -> LayerSpec:
+        channels = max(1, round(size / order))
+        return LayerSpec("h_lru", num_channels=channels, order=order, **options)
+
+    return Contender(f"H-LRU m={order}{_gates(options)}", layer)
 
 
 def single(name: str, layer: LayerSpec) -> Contender:
@@ -88,6 +87,9 @@ def _heads(name: str, *, fixed: Mapping[str, object]) -> tuple[LayerSpec, ...]:
     return tuple(LayerSpec(name, num_heads=h, head_dim=d, **fixed) for h, d in shapes)
 
 
+STATE_SIZES = (48, 96, 192, 384, 768, 1536, 3072, 6144)
+"""State sizes of Figure 5; only size "paper" goes beyond 1536."""
+
 ORDERS = (1, 2, 3, 4, 5, 6, 8, 16)
 """Values of m in the paper's tables."""
 
@@ -99,10 +101,7 @@ CONTENDERS = {
         Contender(
             "LSTM",
             lambda _: LayerSpec("lstm"),
-            growing=tuple(
-                LayerSpec("lstm", memory_size=size)
-                for size in (48, 96, 192, 384, 768, 1536, 3072, 6144)
-            ),
+            growing=tuple(LayerSpec("lstm", memory_size=size) for size in STATE_SIZES),
         ),
         Contender(
             "Mamba2",
@@ -122,9 +121,7 @@ CONTENDERS = {
         Contender(
             "DeltaProduct_4 [-1,1]",
             lambda _: LayerSpec("delta_product", num_heads=4, num_householder=4),
-            tuple(
-                LayerSpec("delta_product", num_heads=heads, num_householder=4) for heads in (2, 8)
-            ),
+            tuple(LayerSpec("delta_product", num_heads=n, num_householder=4) for n in (2, 8)),
             _heads("delta_product", fixed={"num_householder": 4}),
         ),
         *(bd_lru(m) for m in ORDERS),
@@ -147,8 +144,13 @@ def layer_price(layer: LayerSpec) -> Price:
     return price(layer, hidden_size=WIDTH, length=1)
 
 
-def price_texts(layers: Sequence[LayerSpec]) -> tuple[str, str]:
-    """Write parameters and forward FLOPs per token of the layers that are tried."""
+def prices(layers: Sequence[LayerSpec]) -> tuple[list[int], list[int]]:
+    """Return parameters and forward FLOPs per token of the layers that are tried."""
     paid = [layer_price(layer) for layer in layers]
     flops = [one.flops.total for one in paid if one.flops is not None]
-    return counts_text(one.num_parameters for one in paid), counts_text(flops)
+    return [one.num_parameters for one in paid], flops
+
+
+def price_texts(layers: Sequence[LayerSpec]) -> tuple[str, ...]:
+    """Write what :func:`prices` returns."""
+    return tuple(map(counts_text, prices(layers)))

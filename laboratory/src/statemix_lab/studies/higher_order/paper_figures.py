@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from statemix_lab.studies.higher_order.contenders import (
     CONTENDERS,
     ORDERS,
+    STATE_SIZES,
     WIDTH,
     Contender,
     bd_lru,
@@ -18,9 +20,6 @@ from statemix_lab.studies.higher_order.contenders import (
 from statemix_lab.studies.higher_order.paper_tables import SHORT_COMPRESSION, SHORT_COPYING, column
 from statemix_lab.studies.higher_order.protocols import GRIDS, Column, at_state_size, cell
 from statemix_lab.studies.study_entries import ProtocolName, SizeName, StudyEntry
-
-STATE_SIZES = (48, 96, 192, 384, 768, 1536, 3072, 6144)
-"""State sizes of Figure 5; only size "paper" goes beyond 1536."""
 
 KERNEL_SIZES = (2, 4, 8, 16, 32, 64)
 
@@ -53,16 +52,8 @@ class View:
             for place in range(max(map(len, lines.values()))):
                 for line, models in lines.items():
                     for x, model in models[place : place + 1]:
-                        yield from cell(
-                            model,
-                            panel,
-                            protocol,
-                            size,
-                            panel=title,
-                            x_label=self.x_label,
-                            line=line,
-                            x=float(x),
-                        )
+                        labels: Any = {"panel": title, "x_label": self.x_label, "line": line}
+                        yield from cell(model, panel, protocol, size, **labels, x=float(x))
 
 
 @dataclass(frozen=True)
@@ -94,6 +85,10 @@ def _compression(size: SizeName) -> tuple[Column, ...]:
 
 def _copying(size: SizeName) -> tuple[Column, ...]:
     return (SHORT_COPYING if size == "laptop" else column("table3", "selective_copying").first,)
+
+
+def _compression_and_copying(size: SizeName) -> tuple[Column, ...]:
+    return (*_compression(size), *_copying(size))
 
 
 @cache
@@ -134,7 +129,7 @@ _BY_GATE: Lines = {
 @cache
 def _by_state_size(size: SizeName) -> Lines:
     entries = [one for one in STATE_SIZES if one <= 1536 or size == "paper"]
-    names = (*_named("BD-LRU", 1, 2, 4), *_named("H-LRU", 1, 4, 16))
+    names = [f"BD-LRU m={m}" for m in (1, 2, 4)] + [f"H-LRU m={m}" for m in (1, 4, 16)]
     found = {
         name: [(one, at_state_size(CONTENDERS[name], one)) for one in entries] for name in names
     }
@@ -146,10 +141,6 @@ def _by_state_size(size: SizeName) -> Lines:
             one = single(" ".join([name, *words]), layer)
             found.setdefault(line, []).append((layer_price(one.layer(0)).state_size, one))
     return {line: sorted(points, key=lambda point: point[0]) for line, points in found.items()}
-
-
-def _named(model: str, *orders: int) -> list[str]:
-    return [f"{model} m={m}" for m in orders]
 
 
 _CONSTANT: Lines = {
@@ -167,12 +158,11 @@ _CONSTANT: Lines = {
 @cache
 def _constant_by_parameters(size: SizeName) -> Lines:
     state = GRIDS[size].state_sizes[0]
-    found: Lines = {}
+    lines: Lines = {}
     for line, points in _CONSTANT.items():
-        for _, contender in points:
-            one = at_state_size(contender, state)
-            found.setdefault(line, []).append((layer_price(one.layer(0)).num_parameters, one))
-    return found
+        models = [at_state_size(contender, state) for _, contender in points]
+        lines[line] = [(layer_price(one.layer(0)).num_parameters, one) for one in models]
+    return lines
 
 
 def _parameterisations(name: str) -> Lines:
@@ -205,14 +195,7 @@ FIGURES = {
     "fig2": PaperFigure("normalisations on compression", (View("", "m", _BY_GATE, _compression),)),
     "fig5": PaperFigure(
         "accuracy and state size",
-        (
-            View(
-                "",
-                "entries of the state",
-                _by_state_size,
-                lambda size: (*_compression(size), *_copying(size)),
-            ),
-        ),
+        (View("", "entries of the state", _by_state_size, _compression_and_copying),),
     ),
     "fig6": PaperFigure(
         "non-selective models on compression",

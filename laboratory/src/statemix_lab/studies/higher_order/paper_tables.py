@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import resources
+from typing import cast
 
 from statemix.models import MixerSpec, ModelKind
 from statemix.sweeps.study_runs import configured
 from statemix.tasks import TASKS, TaskSpec
-from statemix.training import config_from_plain
-from statemix.training.settings import put
 from statemix_lab.studies.higher_order.contenders import CONTENDERS
 from statemix_lab.studies.higher_order.protocols import MLP_DECODER, Column, Data, cell
 from statemix_lab.studies.study_entries import (
@@ -20,6 +19,7 @@ from statemix_lab.studies.study_entries import (
     StudyEntry,
     Trial,
     Trials,
+    with_settings,
 )
 
 PAPER = "Dubinin et al."
@@ -33,8 +33,7 @@ def published_table(name: str) -> dict[str, dict[str, float]]:
         0.43
     """
     path = resources.files("statemix_lab.studies.higher_order").joinpath("lru_tables.json")
-    found: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))[name]
-    return found
+    return cast(dict[str, dict[str, float]], json.loads(path.read_text(encoding="utf-8"))[name])
 
 
 @dataclass(frozen=True)
@@ -79,18 +78,18 @@ def _permutation(name: str, preset: str, laptop: int, workstation: int) -> Colum
 
 def _mad(name: str, task: str, backbone: ModelKind = "causal") -> Column:
     durations: dict[SizeName, int] = {"laptop": 8, "workstation": 40, "paper": 200}
-    data = tuple(
-        Data(
-            f"{task} {variant}",
-            TaskSpec(task, **options),
-            durations,
-            backbone=backbone,
-            metric="mad_accuracy",
-            epochs=durations | {"laptop": 40},
-        )
-        for variant, options in TASKS[task].presets.items()
+    build = partial(
+        Data,
+        durations=durations,
+        backbone=backbone,
+        metric="mad_accuracy",
+        epochs=durations | {"laptop": 40},
     )
-    return Column(name, data)
+    variants = TASKS[task].presets.items()
+    return Column(
+        name,
+        tuple(build(f"{task} {name}", TaskSpec(task, **options)) for name, options in variants),
+    )
 
 
 def _chomsky(name: str, task: str, paper: int) -> Column:
@@ -102,15 +101,8 @@ def _chomsky(name: str, task: str, paper: int) -> Column:
 
 
 _DECISIVE = (
-    "BD-LRU m=3",
-    "BD-LRU m=2",
-    "BD-LRU m=1",
-    "LSTM",
-    "BD-LRU m=4",
-    "H-LRU m=4",
-    "DeltaProduct_4 [-1,1]",
-    "DeltaNet [-1,1]",
-    "Mamba2",
+    *("BD-LRU m=3", "BD-LRU m=2", "BD-LRU m=1", "LSTM", "BD-LRU m=4"),
+    *("H-LRU m=4", "DeltaProduct_4 [-1,1]", "DeltaNet [-1,1]", "Mamba2"),
 )
 
 TABLES = {
@@ -159,61 +151,49 @@ def column(table: str, name: str) -> Column:
 
 # Of the 64 tokens of the paper's compression, and the 16 of 64 of its copying, no model learns much
 # within the epochs of a laptop (docs/studies/table3.md).
-SHORT_COPYING = Column(
-    "copying of 6",
-    (
-        Data(
-            "copying 6 of 32 tokens",
-            TaskSpec(
-                "selective_copying", vocab_size=16, length=32, num_copied=6, train_size=20_000
-            ),
-            {"laptop": 6, "workstation": 40, "paper": 200},
-            metric="mad_accuracy",
-            epochs={"laptop": 40, "workstation": 40, "paper": 200},
-        ),
-    ),
-    is_papers=False,
+_SHORT = {"vocab_size": 16, "train_size": 20_000}
+_COPYING = Data(
+    "copying 6 of 32 tokens",
+    TaskSpec("selective_copying", length=32, num_copied=6, **_SHORT),
+    {"laptop": 6, "workstation": 40, "paper": 200},
+    metric="mad_accuracy",
+    epochs={"laptop": 40, "workstation": 40, "paper": 200},
 )
+SHORT_COPYING = Column("copying of 6", (_COPYING,), is_papers=False)
 """Copy 6 of 32 tokens."""
 
-SHORT_COMPRESSION = Column(
-    "compression of 16",
-    (
-        Data(
-            "compression of 16 tokens",
-            TaskSpec("compression", vocab_size=16, length=16, train_size=20_000),
-            {"laptop": 15, "workstation": 60, "paper": 200},
-            backbone="autoencoder",
-            metric="mad_accuracy",
-            epochs={"laptop": 60, "workstation": 60, "paper": 200},
-        ),
-    ),
-    is_papers=False,
+_COMPRESSION = Data(
+    "compression of 16 tokens",
+    TaskSpec("compression", length=16, **_SHORT),
+    {"laptop": 15, "workstation": 60, "paper": 200},
+    backbone="autoencoder",
+    metric="mad_accuracy",
+    epochs={"laptop": 60, "workstation": 60, "paper": 200},
 )
+SHORT_COMPRESSION = Column("compression of 16", (_COMPRESSION,), is_papers=False)
 """Rebuild 16 tokens from one vector."""
 
 
-_SWIGLU: Mapping[str, object] = {"model.channel_mixer": MixerSpec("swiglu").to_plain()}
-_WIDE: Mapping[str, object] = {"model.channel_mixer": MixerSpec("mlp").to_plain()}
-_NARROW: Mapping[str, object] = {"model.channel_mixer": MLP_DECODER.to_plain()}
 _LONG: Mapping[str, object] = {"schedules.epochs": 200}
-
+_MIXERS: dict[str, Mapping[str, object]] = {
+    "SwiGLU": {"model.channel_mixer": MixerSpec("swiglu").to_plain()},
+    "wide MLP": {"model.channel_mixer": MixerSpec("mlp").to_plain()},
+    "narrow MLP": {"model.channel_mixer": MLP_DECODER.to_plain()},
+}
 CHANGES: Mapping[str, Mapping[str, object]] = {
     "": {},
     "constant rate": {"schedules.learning_rate": "constant"},
     "start token": {"model.bos": True},
-    "SwiGLU": _SWIGLU,
-    "wide MLP": _WIDE,
-    "narrow MLP": _NARROW,
+    **_MIXERS,
     "200 epochs": _LONG,
-    "wide MLP and 200 epochs": {**_WIDE, **_LONG},
-    "SwiGLU and 200 epochs": {**_SWIGLU, **_LONG},
+    **{f"{name} and 200 epochs": {**_MIXERS[name], **_LONG} for name in ("wide MLP", "SwiGLU")},
 }
 """Name of a change -> settings that differ from protocol "paper"; that of no change is empty."""
 
 _READOUTS = ("", "wide MLP", "narrow MLP")
 _WRAPPERS = ("", "constant rate", "start token", "SwiGLU", "wide MLP", "narrow MLP")
 
+_FAILING = ("BD-LRU m=1", "BD-LRU m=2", "H-LRU m=4", "DeltaNet [-1,1]", "Mamba2")
 # Models near the border between learning and failing, where a wrapper can decide, and an LSTM.
 # Then models that fail on a laptop, which trains for a small part of the epochs of the paper.
 _CELLS = (
@@ -222,12 +202,7 @@ _CELLS = (
     ("table4", "s4_3k", ("BD-LRU m=4", "LSTM"), _READOUTS),
     ("table6", "cycle_navigation", ("BD-LRU m=5", "BD-LRU m=4", "LSTM"), _WRAPPERS),
     ("table3", "in_context_recall", ("BD-LRU m=1", "H-LRU m=4", "LSTM"), _WRAPPERS),
-    (
-        "table4",
-        "s3_10k",
-        ("BD-LRU m=1", "BD-LRU m=2", "H-LRU m=4", "DeltaNet [-1,1]", "Mamba2"),
-        tuple(CHANGES),
-    ),
+    ("table4", "s3_10k", _FAILING, tuple(CHANGES)),
     ("table4", "s5_100k", ("BD-LRU m=5",), ("", "wide MLP and 200 epochs")),
     ("table3", "selective_copying", ("BD-LRU m=4",), ("", "200 epochs")),
 )
@@ -248,14 +223,8 @@ def wrapper_entries(protocol: ProtocolName, size: SizeName) -> Iterator[StudyEnt
             for model in models:
                 # The number of the paper for several data sets is their mean.
                 number = TABLES[table].published[model][name] if len(whole.data) == 1 else None
-                yield from cell(
-                    CONTENDERS[model],
-                    replace(whole.first, name=title),
-                    protocol,
-                    size,
-                    number,
-                    change=partial(_changed, change),
-                )
+                first, changed = replace(whole.first, name=title), partial(_changed, change)
+                yield from cell(CONTENDERS[model], first, protocol, size, number, change=changed)
 
 
 @cache
@@ -264,10 +233,5 @@ def _changed(change: str, trials: Trials) -> Trials:
 
 
 def _changed_trial(change: str, trial: Trial) -> Trial:
-    changed = []
-    for run in trial.runs:
-        tree = configured(run).to_plain()
-        for name, value in CHANGES[change].items():
-            put(tree, name, value)
-        changed.append(config_from_plain(tree))
-    return Trial(f"{trial.setting}, {change}", tuple(changed))
+    runs = (with_settings(configured(run), CHANGES[change]) for run in trial.runs)
+    return Trial(f"{trial.setting}, {change}", tuple(runs))

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Any
 
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec, ModelKind
@@ -16,10 +17,8 @@ from statemix.training import (
     RunConfig,
     RuntimeConfig,
     ScheduleConfig,
-    config_from_plain,
 )
-from statemix.training.settings import put
-from statemix_lab.studies.higher_order.contenders import Contender, single
+from statemix_lab.studies.higher_order.contenders import STATE_SIZES, Contender, single
 from statemix_lab.studies.store import StoredRow
 from statemix_lab.studies.study_entries import (
     Metric,
@@ -30,6 +29,7 @@ from statemix_lab.studies.study_entries import (
     StudyEntry,
     Trial,
     Trials,
+    with_settings,
 )
 
 MLP_DECODER = MixerSpec("mlp", intermediate_size=32)
@@ -60,54 +60,48 @@ class Grid:
         learning_rates: learning rates of protocols "paper" and "mlp".
         state_sizes: state sizes N to try. The paper says "hidden size up to 6144", which we read as
             the number of entries of the state.
-        all_variants: try every state size, kernel and number of heads of the baselines.
-        seeds: seeds of every setting.
-        num_settings: settings of protocol "tuned", the same for every model.
-        every_epoch: evaluate after every epoch, as the paper does, or about 25 times.
         screened_sizes: state sizes N of protocol "mad".
+        num_settings: settings of protocol "tuned", the same for every model.
         kept: settings of protocol "mad" that are trained in full.
+        seeds: seeds of every setting.
+        all_variants: try every state size, kernel and number of heads of the baselines.
+        every_epoch: evaluate after every epoch, as the paper does, or about 25 times.
     """
 
     learning_rates: tuple[float, ...]
     state_sizes: tuple[int, ...]
-    all_variants: bool
-    seeds: tuple[int, ...]
-    num_settings: int
-    every_epoch: bool
     screened_sizes: tuple[int, ...]
+    num_settings: int
     kept: int
+    seeds: tuple[int, ...] = (0, 1, 2)
+    all_variants: bool = False
+    every_epoch: bool = False
 
 
 GRIDS: dict[SizeName, Grid] = {
     "laptop": Grid(
         learning_rates=(1e-3,),
         state_sizes=(192,),
-        all_variants=False,
-        seeds=(0, 1, 2),
+        screened_sizes=STATE_SIZES[:4],
         num_settings=7,
-        every_epoch=False,
-        screened_sizes=(48, 96, 192, 384),
         kept=1,
     ),
     "workstation": Grid(
         learning_rates=(1e-3, 5e-4),
         state_sizes=(192, 768),
-        all_variants=False,
-        seeds=(0, 1, 2),
+        screened_sizes=STATE_SIZES[:5],
         num_settings=13,
-        every_epoch=False,
-        screened_sizes=(48, 96, 192, 384, 768),
         kept=2,
     ),
     "paper": Grid(
         learning_rates=(1e-3, 5e-4, 1e-4),
-        state_sizes=(192, 384, 768, 1536, 3072, 6144),
-        all_variants=True,
-        seeds=(0, 1, 2, 3, 4),
+        state_sizes=STATE_SIZES[2:],
+        screened_sizes=STATE_SIZES,
         num_settings=25,
-        every_epoch=True,
-        screened_sizes=(48, 96, 192, 384, 768, 1536, 3072, 6144),
         kept=2,
+        seeds=(0, 1, 2, 3, 4),
+        all_variants=True,
+        every_epoch=True,
     ),
 }
 
@@ -172,21 +166,23 @@ def cell(
     ``published`` is the number of the paper; None if it only draws it. ``change`` changes the
     settings to try.
     """
-    layers = tried(contender, protocol, size)
+    shared: dict[str, Any] = {
+        "protocol": protocol,
+        "size": size,
+        "published": {} if published is None else {0: Number(published)},
+        "layers": tried(contender, protocol, size),
+        "labels": labels,
+    }
     return [
         StudyEntry(
             column.name,
             contender.name,
             change(_trials(protocol, size, contender, data)),
             data=data.name,
-            protocol=protocol,
-            size=size,
             metric=data.metric,
             lengths=data.lengths,
-            published={} if published is None else {0: Number(published)},
-            layers=layers,
             updates=data.updates(protocol),
-            labels=labels,
+            **shared,
         )
         for data in column.data
     ]
@@ -234,12 +230,12 @@ def _screened(size: SizeName, contender: Contender, data: Data) -> ScreenedTrial
             words = ", ".join([f"learning rate {rate:g}", *_options(layer, layers)])
             config = _config(layer, data, size)
             screen = _as_mad(config, data, rate, short).replace(seed=grid.seeds[0])
-            full = _seeded([words], _as_mad(config, data, rate, epochs), grid)
+            full = Trial.seeded(words, _as_mad(config, data, rate, epochs), grid.seeds)
             yield Trial(f"{words}, {short} epochs", (screen,)), full
 
     def accuracy(row: StoredRow) -> float:
         scores = [head[data.metric] for head in row["best_test"].values()]
-        return sum(scores) / len(scores)
+        return float(sum(scores) / len(scores))
 
     return ScreenedTrials(settings, accuracy, grid.kept)
 
@@ -277,27 +273,24 @@ def trials(
     drawn at random, the same for every model, and that of "paper" with its first learning rate, and
     selects one by validation accuracy.
     """
-    scale = GRIDS[size]
+    grid = GRIDS[size]
     layers = tried(contender, protocol, size)
     if protocol == "mad":
         yield from _screened(size, contender, data)
     elif protocol != "tuned":
-        for layer, rate in itertools.product(layers, scale.learning_rates):
+        for layer, rate in itertools.product(layers, grid.learning_rates):
             config = _config(layer, data, size)
             if protocol == "mlp" and data.backbone == "causal":
                 config = config.replace(model=config.model.replace(channel_mixer=MLP_DECODER))
-            optimizer = config.optimizer.replace(learning_rate=rate)
-            words = [f"learning rate {rate:g}", *_options(layer, layers)]
-            yield _seeded(words, config.replace(optimizer=optimizer), scale)
+            config = config.replace(optimizer=config.optimizer.replace(learning_rate=rate))
+            words = ", ".join([f"learning rate {rate:g}", *_options(layer, layers)])
+            yield Trial.seeded(words, config, grid.seeds)
     else:
-        for setting in _settings(scale.num_settings):
-            for layer in layers:
-                tree = _config(layer, data, size).to_plain()
-                for name, value in setting.items():
-                    put(tree, name, value)
-                words = [f"{name.split('.')[-1]} {value}" for name, value in setting.items()]
-                words += _options(layer, layers)
-                yield _seeded(words, config_from_plain(tree), scale)
+        for setting, layer in itertools.product(_settings(grid.num_settings), layers):
+            config = with_settings(_config(layer, data, size), setting)
+            parts = [f"{name.split('.')[-1]} {value}" for name, value in setting.items()]
+            words = ", ".join([*parts, *_options(layer, layers)])
+            yield Trial.seeded(words, config, grid.seeds)
 
 
 def _settings(count: int) -> Iterator[dict[str, object]]:
@@ -314,10 +307,6 @@ def _options(layer: LayerSpec, layers: Sequence[LayerSpec]) -> list[str]:
     if len(layers) == 1:
         return []
     return [" ".join(f"{name}={value}" for name, value in layer.options.items())]
-
-
-def _seeded(words: Sequence[str], config: RunConfig, size: Grid) -> Trial:
-    return Trial(", ".join(words), tuple(config.replace(seed=seed) for seed in size.seeds))
 
 
 def _config(layer: LayerSpec, data: Data, size: SizeName) -> RunConfig:

@@ -41,21 +41,21 @@ SEQUENCES = 2
 
 
 class RunSpectrum(TypedDict):
-    """Eigenvalues of the transitions of one trained run, with its last weights."""
+    """Eigenvalues of the transitions of one trained run, with its last weights.
 
-    # The run's key in the results store.
+    At each of the steps, counted from 1, stand the eigenvalues [real, imaginary] of all units on
+    test sequences 0 ... sequences - 1. The key is that of the run in the results store.
+    """
+
     key: str
-    # Test sequences 0 ... sequences - 1.
     sequences: int
-    # Time steps, counted from 1, and at each the eigenvalues [real, imaginary] of all sequences and
-    # units.
     steps: list[int]
     eigenvalues: list[list[list[float]]]
 
 
 def read_spectra(folder: Path) -> dict[str, RunSpectrum]:
     """Return the spectra in a folder by key."""
-    found: dict[str, RunSpectrum] = {}
+    spectra: dict[str, RunSpectrum] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             spectrum: RunSpectrum = json.loads(path.read_text(encoding="utf-8"))
@@ -66,8 +66,8 @@ def read_spectra(folder: Path) -> dict[str, RunSpectrum]:
             raise RequestError(f"{path} must hold a run's eigenvalues, got {reason}") from error
         if not same:
             raise RequestError(f"{path} must hold the eigenvalues of this run, got others")
-        found[path.stem] = spectrum
-    return found
+        spectra[path.stem] = spectrum
+    return spectra
 
 
 # S_5 needs m = 5; small blocks and a large one show what changes with m.
@@ -85,15 +85,13 @@ def spectra_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
 
     All lines at one m come before all at the next, the most telling m first.
     """
-    data = column("table4", "s5_100k")
-    found = [
+    data, order = column("table4", "s5_100k"), [*_TELLING, *ORDERS]
+    points = [(m, line, model) for line, models in _LINES.items() for m, model in models]
+    return [
         entry
-        for line, models in _LINES.items()
-        for m, model in models
+        for m, line, model in sorted(points, key=lambda point: order.index(point[0]))
         for entry in cell(model, data, protocol, size, change=_first_run, line=line, x=float(m))
     ]
-    order = [*_TELLING, *ORDERS]
-    return sorted(found, key=lambda entry: order.index(int(entry.labels["x"])))
 
 
 @cache
@@ -107,19 +105,15 @@ def due_with_spectra(
     """Return the runs to train for a figure of eigenvalues.
 
     A run that has a result, but whose eigenvalues are not in the folder and whose own folder is
-    gone, is due again. Other arguments are those of :func:`statemix_lab.studies.study_entries.due`.
+    gone, is due again.
     """
-    without_row = {one.key for one in due(planned, rows, retry=retry)}
-    return [
-        one
-        for one in planned
-        if one.key in without_row
-        or (
-            rows[one.key]["status"] == "done"
-            and not (folder / f"{one.key}.json").exists()
-            and not _is_trained(one.job.folder)
-        )
-    ]
+
+    def is_lost(run: Planned) -> bool:
+        is_kept = (folder / f"{run.key}.json").exists() or _is_trained(run.job.folder)
+        return rows[run.key]["status"] == "done" and not is_kept
+
+    without_row = {run.key for run in due(planned, rows, retry=retry)}
+    return [run for run in planned if run.key in without_row or is_lost(run)]
 
 
 def store_spectra(planned: Sequence[Planned], folder: Path) -> None:

@@ -41,13 +41,7 @@ _TIMED = 2
 
 @dataclass(frozen=True)
 class StudyCorpus:
-    """A text, as ``statemix lm prepare`` reads it.
-
-    Attributes:
-        sources: names or paths of the texts.
-        tokenizer: the tokenizer, such as "bpe:2048".
-        most_documents: documents to read; None means all.
-    """
+    """A text, as ``statemix lm prepare`` reads it: names or paths, the tokenizer, documents."""
 
     sources: tuple[str, ...] = ("stdlib",)
     tokenizer: str = "bpe:2048"
@@ -68,11 +62,9 @@ class LanguageRun(StudyRun):
     The tokens are prepared once, beside the folders of the runs, and all runs share them.
 
     Attributes:
-        corpus: the text.
         model: arguments of ``StatemixConfig`` but the tokens.
         training: arguments of ``LanguageSettings`` but the seed.
         seed: seed of the weights and of the order of the data.
-        precision: precision of weights and arithmetic.
         num_threads: threads of the processor; None means PyTorch's number.
     """
 
@@ -193,11 +185,7 @@ def quiet() -> Iterator[None]:
 
 
 class ProcessorTime(Hook):
-    """Counts the processor time of the steps, without evaluations, and the tokens they read.
-
-    Args:
-        tokens_per_step: tokens of an optimiser step.
-    """
+    """Counts the processor time of the steps, without evaluations, and the tokens they read."""
 
     def __init__(self, tokens_per_step: int) -> None:
         self._tokens, self._total, self._since = tokens_per_step, 0.0, 0.0
@@ -253,32 +241,26 @@ def _prepare(corpus: StudyCorpus, folder: Path) -> dict[str, float]:
         if not (folder / _XZ).exists():
             # The last file that is made.
             if not (folder / "held_out.bin").exists():
-                prepare(
-                    corpus.sources,
-                    folder,
-                    tokenizer=corpus.tokenizer,
-                    most_documents=corpus.most_documents,
-                )
+                fields = asdict(corpus)
+                prepare(fields.pop("sources"), folder, **fields)
             tokens, held_out, tokenizer = read_prepared(folder)
             _, test = split(held_out)
-            found = compressed_bits_per_byte(tokens, test, tokenizer)
-            files.write_file(folder / _XZ, json.dumps(found).encode())
+            bits = compressed_bits_per_byte(tokens, test, tokenizer)
+            files.write_file(folder / _XZ, json.dumps(bits).encode())
     return files.read_json(folder / _XZ, "scores")
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
     """Return the points of a run: step, tokens, CPU seconds, seconds, validation scores, loss."""
-    points = []
-    for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        points.append(
-            {
-                **{name: row[name] for name in ("step", "tokens", "cpu_s", "time_s")},
-                **row["scores"],
-                "loss": row["train"]["loss"],
-            }
-        )
-    return points
+    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    return [
+        {
+            **{name: row[name] for name in ("step", "tokens", "cpu_s", "time_s")},
+            **row["scores"],
+            "loss": row["train"]["loss"],
+        }
+        for row in map(json.loads, lines)
+    ]
 
 
 def read_scores(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from statemix.layers import LAYERS, LayerSpec
 from statemix_lab.studies.language.language_runs import LanguageRun, StudyCorpus
-from statemix_lab.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
+from statemix_lab.studies.study_entries import SizeName, StudyEntry, Trials
 
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
 
@@ -48,11 +48,6 @@ class _Setting(NamedTuple):
     num_threads: int | None = 1
 
 
-def _training(length: int, batch_size: int, steps: int, evaluations: int) -> dict[str, Any]:
-    every = steps // evaluations
-    return {"length": length, "batch_size": batch_size, "steps": steps, "evaluate_every": every}
-
-
 _FINEWEB = StudyCorpus(
     ("hub:HuggingFaceFW/fineweb:sample-10BT",), "EleutherAI/gpt-neox-20b", most_documents=4_000_000
 )
@@ -64,7 +59,7 @@ _SETTINGS: Mapping[SizeName, _Setting] = {
         num_layers=3,
         tied=True,
         budget=586_944,
-        training=_training(128, 16, 1_000, 8),
+        training={"length": 128, "batch_size": 16, "steps": 1_000, "evaluate_every": 125},
         widths=(96, 160, 224),
         rates=(1e-3, 3e-3, 1e-2, 3e-2),
     ),
@@ -75,7 +70,13 @@ _SETTINGS: Mapping[SizeName, _Setting] = {
         num_layers=12,
         tied=False,
         budget=6_300_000,
-        training=_training(2048, 256, 4_800, 24) | {"accumulate": 8},
+        training={
+            "length": 2048,
+            "batch_size": 256,
+            "steps": 4_800,
+            "evaluate_every": 200,
+            "accumulate": 8,
+        },
         widths=(512, 768, 1024),
         rates=(1e-3, 3e-3, 1e-2),
         precision="bf16-mixed",
@@ -85,11 +86,6 @@ _SETTINGS: Mapping[SizeName, _Setting] = {
 _RATE = 3e-3
 # The tokens of GPT-NeoX, in a multiple of 64.
 _VOCABULARY = 50_304
-
-
-def _inner(hidden_size: int) -> int:
-    """Return the inner width of the gated MLP, 8/3 of the width in multiples of 64."""
-    return -(-8 * hidden_size // 3 // 64) * 64
 
 
 def _model(
@@ -103,11 +99,13 @@ def _model(
     attention: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     kinds = kinds or [RECURRENT] * num_layers
+    # The inner width of the gated MLP is by default 8/3 of the width in multiples of 64.
+    inner = inner or -(-8 * hidden_size // 3 // 64) * 64
     mixers = {RECURRENT: dict(mixer), ATTENTION: dict(attention or {})}
     return {
         "hidden_size": hidden_size,
         "num_hidden_layers": num_layers,
-        "intermediate_size": inner or _inner(hidden_size),
+        "intermediate_size": inner,
         "mixers": {kind: mixers[kind] for kind in dict.fromkeys(kinds)},
         "layer_types": list(kinds),
         "tie_word_embeddings": tied,
@@ -121,14 +119,10 @@ def _parameters(name: str, hidden_size: int, options: tuple[tuple[str, int], ...
 
 
 def unit_count(name: str, unit: str, sizes: Mapping[str, int], hidden_size: int, most: int) -> int:
-    """Return how many blocks or channels bring the parameters of a layer closest to a number.
+    """Return how many units bring the parameters of a layer closest to ``most``.
 
-    Args:
-        name: name of the layer, whose parameters are linear in the units.
-        unit: option that counts them.
-        sizes: other options.
-        hidden_size: width.
-        most: the number of parameters.
+    Units are blocks or channels, which the option ``unit`` counts. The parameters are linear in
+    them. ``sizes`` are other options.
     """
     one, two = (_parameters(name, hidden_size, ((unit, count), *sizes.items())) for count in (1, 2))
     return max(1, 1 + round((most - one) / (two - one)))
@@ -142,9 +136,8 @@ def _lru(
     Mixers of other widths have their share of the budget: it grows as the parameters of the MLP.
     """
     width = width or setting.hidden_size
-    unit, option = {"bd_lru": ("num_blocks", "block_size"), "h_lru": ("num_channels", "order")}[
-        name
-    ]
+    is_block = name == "bd_lru"
+    unit, option = ("num_blocks", "block_size") if is_block else ("num_channels", "order")
     most = setting.budget / setting.num_layers * (width / setting.hidden_size) ** 2
     sizes = {option: m, **options}
     count = unit_count(name, unit, sizes, width, round(most))
@@ -160,17 +153,11 @@ def _run(
     setting: _Setting, model: Mapping[str, Any], rate: float = _RATE, **more: Any
 ) -> LanguageRun:
     training = {**setting.training, "learning_rate": rate, **more}
-    return LanguageRun(
-        setting.corpus,
-        model,
-        training,
-        precision=setting.precision,
-        num_threads=setting.num_threads,
-    )
-
-
-def _seeded(run: LanguageRun) -> Trials:
-    return Trials(lambda: [Trial("", tuple(replace(run, seed=seed) for seed in SEEDS))])
+    machine: dict[str, Any] = {
+        "precision": setting.precision,
+        "num_threads": setting.num_threads,
+    }
+    return LanguageRun(setting.corpus, model, training, **machine)
 
 
 BLOCKS, LARGER = "block size", "block size, 210M"
@@ -185,53 +172,41 @@ BLOCK_SIZES = (("bd_lru", (1, 2, 4, 8, 16)), ("h_lru", (4, 16)))
 
 
 @cache
-def figure_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+def figure_entries(_: str, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of Figure 4 at a size."""
-    del protocol
     setting = _SETTINGS[size]
 
-    def entry(column: str, name: str, m: int, run: LanguageRun, at: float) -> StudyEntry:
-        layers = LanguageContender("", run.model).layers
-        return StudyEntry(
-            column,
-            f"{_NAMES[name]} m={m}",
-            _seeded(run),
-            size=size,
-            layers=layers,
-            labels={"at": at},
-        )
+    def entry(column: str, model: str, run: LanguageRun, at: float) -> StudyEntry:
+        layers, labels = LanguageContender(model, run.model).layers, {"at": at}
+        trials = Trials.seeded(run, SEEDS)
+        return StudyEntry(column, model, trials, size=size, layers=layers, labels=labels)
 
     columns = {BLOCKS: setting}
     if size == "paper":
         columns[LARGER] = setting._replace(budget=_LARGER_BUDGET)
-    found = [
-        entry(column, name, m, _run(one, _lru(one, name, m)), m)
-        for column, one in columns.items()
-        for name, sizes in BLOCK_SIZES
-        for m in sizes
-    ]
-    found += [
-        entry(WIDTH, "bd_lru", m, _run(setting, _lru(setting, "bd_lru", m, width)), width)
-        for width in setting.widths
-        for m in (1, 4)
-    ]
-    found += [
-        entry(RATE, "bd_lru", m, _run(setting, _lru(setting, "bd_lru", m), rate), rate)
-        for rate in setting.rates
-        for m in (1, 4)
-    ]
-    found += [
-        StudyEntry(
-            FIXED_POINTS,
-            one.name,
-            _seeded(_fixed_point_run(setting, one.model)),
-            size=size,
-            layers=one.layers,
-            labels={"at": 0.0},
-        )
-        for one in _fixed_points(setting)
-    ]
-    return tuple(found)
+    pairs = [(name, m) for name, sizes in BLOCK_SIZES for m in sizes]
+    block = partial(_lru, setting, "bd_lru")
+    return (
+        *(
+            entry(column, f"{_NAMES[name]} m={m}", _run(own, _lru(own, name, m)), m)
+            for column, own in columns.items()
+            for name, m in pairs
+        ),
+        *(
+            entry(WIDTH, f"BD-LRU m={m}", _run(setting, block(m, width)), width)
+            for width in setting.widths
+            for m in (1, 4)
+        ),
+        *(
+            entry(RATE, f"BD-LRU m={m}", _run(setting, block(m), rate), rate)
+            for rate in setting.rates
+            for m in (1, 4)
+        ),
+        *(
+            entry(FIXED_POINTS, one.name, _fixed_point_run(setting, one.model), 0.0)
+            for one in _fixed_points(setting)
+        ),
+    )
 
 
 def _fixed_points(setting: _Setting) -> list[LanguageContender]:
@@ -318,23 +293,18 @@ def contenders() -> tuple[LanguageContender, ...]:
 
 
 @cache
-def duel_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+def duel_entries(_: str, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of the duel: a trial for each learning rate."""
-    del protocol
     setting = _SETTINGS[size]
 
-    def trials(model: Mapping[str, Any]) -> list[Trial]:
-        runs = {rate: _run(setting, model, rate) for rate in RATES}
-        return [
-            Trial(f"lr={rate:g}", tuple(replace(run, seed=seed) for seed in SEEDS))
-            for rate, run in runs.items()
-        ]
+    def at_rate(model: Mapping[str, Any], rate: float, seed: int) -> LanguageRun:
+        return replace(_run(setting, model, rate), seed=seed)
 
     return tuple(
         StudyEntry(
             "duel",
             one.name,
-            Trials(partial(trials, one.model)),
+            Trials.at_rates(partial(at_rate, one.model), RATES, SEEDS),
             size=size,
             layers=one.layers,
         )
@@ -350,24 +320,21 @@ def timed_models(size: SizeName) -> dict[str, Mapping[str, Any]]:
     """
     setting = _SETTINGS[size]
     if size == "laptop":
-        every = {one.name: one.model for one in contenders()}
+        more, models = {}, {one.name: one.model for one in contenders()}
     else:
-        every = {
-            "Transformer": _model(
-                {},
-                hidden_size=setting.hidden_size,
-                num_layers=setting.num_layers,
-                tied=setting.tied,
-                kinds=[ATTENTION] * setting.num_layers,
-                attention={"name": "attention", "num_heads": 12, "rope": True},
-            )
-            | {"vocab_size": _VOCABULARY}
-        }
-    known = list(every.values())
+        more = {"vocab_size": _VOCABULARY}
+        transformer = _model(
+            {},
+            hidden_size=setting.hidden_size,
+            num_layers=setting.num_layers,
+            tied=setting.tied,
+            kinds=[ATTENTION] * setting.num_layers,
+            attention={"name": "attention", "num_heads": 12, "rope": True},
+        )
+        models = {"Transformer": transformer | more}
+    known = list(models.values())
     for name, sizes in BLOCK_SIZES:
         for m in sizes:
-            model = _lru(setting, name, m)
-            if model not in known:
-                more = {} if size == "laptop" else {"vocab_size": _VOCABULARY}
-                every[f"{_NAMES[name]} m={m}"] = model | more
-    return every
+            if (model := _lru(setting, name, m)) not in known:
+                models[f"{_NAMES[name]} m={m}"] = model | more
+    return models

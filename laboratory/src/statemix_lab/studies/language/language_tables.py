@@ -1,44 +1,30 @@
 """The tables of the language studies: what runs of one cell add up to."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import polars as pl
 
 from statemix.sweeps.study_runs import Runnable
-from statemix_lab.studies.chosen_rates import chosen_rate
 from statemix_lab.studies.figure import Panel, curves
 from statemix_lab.studies.language.language_runs import LanguageRun
 from statemix_lab.studies.language.language_suites import BLOCKS, LARGER, RATE, RATES, WIDTH
 from statemix_lab.studies.result_text import Line, Table, commit_text, duration_text
 from statemix_lab.studies.store import StoredRow
+from statemix_lab.studies.study import chosen_rate
 from statemix_lab.studies.study_entries import StudyEntry
 
 _POINT = pl.Struct({"tokens": pl.Float64, "cpu_s": pl.Float64, "bits": pl.Float64})
+_TEXTS = ("protocol", "size", "column", "model", "family", "setting", "key", "status", "commit")
+_NUMBERS = ("at", "bits", "perplexity", "held_out_bits", "tokens", "cpu_s", "seconds")
 _SCHEMA: dict[str, Any] = {
-    "protocol": pl.String,
-    "size": pl.String,
-    "column": pl.String,
-    "model": pl.String,
-    "at": pl.Float64,
-    "family": pl.String,
-    "setting": pl.String,
-    "seed": pl.Int64,
-    "key": pl.String,
-    "status": pl.String,
-    "bits": pl.Float64,
-    "perplexity": pl.Float64,
-    "held_out_bits": pl.Float64,
+    **dict.fromkeys(_TEXTS, pl.String),
+    **dict.fromkeys(_NUMBERS, pl.Float64),
+    **dict.fromkeys(("seed", "parameters", "state_bytes"), pl.Int64),
     "chosen": pl.Boolean,
-    "parameters": pl.Int64,
-    "state_bytes": pl.Int64,
-    "tokens": pl.Float64,
-    "cpu_s": pl.Float64,
-    "seconds": pl.Float64,
     "points": pl.List(_POINT),
-    "commit": pl.String,
 }
 
 
@@ -61,11 +47,7 @@ def language_runs(
                 continue
             lines.append(
                 {
-                    "protocol": entry.protocol,
-                    "size": entry.size,
-                    "column": entry.column,
-                    "model": entry.model,
-                    "at": entry.labels.get("at"),
+                    **entry.place,
                     "family": entry.layers[0].name,
                     "setting": setting,
                     "seed": config.seed,
@@ -80,18 +62,19 @@ def language_runs(
 def _results(row: StoredRow | None) -> dict[str, Any]:
     if row is None:
         return {}
-    found: dict[str, Any] = {"status": row["status"], "commit": commit_text(row["environment"])}
+    shared: dict[str, Any] = {"status": row["status"], "commit": commit_text(row["environment"])}
     if row["status"] != "done":
-        return found
+        return shared
     language = row["language"]
+    scores = language["scores"]
     points = [
-        {"tokens": one["tokens"], "cpu_s": one["cpu_s"], "bits": one["bits_per_byte"]}
-        for one in language["curve"]
+        {"tokens": point["tokens"], "cpu_s": point["cpu_s"], "bits": point["bits_per_byte"]}
+        for point in language["curve"]
     ]
-    return found | {
-        "bits": language["scores"]["test"]["bits_per_byte"],
-        "perplexity": language["scores"]["test"]["perplexity"],
-        "held_out_bits": language["scores"]["held_out"]["bits_per_byte"],
+    return shared | {
+        "bits": scores["test"]["bits_per_byte"],
+        "perplexity": scores["test"]["perplexity"],
+        "held_out_bits": scores["held_out"]["bits_per_byte"],
         "parameters": language["parameters"],
         "state_bytes": language["state_bytes"],
         "tokens": points[-1]["tokens"],
@@ -127,9 +110,7 @@ def summaries(runs: pl.DataFrame) -> pl.DataFrame:
     Columns beside the labels: seeds (finished), deviation of bits over seeds (null below two), and
     means of the others. A cell without results has 0 seeds.
     """
-    done = pl.col("status").eq("done").fill_null(value=False) & pl.col("chosen").fill_null(
-        value=False
-    )
+    done = (pl.col("status").eq("done") & pl.col("chosen")).fill_null(value=False)
     means = ["perplexity", "parameters", "state_bytes", "tokens", "cpu_s"]
     return runs.group_by("column", "model", "at", "family", maintain_order=True).agg(
         seeds=done.sum(),
@@ -139,13 +120,6 @@ def summaries(runs: pl.DataFrame) -> pl.DataFrame:
         setting=pl.col("setting").filter(done).first(),
         **{name: pl.col(name).filter(done).mean() for name in means},
     )
-
-
-def spread_text(mean: float | None, deviation: float | None) -> str:
-    """Write a mean and its standard deviation over seeds; a dash without results."""
-    if mean is None:
-        return "–"
-    return f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
 
 
 def figure_table(runs: pl.DataFrame) -> Table:
@@ -184,9 +158,10 @@ def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     lost = f" ({one['lost']} lost)" if one["lost"] else ""
     if not one["seeds"]:
         return (f"0{lost}", *["–"] * 6)
+    spread = "" if one["deviation"] is None else f" ± {one['deviation']:.3f}"
     return (
         f"{one['seeds']}{lost}",
-        spread_text(one["bits"], one["deviation"]),
+        f"{one['bits']:.3f}{spread}",
         f"{one['perplexity']:.2f}",
         f"{one['parameters']:,.0f}",
         f"{one['state_bytes']:,.0f} B",
@@ -228,21 +203,17 @@ def duel_panels(runs: pl.DataFrame, speeds: Mapping[str, float] | None = None) -
         speeds: tokens per second by model, measured side by side. If a model has none, the time is
             that of the processor during the runs.
     """
-    counts = pl.col("points").is_not_null() & pl.col("chosen").fill_null(value=False)
-    done = _ranked(runs).filter(counts)
+    done = _ranked(runs).filter(pl.col("points").is_not_null(), "chosen")
     if not done.height:
         return []
     by_tokens, by_time = [], []
-    of_model: dict[str, list[dict[str, Any]]] = {}
-    for run in done.to_dicts():
-        of_model.setdefault(run["model"], []).append(run)
-    if not speeds or of_model.keys() - speeds.keys():
+    if not speeds or set(done["model"]) - speeds.keys():
         speeds = None
-    for model, group in of_model.items():
-        cpu_s = math.fsum(run["cpu_s"] for run in group)
-        rate = speeds[model] if speeds else math.fsum(run["tokens"] for run in group) / cpu_s
-        for run in group:
-            shared = (model, model, str(run["seed"]))
+    for (model,), group in done.group_by(["model"], maintain_order=True):
+        tokens, cpu_s = (math.fsum(group[name].to_list()) for name in ("tokens", "cpu_s"))
+        rate = speeds[str(model)] if speeds else tokens / cpu_s
+        for run in group.to_dicts():
+            shared = (str(model), str(model), str(run["seed"]))
             for point in run["points"]:
                 by_tokens.append((*shared, point["tokens"] / 1e6, point["bits"]))
                 by_time.append((*shared, point["tokens"] / rate / 60, point["bits"]))
@@ -254,18 +225,3 @@ def duel_panels(runs: pl.DataFrame, speeds: Mapping[str, float] | None = None) -
             ("at equal time", f"minutes of one thread, {how}", by_time),
         )
     ]
-
-
-def language_run_lines(runs: pl.DataFrame) -> Iterator[list[str]]:
-    """Yield a line for each run with a result: key, labels, setting, seed, result, time, commit."""
-    done = runs.filter(pl.col("bits").is_not_null()).unique("key", maintain_order=True)
-    for run in done.to_dicts():
-        yield [
-            run["key"],
-            f"{run['column']}, {run['model']}",
-            run["setting"],
-            f"seed {run['seed']}",
-            f"{run['bits']:.4f} bits per byte",
-            duration_text(run["seconds"]),
-            run["commit"],
-        ]

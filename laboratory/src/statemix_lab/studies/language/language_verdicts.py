@@ -6,7 +6,6 @@ if each of its seeds is better than every seed of the other.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -42,47 +41,27 @@ _CLAIMS = {
 }
 
 
-@dataclass(frozen=True)
-class BitsComparison:
-    """Bits per byte of two models by seed, the claimed winner first."""
+def _compare(
+    winner: str, loser: str, winners: Sequence[float], losers: Sequence[float]
+) -> tuple[SeedVerdict, str]:
+    """Return whether the claimed winner wins beyond seed noise, and the difference of the means.
 
-    winner: str
-    loser: str
-    winners: Sequence[float]
-    losers: Sequence[float]
-
-    @property
-    def outcome(self) -> SeedVerdict:
-        """Whether the winner wins beyond seed noise; "open" with fewer than three seeds."""
-        if min(len(self.winners), len(self.losers)) < ENOUGH_SEEDS:
-            return "open"
-        if max(self.winners) < min(self.losers):
-            return "holds"
-        if min(self.winners) > max(self.losers):
-            return "does not hold"
-        return "within seed noise"
-
-    def text(self) -> str:
-        """Return the outcome and the difference of the means."""
-        if self.outcome == "open":
-            counts = f"{len(self.winners)} and {counted(len(self.losers), 'seed')}"
-            return f"open: {self.winner} against {self.loser} ({counts})"
-        difference = float(np.mean(self.losers) - np.mean(self.winners))
-        word = "fewer" if difference >= 0 else "more"
-        return (
-            f"{self.outcome}: {self.winner} has {abs(difference):.3f} bits per byte {word} than "
-            f"{self.loser}"
-        )
+    Bits per byte are given by seed. The outcome is "open" with fewer than three seeds.
+    """
+    if min(len(winners), len(losers)) < ENOUGH_SEEDS:
+        counts = f"{len(winners)} and {counted(len(losers), 'seed')}"
+        return "open", f"open: {winner} against {loser} ({counts})"
+    outcome: SeedVerdict = "within seed noise"
+    if max(winners) < min(losers):
+        outcome = "holds"
+    elif min(winners) > max(losers):
+        outcome = "does not hold"
+    difference = float(np.mean(losers) - np.mean(winners))
+    bits = f"{abs(difference):.3f} bits per byte {'fewer' if difference >= 0 else 'more'}"
+    return outcome, f"{outcome}: {winner} has {bits} than {loser}"
 
 
-def verdict(comparisons: Sequence[BitsComparison]) -> SeedVerdict:
-    """Return what comparisons say together: the claim holds if it holds in each of them."""
-    outcomes = {one.outcome for one in comparisons}
-    order: tuple[SeedVerdict, ...] = ("open", "does not hold", "within seed noise")
-    return next((one for one in order if one in outcomes), "holds")
-
-
-def bits_at_end(runs: pl.DataFrame, model: str) -> list[float]:
+def _bits_at_end(runs: pl.DataFrame, model: str) -> list[float]:
     """Return the bits per byte of a model by seed after all tokens, on the text that scores."""
     found = runs.filter(pl.col("model") == model).sort("seed")
     bits: list[float] = found["bits"].drop_nulls().to_list()
@@ -146,14 +125,17 @@ def verdict_lines(runs: pl.DataFrame, speeds: Mapping[str, float]) -> list[tuple
     found = []
     for claim, (part, pairs) in _CLAIMS.items():
         # This claim alone is about time, too.
-        ways: dict[str, _BitsOf] = {"at equal tokens": bits_at_end}
+        ways: dict[str, _BitsOf] = {"at equal tokens": _bits_at_end}
         if pairs is _BLOCK_PAIRS:
             ways["at equal time"] = at_equal_time(speeds)
         of_part = runs.filter(pl.col("column") == part)
         for how, bits_of in ways.items():
             compared = [
-                BitsComparison(*pair, *(bits_of(of_part, name) for name in pair)) for pair in pairs
+                _compare(*pair, *(bits_of(of_part, name) for name in pair)) for pair in pairs
             ]
-            texts = [one.text() for one in compared]
-            found.append((f"{verdict(compared)}: {claim}, {how}", texts))
+            # A claim holds if it holds in each comparison.
+            outcomes = {outcome for outcome, _ in compared}
+            order = ("open", "does not hold", "within seed noise")
+            verdict = next((one for one in order if one in outcomes), "holds")
+            found.append((f"{verdict}: {claim}, {how}", [text for _, text in compared]))
     return found

@@ -51,7 +51,7 @@ test-without-kernels: $(VENV)/installed-dev
 
 # Test the Triton kernels in Triton's interpreter, which must be chosen before Triton is imported
 # (two to three minutes), or run every test of operators on them (about a quarter of an hour):
-# make test-triton TRITON_TESTS="tests/ops -k triton"
+# make test-triton TESTED_BACKEND=triton TRITON_TESTS="tests/ops -k triton"
 TRITON_TESTS := tests/ops/triton tests/ops/test_limits.py \
   tests/ops/test_selective_scan.py \
   'tests/ops/test_sequence_parallel.py::test_ranks_together_are_one_process[2-triton]'

@@ -446,7 +446,7 @@ def test_the_suite_runs_over_a_registered_backend_by_itself():
         command += ["-m", "not compiler"]
     command += [str(OPERATOR_TESTS)]
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TESTED_BACKEND": "toy"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])

@@ -6,6 +6,7 @@ paths differentiate the same linear function of states and final state.
 
 import dataclasses
 import itertools
+import os
 
 import pytest
 import torch
@@ -250,9 +251,14 @@ def names_of_backends(fixture="backend"):
 
 
 def usable(fixture="backend"):
-    """An axis for :func:`in_pairs`: the backends of a fixture that can run here."""
+    """An axis for :func:`in_pairs`: the backends of a fixture that can run here.
+
+    TESTED_BACKEND in the environment names one that all rows shall have, such as a new one.
+    """
     names = names_of_backends(fixture)
-    return {fixture: [name for name in names if ops.BACKENDS[name].unavailable() is None]}
+    names = [name for name in names if ops.BACKENDS[name].unavailable() is None]
+    tested = os.environ.get("TESTED_BACKEND")
+    return {fixture: [tested] if tested in names else names}
 
 
 def pytest_generate_tests(metafunc):

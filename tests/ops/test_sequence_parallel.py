@@ -92,7 +92,9 @@ def work(rank, world_size, folder, backend):
         group = distributed.new_group(GROUP)
         groups += [group] if rank in GROUP else []
     found = {}
-    for name, learned, group in itertools.product(CASES, (True, False), groups):
+    # The interpreter of Triton is slow.
+    names = ["bd_lru", "h_lru"] if backend == "triton" else CASES
+    for name, learned, group in itertools.product(names, (True, False), groups):
         slices = SLICES[distributed.get_world_size(group)]
         results = part(name, slices, learned, backend, group)
         found[name, learned, group is not None] = [x if x is None else x.detach() for x in results]
@@ -123,8 +125,8 @@ def test_ranks_together_are_one_process(world_size, device, backend, tmp_path):
 
 def check_parts(found, slices, *, grouped):
     """What ranks have found, in the order of their slices, is what one process finds."""
-    for name, (*_, dtype) in CASES.items():
-        tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    for name in dict.fromkeys(name for name, *_ in found[0]):
+        tolerance = 1e-10 if CASES[name][-1] == torch.float64 else 1e-5
         for learned in (True, False):
             parts = [one[name, learned, grouped] for one in found]
             states, final, d_gates, d_values, d_initial = whole(name, sum(slices), learned)

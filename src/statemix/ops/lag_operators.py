@@ -88,7 +88,7 @@ def _observer_scan(
     cu_seqlens: Tensor | None,
     backend: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """Solve the observer form, whose states are partial sums, with delayed coefficients."""
+    """Solve the observer form (lag_kernels.py) by a lag recurrence with delayed coefficients."""
     length, size = inputs.shape[1], coefficients.shape[-1]
     # The initial partial sum s^{k+1} enters the output k steps after the start.
     owed = initial_state[..., 1:].transpose(1, 2)  # (N, m-1, H)

@@ -81,7 +81,7 @@ VARIANTS = {
     ],
     "h_lru": [{"checkpoint_every": 2}],
     "delta_net": [{"conv_size": 0, "head_dim": 2, "expand_v": 2}],
-    "delta_product": [{"conv_size": 1, "num_householder": 2}],
+    "delta_product": [{"conv_size": 1, "num_householder": 2, "use_output_gate": True}],
     "mamba2": [{"d_conv": 0}],
     "lstm": [{"memory_size": 4}],
     "fp_rnn": [{"mixer": "kronecker", "rank": 1}],

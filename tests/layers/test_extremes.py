@@ -23,7 +23,9 @@ def limits(layer):
     if isinstance(layer, Attention):
         return 1e18, 1e9
     if isinstance(layer, DeltaProduct) and layer.use_output_gate:
-        return 1e30, 1e15
+        # Where a memory is both forgotten and erased, almost nothing is left to normalise.
+        vanishes = layer.use_forget_gate and not layer.allow_neg_eigval
+        return 1e30, 1e4 if vanishes else 1e15
     return 1e30, 1e30
 
 

@@ -85,16 +85,6 @@ def test_logits_are_those_of_the_definition(hidden_size, length):
         torch.testing.assert_close(found, defined(model, sequence), rtol=1e-9, atol=1e-9)
 
 
-def test_without_a_norm_only_the_linear_maps_and_their_gelu_remain():
-    model = build(norm="none").double()
-    tokens = ids()
-    x, _ = model.backbone.blocks[0].mixer(model.backbone.embedding(tokens))
-    x = (model.backbone.embedding(tokens) + x)[:, -1:] + position_vectors(torch.arange(6), like=x)
-    for linear in (model.decoder.network[1], model.decoder.network[4]):
-        x = nn.functional.gelu(linear(x))
-    torch.testing.assert_close(model(tokens)["parity"], model.readouts["parity"](x))
-
-
 def test_distant_positions_are_exact_and_need_no_table():
     places = torch.tensor([0, 1, 1279, 1280, 100_000])
     for size in (2, 3, 128):

@@ -149,13 +149,6 @@ def test_device_and_dtype_reach_every_parameter():
     }
 
 
-def test_parts_of_a_block_may_be_named_and_options_must_be():
-    block = Block(hidden_size=8, mixer=LAYERS[0], channel_mixer=MixerSpec("mlp"))
-    assert (block.mixer.hidden_size, type(block.channel_mixer).__name__) == (8, "MLP")
-    with pytest.raises(TypeError, match="positional"):
-        Block(8, LAYERS[0], None, "layer")
-
-
 def test_dropout_zeroes_outputs_of_parts_in_training_alone():
     backbone, tokens = build(dropout=0.5), ids(2, 200)
     plain = build()

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from statemix import ops
 from statemix.errors import OptionError
-from statemix.layers import LAYERS, Layer, LayerSpec, take_rows
+from statemix.layers import LAYERS, LayerSpec, take_rows
 from statemix.models import MODELS, MixerSpec, TokenClassifier
 
 CONVERGED = {"contraction": 0.5, "max_iterations": 120, "tolerance": 1e-14}
@@ -87,14 +86,6 @@ def test_an_mlp_without_residual_can_precede_the_readouts():
     torch.testing.assert_close(model(draw()), read(model, x))
 
 
-def test_layer_norm_is_that_of_the_definition():
-    model = build(norm="layer")
-    x = 0.01 * torch.randn(2, 3, model.backbone.embedding.embedding_dim)
-    centred = x - x.mean(-1, keepdim=True)
-    expected = centred * (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-    torch.testing.assert_close(model.backbone.final_norm(x), expected)
-
-
 def test_without_residual_and_norm_only_the_layers_remain():
     model = build(residual=False, norm="none", channel_mixer=MIXERS["mlp"])
     tokens = draw()
@@ -144,57 +135,21 @@ def test_extending_piece_by_piece_equals_the_whole_and_states_can_be_reordered(b
     torch.testing.assert_close(logits, {head: these[:, 6:] for head, these in whole.items()})
 
 
-class OwnBiases(Layer):
-    """A layer whose biases are part of its definition: zero_biases leaves them as they are."""
-
-    name = "own_biases"
-
-    def __init__(self, hidden_size, *, device=None, dtype=None):
-        super().__init__()
-        self.hidden_size = hidden_size
-        self.proj = nn.Linear(hidden_size, hidden_size, device=device, dtype=dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self, generator=None):
-        nn.init.constant_(self.proj.bias, 0.5)
-
-    def init_state(self, batch_size, device=None, dtype=None):
-        return torch.zeros((batch_size, 1), device=device, dtype=dtype)
-
-    def forward(self, x, state=None, cu_seqlens=None):
-        rows = self._check_sequence(x, state, cu_seqlens)
-        return self.proj(x), self.init_state(rows) if state is None else state
-
-    def step(self, x_t, state):
-        return self.proj(x_t), state
-
-
-@pytest.fixture
-def own_biases():
-    LAYERS.register(OwnBiases)
-    yield LayerSpec("own_biases")
-    LAYERS.remove("own_biases")
-
-
 @pytest.mark.parametrize("zero_biases", [True, False])
-def test_layers_and_mixers_zero_their_own_biases(own_biases, monkeypatch, zero_biases):
+def test_layers_and_mixers_zero_their_own_biases(monkeypatch, zero_biases):
     asked = []
     for kind in (*LAYERS.values(), type(MIXERS["mlp"].build(hidden_size=8))):
         zero = kind.zero_biases
         monkeypatch.setattr(
             kind, "zero_biases", lambda self, zero=zero: asked.append(type(self)) or zero(self)
         )
-    model = build(*HYBRID, own_biases, channel_mixer=MIXERS["mlp"], zero_biases=zero_biases)
+    model = build(*HYBRID, channel_mixer=MIXERS["mlp"], zero_biases=zero_biases)
     parts = [part for block in model.backbone.blocks for part in (block.mixer, block.channel_mixer)]
     assert asked == ([type(part) for part in parts] if zero_biases else [])
-    # Nothing reaches past the method into the layer.
-    assert torch.equal(model.backbone.blocks[-1].mixer.proj.bias, torch.full((8,), 0.5))
-    zeroed = [*(block.channel_mixer.up_proj.bias for block in model.backbone.blocks)]
-    zeroed += [
-        model.backbone.blocks[0].mixer.gate_proj.bias,
-        *(r.bias for r in model.readouts.values()),
-    ]
-    assert all(bool(bias.any()) is not zero_biases for bias in zeroed)
+    gates = model.backbone.blocks[0].mixer.gate_proj
+    biases = [gates.bias, *(part.up_proj.bias for part in parts[1::2])]
+    biases += [readout.bias for readout in model.readouts.values()]
+    assert all(bool(bias.any()) is not zero_biases for bias in biases)
 
 
 # Each argument of the constructor: another value, and its required effect on the model.
@@ -277,28 +232,6 @@ def test_it_starts_as_in_mad():
         assert linear.bias is None or not linear.bias.any()
         bound = linear.in_features**-0.5
         assert 0.98 * bound < linear.weight.abs().max() <= bound
-
-
-def test_pointwise_gates_start_without_bias_as_dense_ones_do():
-    layer = LayerSpec("h_lru", num_channels=8, order=2, selective="pointwise")
-    mixer = build(layer).backbone.blocks[0].mixer
-    assert not mixer.gate_bias.any()
-    assert mixer.gate_weight.abs().max() > 0.8
-
-
-@pytest.mark.parametrize("gate", [name for name, g in ops.GATES.items() if not g.blocks_only])
-def test_constant_gates_start_where_they_can_learn(gate):
-    """At zero, ``relu`` would have no gradient at all and ``signed`` and ``tanh`` a huge one."""
-    model = build(LayerSpec("bd_lru", num_blocks=2, block_size=3, selective=False, gate=gate))
-    model(draw())["product"].square().sum().backward()
-    assert 0 < model.backbone.blocks[0].mixer.gate_bias.grad.abs().max() < 1e4
-
-
-def test_an_lstm_starts_as_in_torch():
-    layer = build(SPECS["lstm"]).backbone.blocks[0].mixer
-    bound = 8**-0.5
-    for bias in (layer.lstm.bias_ih_l0, layer.lstm.bias_hh_l0):
-        assert 0.8 * bound < bias.abs().max() <= bound
 
 
 BAD_ARGUMENTS = {

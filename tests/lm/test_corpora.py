@@ -92,16 +92,6 @@ def test_texts_come_once_from_all_sources_and_need_not_be_utf_8(tmp_path):
     assert document == Document(str(one), "one.txt", "a\ufffdb")
 
 
-def test_every_row_is_a_group(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(40)))
-    documents = list(read_corpus([str(path)]))
-    assert len({one.group for one in documents}) == 40
-    assert {one.is_held_out() for one in documents} == {True, False}
-    # The split does not depend on where the file is.
-    assert [one.group for one in documents] == [f"rows.jsonl:{n}" for n in range(1, 41)]
-
-
 def test_rows_are_read_by_the_name_of_the_text(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"body": "one"}\n\n{"body": "two"}\n', encoding="utf-8")

@@ -188,8 +188,3 @@ def test_each_block_may_have_a_layer_of_its_own(tmp_path):
     assert torch.equal(
         AutoModelForCausalLM.from_pretrained(tmp_path / "two")(IDS).logits, cut(IDS).logits
     )
-
-
-def test_the_default_layer_has_a_state_as_wide_as_the_model():
-    mixer = StatemixConfig(50, 24, 1).mixers["linear_attention"]
-    assert mixer == {"name": "bd_lru", "num_blocks": 6, "block_size": 4}

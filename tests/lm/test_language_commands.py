@@ -457,8 +457,8 @@ def test_a_trained_model_knows_the_padding_of_its_tokenizer(train_tiny, tmp_path
         ),
         ("--steps 0", "steps must be greater than or equal to 1"),
         ("--size 7B", "size must be"),
-        ("--learning-rate 0", "learning_rate must be greater than 0"),
-        ("--num-layers 2 --attention-every 4", "attention_every must be at most 2"),
+        ("--weight-decay -1", "weight_decay must be greater than or equal to 0"),
+        ("--attention-every 4", "attention_every must be at most 1, the number of layers, got 4"),
         ("--device cuda", "device must be available"),
     ],
 )
@@ -494,9 +494,10 @@ def test_held_out_text_without_bytes_is_refused_before_training(prepared, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_byte_pair_encoding_needs_a_size(tmp_path, capsys):
+def test_a_byte_pair_encoding_needs_a_size(prepared, tmp_path, capsys):
+    texts = str(prepared.parent / "texts")
     for name in ("bpe", "bpe:many", "bpe:99999999999999999999"):
-        command = ["lm", "prepare", "stdlib", "--output", str(tmp_path / "x"), "--tokenizer", name]
+        command = ["lm", "prepare", texts, "--output", str(tmp_path / "x"), "--tokenizer", name]
         assert main(command) == 2
         error = capsys.readouterr().err
         assert "tokenizer must be bpe:SIZE" in error or "vocab_size must be in 257.." in error

@@ -228,9 +228,9 @@ class Killed(BaseException):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_kills_change_no_bit(prepared, tmp_path, monkeypatch, optimizer):
     command = ["lm", "train", "--tokens", str(prepared), *TINY, "--optimizer", optimizer]
-    command += ["--steps", "60", "--evaluate-every", "20", "--checkpoint-every-s", "0", "--folder"]
+    command += ["--steps", "30", "--evaluate-every", "10", "--checkpoint-every-s", "0", "--folder"]
     save = hooks.save_checkpoint
-    for last in (7, 8, 45):
+    for last in (7, 8, 21):
 
         def saved(folder, step, *rest, last=last, **options):
             save(folder, step, *rest, **options)

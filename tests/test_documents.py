@@ -173,13 +173,12 @@ def test_the_versions_are_those_of_the_project():
     assert f"The tests run with {tested} (" in contributing
 
 
-@pytest.mark.parametrize(("page", "seed"), [("README.md", 1), ("docs/index.md", 2)])
-def test_the_first_pages_track_with_other_seeds(page, seed):
-    """The blocks assert that the parity of 8,192 bits and the ball after 2,000 swaps are right."""
-    text = (ROOT / page).read_text()
+def test_the_first_page_tracks_with_another_seed():
+    """Its block asserts that what it has trained is right on long words."""
+    text = (ROOT / "README.md").read_text()
     (code,) = [code for kind, code in BLOCK.findall(text) if "torch.manual_seed(0)" in code]
     assert "\nassert " in code
-    exec(code.replace("manual_seed(0)", f"manual_seed({seed})"), {})
+    exec(code.replace("manual_seed(0)", "manual_seed(1)"), {})
 
 
 def anchors(path):

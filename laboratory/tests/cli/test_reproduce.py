@@ -426,6 +426,7 @@ def tiny_suite(monkeypatch):
 def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_suite):
     command = ["reproduce", "exact-groups", "--workers", "1"]
     assert main([*command, "--columns", "S_4"]) == 0
+    capsys.readouterr()
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "2 cells, 4 runs, of which 2 are in reproduce/runs.jsonl" in out

@@ -76,37 +76,57 @@ mine = others:MINE
 """
 
 
+SCRIPT = """
+import sys
+from statemix.cli.main import main
+for line in sys.argv[1:]:
+    try:
+        code = main(line.split())
+    except SystemExit as stop:
+        code = stop.code
+    print("=====", code)
+"""
+
+
 @pytest.fixture
 def statemix(tmp_path):
-    """``statemix(line)`` runs a command line where the distribution is installed."""
+    """``statemix(*lines)`` runs command lines in a process where the distribution is installed."""
     information = tmp_path / "site" / "others-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(ENTRY_POINTS)
     (tmp_path / "site" / "others.py").write_text(MODULE)
 
-    def run(line):
+    def run(*lines):
         done = subprocess.run(
-            [sys.executable, "-m", "statemix", *line.split()],
+            [sys.executable, "-c", SCRIPT, *lines],
             capture_output=True,
             text=True,
             cwd=tmp_path,
             env=os.environ
             | {"PYTHONPATH": os.pathsep.join([str(information.parent), *filter(None, sys.path)])},
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        *outputs, rest = done.stdout.split("===== 0\n")
+        assert (len(outputs), rest) == (len(lines), ""), done.stdout + done.stderr
+        return outputs
 
     return run
 
 
 def test_all_four_are_found_without_imports(statemix):
-    assert statemix("greet --name Ada") == "hello, Ada\n"
-    assert "--name TEXT\n      Whom to greet. (default: you)" in statemix("greet --help")
-    assert "  greet         Say hello.\n" in statemix("--help")
-    assert "last" in statemix("tasks")
-    statemix("train --folder run --task last --model.layers memory --schedules.epochs 1")
-    assert "Memory" in statemix("reproduce mine --dry-run")
+    greeting, greet_help, help_, tasks, _, plan = statemix(
+        "greet --name Ada",
+        "greet --help",
+        "--help",
+        "tasks",
+        "train --folder run --task last --model.layers memory --schedules.epochs 1",
+        "reproduce mine --dry-run",
+    )
+    assert greeting == "hello, Ada\n"
+    assert "--name TEXT\n      Whom to greet. (default: you)" in greet_help
+    assert "  greet         Say hello.\n" in help_
+    assert "last" in tasks
+    assert "Memory" in plan
 
 
 def test_a_folder_of_strangers_adds_nothing(statemix, tmp_path):
@@ -118,4 +138,5 @@ def test_a_folder_of_strangers_adds_nothing(statemix, tmp_path):
 
 def test_a_part_that_cannot_be_imported_breaks_no_other(statemix, tmp_path):
     (tmp_path / "site" / "others.py").write_text("import nowhere")
-    assert "permutation" in statemix("tasks")
+    (tasks,) = statemix("tasks")
+    assert "permutation" in tasks

@@ -93,6 +93,7 @@ def test_a_layer_that_asks_for_a_missing_backend_says_what_is_missing():
     [
         (LayerCase(0, 1, 1), "hidden_size must be at least 1, got 0"),
         (LayerCase(1, -1, 1), "batch_size must be at least 1, got -1"),
+        (LayerCase(1, 1, 2**20), r"length must be below 2\^20, got 1048576"),
         (
             LayerCase(256, 10**6, 10**5),
             r"batch_size x length x hidden_size must fit into memory \(.* GB\), got "
@@ -110,6 +111,8 @@ def test_sizes_are_refused(case, message):
     [
         (LayerSpec("bd_lru", num_blocks=0, block_size=2), "layers: num_blocks must be at least 1"),
         (LayerSpec("conv", kernel_size=2**31 - 1), "layers must fit into memory .*, got conv1 of"),
+        # Not even "meta" can hold the shape of its weights.
+        (LayerSpec("delta_net", num_heads=2**30, head_dim=2**30), "layers must fit into memory"),
     ],
 )
 def test_layers_are_refused_before_anything_is_allocated(spec, message, monkeypatch):

@@ -1,6 +1,5 @@
 """Operators of other layers: what they compute, what they are compared at, and where they run."""
 
-import json
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ from statemix.layers import fla
 from statemix.layers.chunks import delta_rule, ssd
 from statemix_lab.bench import operator_timing as ops
 from statemix_lab.bench import peer_timing as peers
-from statemix_lab.bench.harness import Measurement, Spread, measure
+from statemix_lab.bench.harness import measure
 
 F32, HALF = torch.float32, torch.bfloat16
 
@@ -100,26 +99,6 @@ def test_bytes_that_must_move_are_counted_by_hand():
     assert peers.moved_bytes("gated_delta_net", forward, HALF) == tokens * (15 * 2 + 4 + 4 + 10)
     weights = 8 * 16 * 16 + 8 * 16
     assert peers.moved_bytes("lstm", forward, F32) == 4 * (weights + 2 * tokens * 16)
-
-
-def test_a_row_says_what_was_compared():
-    timed = Measurement(
-        "gated_delta_product",
-        "note",
-        "measured",
-        rounds=3,
-        time_s=Spread(1.0, 2.0, 3.0),
-        ratios={"copy": Spread(1.0, 2.0, 4.0), "statemix": Spread(0.5, 1.0, 2.0)},
-    )
-    row = json.loads(json.dumps(peers.row(case(), timed, F32), allow_nan=False))
-    assert row["peer"] == {
-        "num_heads": 1, "head_dim": 5, "num_householder": 4, "state_size": 25
-    }  # fmt: skip
-    assert row["moved_bytes"] == peers.moved_bytes("gated_delta_product", case(), F32)
-    share = row["moved_bytes"] / case().moved_bytes(F32)
-    assert row["roofline"] == {"p20": share / 4, "p50": share / 2, "p80": share}
-    assert (row["provider"], row["dtype"]) == ("gated_delta_product", "float32")
-    assert (row["benchmark"], row["case"]["block_size"]) == ("ops", 4)
 
 
 def test_kernels_of_a_gpu_need_16_bits():

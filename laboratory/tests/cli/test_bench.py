@@ -8,9 +8,9 @@ import torch
 from statemix import ops
 from statemix.errors import RequestError, RunsFailedError
 from statemix.layers import LAYERS
-from statemix_lab.bench import step_timing
+from statemix_lab.bench import peer_timing, step_timing
 from statemix_lab.bench.harness import COPY, Measurement, Spread
-from statemix_lab.bench.operator_timing import LOOP, OURS, PAPER
+from statemix_lab.bench.operator_timing import LOOP, OURS, PAPER, OperatorCase
 from statemix_lab.cli.bench import bench_decode, parse
 from statemix_lab.cli.bench.bench_layers import _short
 from statemix_lab.cli.bench.bench_options import number_text, open_console, print_setting
@@ -71,6 +71,8 @@ def test_peers_are_measured_beside_the_chosen_providers_and_described(bench):
     assert [row["provider"] for row in kept] == [COPY, OURS, *names] * 2
     for row in kept:
         assert ("peer" in row) == (row["provider"] in names)
+        if "peer" in row:
+            assert row["peer"] == peer_timing.sizes(row["provider"], OperatorCase(**row["case"]))
         if row["provider"] in names:
             assert (row["status"], row["rounds"]) == ("measured", 3)
             assert row["roofline"]["p50"] > 0

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 from types import SimpleNamespace
 
@@ -141,9 +140,6 @@ def test_a_store_elsewhere_names_the_command_of_its_page(capsys, tmp_path):
     assert main(["reproduce", "table4", *options, "--store", "my rows/all.jsonl"]) == 0
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "a page of all results: statemix report --results 'my rows'"
-    assert main(shlex.split(last.partition(": ")[2])[1:]) == 0
-    assert (tmp_path / "report" / "index.html").exists()
-    capsys.readouterr()
     # In JSON alone, cells without results are listed.
     assert main(["report", "cells", "--results", "my rows", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -426,6 +422,7 @@ def tiny_suite(monkeypatch):
 def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_suite):
     command = ["reproduce", "exact-groups", "--workers", "1"]
     assert main([*command, "--columns", "S_4"]) == 0
+    capsys.readouterr()
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "2 cells, 4 runs, of which 2 are in reproduce/runs.jsonl" in out

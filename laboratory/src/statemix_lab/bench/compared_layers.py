@@ -186,6 +186,8 @@ def check_case(case: LayerCase, dtype: torch.dtype, total: int) -> None:
     for name, size in asdict(case).items():
         if size < 1:
             raise RequestError(f"{name} must be at least 1, got {size}")
+    if case.length >= 2**20:
+        raise RequestError(f"length must be below 2^20, got {case.length}")
     sizes = f"{case.batch_size} x {case.length} x {case.hidden_size}"
     needed = 4 * case.hidden_size * case.num_tokens * dtype.itemsize
     check_fits("batch_size x length x hidden_size", sizes, needed, total)
@@ -206,7 +208,13 @@ def entries(
                 f"layers must not iterate in {str(dtype).removeprefix('torch.')}, where their "
                 f"recurrence amplifies rounding errors too much to check them, got {name}"
             )
-        prices[name] = built("layers", price, spec, **sizes, dtype=dtype)
+        try:
+            prices[name] = built("layers", price, spec, **sizes, dtype=dtype)
+        except RuntimeError as error:
+            # The sizes of tensors on "meta" are larger than any memory, or the layer is at fault.
+            if "overflow" not in str(error):
+                raise
+            raise RequestError(f"layers must fit into memory, got {name}") from error
         # Weights, their gradients, and the copy in float64 that checks them.
         needed = prices[name].num_parameters * (2 * dtype.itemsize + torch.float64.itemsize)
         shown = f"{name} of width {case.hidden_size}"

@@ -26,7 +26,9 @@ from statemix.training import (
 from statemix.training.settings import Assignments
 
 _SHARP = 1 / 8
-_SHARPENING = AttributeSchedule("gate_temperature", end=_SHARP, finish=0.7, curve="geometric")
+_SHARPENING = AttributeSchedule(
+    attribute="gate_temperature", end=_SHARP, finish=0.7, curve="geometric"
+)
 # Steps between evaluations: often enough to see an attempt leave its plateau.
 _EVERY = 50
 # Beyond what was measured, and within what the kernels are made for.
@@ -167,8 +169,7 @@ def by_labels(
 ) -> SearchConfig:
     """Return tests that a right network passes, and that know nothing but labels.
 
-    They follow tests where all labels are right. A share ``wrong`` of the labels is another answer,
-    drawn uniformly.
+    They follow tests with right labels; a share ``wrong`` are other answers, drawn uniformly.
     """
 
     def seen(right: float) -> float:
@@ -226,8 +227,8 @@ def _num_entries(name: str, task: Task) -> int:
     else:
         kinds = HasAutomaton | HasPlaces | Traces
         having = ", ".join(known for known in TASKS if issubclass(TASKS[known], kinds))
-        condition = f"must have a finite automaton, places or traces ({having})"
-        raise RequestError(f"task {condition}, got {name}")
+        text = f"task must have a finite automaton, places or traces ({having}), got {name}"
+        raise RequestError(text)
     if num_states > _MOST_STATES:
         raise RequestError(
             f"task must need at most {_MOST_STATES} states, each counted once for every answer "

@@ -63,10 +63,7 @@ def train_job(
 
 @contextmanager
 def worker_processes(count: int, checkpoint_every_s: float | None) -> Iterator[list[Connection]]:
-    """Start processes that receive work and send events and endings.
-
-    On exit they end, runs under way with a checkpoint.
-    """
+    """Start processes that receive work and send events; on exit, their runs save a checkpoint."""
     context = multiprocessing.get_context("spawn")
     connections: list[Connection] = []
     workers: list[BaseProcess] = []

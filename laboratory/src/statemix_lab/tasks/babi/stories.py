@@ -168,7 +168,8 @@ class Corpus:
     def sha256(self) -> str:
         """SHA-256 of the words and of the stories of all splits."""
         parts = [array for s in self.splits.values() for array in (s.tokens, s.asked, s.begins)]
-        return hashlib.sha256(b"".join([repr(self.words).encode(), *parts])).hexdigest()
+        content = [repr(self.words).encode(), *(part.tobytes() for part in parts)]
+        return hashlib.sha256(b"".join(content)).hexdigest()
 
 
 def corpus(folder: str) -> Corpus:

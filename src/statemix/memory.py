@@ -98,7 +98,9 @@ def release() -> None:
 
 
 def _mallopt(settings: dict[int, int]) -> bool:
-    return all(_call_c_library("mallopt", *setting) for setting in settings.items())
+    # Each is set, even if another one is refused.
+    accepted = [_call_c_library("mallopt", *setting) for setting in settings.items()]
+    return all(accepted)
 
 
 def _call_c_library(name: str, *arguments: int) -> bool:

@@ -53,6 +53,7 @@ def test_json_has_a_line_per_length_and_is_recorded(run, capsys):
     ]
     recorded = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
     assert all(row.pop("time").endswith("+00:00") for row in recorded)
+    assert {row.pop("run") for row in recorded} == {str(run)}
     assert recorded == rows
 
 

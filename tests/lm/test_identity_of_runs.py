@@ -166,3 +166,4 @@ def test_language_commands_import_what_the_user_names(prepared, tmp_path, capsys
     (tmp_path / "my_layer.py").write_text(f"{OWN_LAYER}\n# changed")
     with pytest.warns(UserWarning, match="have changed: source of my_layer="):
         assert main(["lm", *train, "--imports", "my_layer"]) == 0
+    LAYERS.remove("own")

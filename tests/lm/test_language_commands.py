@@ -458,7 +458,7 @@ def test_a_trained_model_knows_the_padding_of_its_tokenizer(train_tiny, tmp_path
         ("--steps 0", "steps must be greater than or equal to 1"),
         ("--size 7B", "size must be"),
         ("--weight-decay -1", "weight_decay must be greater than or equal to 0"),
-        ("--attention-every 4", "attention_every must be at most 1, the number of layers, got 4"),
+        ("--attention-every 4", "attention_every must be at most 3, the number of layers, got 4"),
         ("--device cuda", "device must be available"),
     ],
 )

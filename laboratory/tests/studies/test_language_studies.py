@@ -132,8 +132,8 @@ def test_interrupted_run_resumes_its_training_and_its_preparation(tiny, trained,
         tiny.train(folder, interrupt, 0.0)
     # As if another process had been killed between the files of the tokens.
     tokens = folder.parent / tiny.corpus.name
-    (tokens / "unfinished").mkdir()
-    (tokens / "held_out.bin").rename(tokens / "unfinished" / "held_out.bin")
+    (tokens / ".unfinished-tokens").mkdir()
+    (tokens / "held_out.bin").rename(tokens / ".unfinished-tokens" / "held_out.bin")
     (tokens / "xz.json").unlink()
     resumed, whole = finished(tiny, folder)["language"], trained[0]["language"]
     assert resumed["scores"] == whole["scores"]

@@ -19,7 +19,7 @@ from statemix.layers.state import map_state, owned, placement, tensors
 class _Call(nn.Module):
     """Base of both kinds of calls."""
 
-    _axes: tuple[Dim, ...] = ()
+    _axes: tuple[str, ...] = ()
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -52,7 +52,8 @@ class _Call(nn.Module):
             sizes = enumerate(zip(short.shape, long.shape, strict=True))
             longer = {axis: growing for axis, (before, after) in sizes if before != after}
             state.append({0: batch, **longer})
-        return {"x": {0: batch, **dict(enumerate(self._axes, 1))}, "state": tuple(state)}
+        axes = {axis: Dim(name, min=1) for axis, name in enumerate(self._axes, 1)}
+        return {"x": {0: batch, **axes}, "state": tuple(state)}
 
     def _example(self, batch_size: int, *length: int) -> tuple[Tensor, ...]:
         check_sizes(batch_size=batch_size)
@@ -121,7 +122,7 @@ class WholeSequence(_Call):
         of the state after the last token.
     """
 
-    _axes = (Dim("T", min=1),)
+    _axes = ("T",)
 
     def inputs(self, batch_size: int = 2, length: int = 7) -> tuple[Tensor, ...]:
         """Return examples as :meth:`DecodeStep.inputs` does: x (batch_size, length, hidden_size).

@@ -63,8 +63,8 @@ def bits_per_byte(
     total, num_tokens, num_bytes = 0.0, 0, 0
     counts = document_bytes(tokens)
     end, window = _reading_of(model.config)
-    if window is not None:
-        _check_causal(model, min(window, 16))
+    if not isinstance(model.config, StatemixConfig) and window != 1:
+        _check_causal(model, min(window or 16, 16))
     for number, count in enumerate(counts):
         ids = torch.from_numpy(tokens.document(number).astype(np.int64)).to(model.device)
         targets = ids if end is not None else ids[1:]

@@ -235,8 +235,9 @@ def _last_steps(name: str, case: OperatorCase, problem: _Problem) -> list[Tensor
         outputs = outputs[:, start:]
     else:
         memory = _empty_memory(name, case, exact[0], torch.float64)
-        with torch.no_grad():
-            _, memory = _recurrence(name, before, memory)
+        if start:
+            with torch.no_grad():
+                _, memory = _recurrence(name, before, memory)
         steps = []
         for t in range(case.length - start):
             # A single token goes through no chunk.

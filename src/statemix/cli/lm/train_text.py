@@ -236,7 +236,7 @@ class TrainText:
         """Return the folder of the tokens; it is prepared if none was given."""
         if self.tokens is not None:
             return self.tokens
-        folder = self.folder.resolve()
+        folder = self.folder if self.folder.name not in ("", "..") else self.folder.resolve()
         data = folder.parent / f"{folder.name}-tokens"
         # The last file that is made.
         if not (data / "held_out.bin").exists():

@@ -38,7 +38,7 @@ class LanguageStudy(Study):
         return f"{run['bits']:.4f} bits per byte"
 
 
-class FigureStudy(LanguageStudy):
+class Figure4Study(LanguageStudy):
     """Figure 4, with what its runs say about the claims."""
 
     def report(self, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]) -> list[str]:
@@ -49,7 +49,7 @@ class FigureStudy(LanguageStudy):
 
 
 STUDIES = (
-    FigureStudy(
+    Figure4Study(
         "fig4",
         "perplexity of language models against block size, width and learning rate",
         figure_entries,

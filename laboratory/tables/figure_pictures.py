@@ -5,7 +5,7 @@ from measurement_tables import RESULTS, study_rows
 from statemix_lab.studies import throughput
 from statemix_lab.studies.figure import draw, png
 from statemix_lab.studies.study import find_study
-from statemix_lab.studies.throughput_rows import read
+from statemix_lab.studies.throughput import read
 
 
 def pictures() -> dict[str, bytes]:

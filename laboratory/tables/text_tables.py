@@ -10,7 +10,7 @@ import polars as pl
 from measurement_tables import RESULTS, json_lines, markdown, pivot, study_rows
 
 from statemix_lab.studies.figure import Panel, draw, png
-from statemix_lab.studies.language.language_tables import (
+from statemix_lab.studies.language.language_studies import (
     duel_panels,
     duel_table,
     figure_panels,

@@ -1,5 +1,6 @@
 """Comparisons are fair: common rounds, ratios by round, and no time for a wrong result."""
 
+import json
 import math
 import resource
 import sys
@@ -8,9 +9,11 @@ import time
 import pytest
 import torch
 
+from statemix import provenance
+from statemix.layers import LayerSpec
 from statemix.ops import BackendUnavailableError
-from statemix_lab.bench import timed_devices
-from statemix_lab.bench.harness import TOO_LATE, Provider, measure
+from statemix_lab.bench import compared_layers, harness, layer_timing, step_timing, timed_devices
+from statemix_lab.bench.harness import TOO_LATE, Measurement, Provider, Spread, measure
 from statemix_lab.bench.timed_devices import Cpu
 
 
@@ -98,12 +101,6 @@ def test_slow_provider_makes_the_calls_it_can_afford_and_at_least_three(call_s, 
     assert measured["a"].rounds == 20
     assert measured["slow"].rounds == rounds
     assert measured["slow"].ratios["a"].p50 == call_s
-
-
-def test_one_slow_call_before_the_rounds_costs_no_rounds():
-    clock = FakeClock()
-    unlucky = clock.provider("unlucky", [1.0, 1.0, 1000.0, 1.0])
-    assert run(clock, [unlucky], rounds=20, budget_s=100)["unlucky"].rounds == 20
 
 
 def test_rounds_of_slow_providers_are_spread_and_shared():
@@ -235,3 +232,47 @@ def test_memory_is_that_of_the_call_and_not_of_its_replay():
     measured = run(clock, [clock.provider("a", [1.0])], device=Replaying())
     assert measured["a"].memory_bytes == 100
     assert measured["a"].rounds == 5
+
+
+def test_rows_are_appended_and_say_where_and_how_they_were_measured(tmp_path):
+    path, process = tmp_path / "ops.jsonl", harness.describe_process()
+    assert process.items() >= provenance.describe().items()
+    assert process["threads"] == torch.get_num_threads()
+    assert {"command", "omp_proc_bind"} <= process.keys()
+    harness.append_rows(path, [{"x": 1}], process)
+    harness.append_rows(path, [{"x": 2}, {"x": 3}], process | {"commit": "d"})
+    read = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["x"], row["commit"] == "d") for row in read] == [(1, False), (2, True), (3, True)]
+    for row in read:
+        assert row["measured_utc"].endswith("+00:00")
+        assert row["started_utc"] == process["started_utc"]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_copy_moves_its_bytes_so_many_times_by_buffers_that_are_reused(
+    monkeypatch, copied, times
+):
+    monkeypatch.setattr(harness, "_BUFFER_BYTES", 4 * 64)
+    sizes = copied(harness.copy_provider(8 * 150, "cpu", times))
+    assert sizes == [64, 64, 22] * times
+
+
+def test_a_roofline_is_the_time_of_a_copy_of_ones_own_bytes_over_ones_own():
+    case = compared_layers.LayerCase(8, 2, 5)
+    ratios = {harness.COPY: Spread(2.0, 4.0, 8.0)}
+    measured = Measurement("a", "", "measured", ratios=ratios)
+    row = harness.timed_row("layers", case, measured, torch.float32, 5, 10)
+    assert row["roofline"] == {"p20": 1 / 16, "p50": 1 / 8, "p80": 1 / 4}
+    copy = Measurement(harness.COPY, "", "measured")
+    assert harness.timed_row("layers", case, copy, torch.float32, 10, 10)["roofline"] is None
+
+
+def test_copies_beside_steps_and_layers_move_what_these_must(copied):
+    case = step_timing.StepCase("bd_lru", 2, 6, 3)
+    *_, copy = step_timing.providers(case)
+    assert 8 * sum(copied(copy)) == case.steps_per_call * case.moved_bytes(torch.float32)
+    training = compared_layers.LayerCase(hidden_size=8, batch_size=2, length=5)
+    listed = compared_layers.entries({"lstm": LayerSpec("lstm")}, training, torch.float32, Cpu())
+    moved = layer_timing.copied_bytes(listed, training, torch.float32)
+    *_, copy = layer_timing.providers(listed, training, torch.float32)
+    assert 8 * sum(copied(copy)) == moved

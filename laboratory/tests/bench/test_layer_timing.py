@@ -49,19 +49,6 @@ def test_the_training_step_is_right_and_a_wrong_one_is_noticed(name, dtype):
         assert provider.error(tuple(wrong)) > limit
 
 
-def test_a_parameter_that_nothing_uses_does_not_stop_the_comparison(monkeypatch):
-    original = build_layer
-
-    def with_a_spare(*arguments):
-        layer = original(*arguments)
-        layer.spare = torch.nn.Parameter(torch.zeros(1))
-        return layer
-
-    monkeypatch.setattr(layers, "build_layer", with_a_spare)
-    (provider, _) = layers.providers(entries([LayerSpec("lstm")]), CASE, torch.float32)
-    assert provider.error(provider.prepare()()) <= TOLERANCES[torch.float32]
-
-
 def test_a_row_holds_the_price_beside_the_speed_and_the_roofline():
     """Of inputs and outputs, forward reads one and writes one; backward reads two, writes one."""
     listed = entries([LayerSpec("bd_lru", num_blocks=4, block_size=2), LayerSpec("lstm")])
@@ -69,39 +56,21 @@ def test_a_row_holds_the_price_beside_the_speed_and_the_roofline():
     copied = layers.copied_bytes(listed, CASE, F32)
     assert copied == 4 * (3 * large.price.num_parameters + 5 * 2 * 70 * 8)
     measured = Measurement(
-        "a",
-        "",
-        "measured",
-        time_s=Spread(0.5, 2.0, 4.0),
-        ratios={COPY: Spread(2.0, 4.0, 8.0)},
+        "a", "", "measured", time_s=Spread(0.5, 2.0, 4.0), ratios={COPY: Spread(2.0, 4.0, 8.0)}
     )
     row = json.loads(json.dumps(layers.row(entry, CASE, measured, "float32", copied)))
     assert (row["benchmark"], row["dtype"], row["label"]) == ("layers", "float32", "BD-LRU m=2")
     assert row["case"] == {"hidden_size": 8, "batch_size": 2, "length": 70}
-    assert (row["layer"]["gate"], row["layer"]["num_blocks"]) == ("softmax", 4)
-    assert row["tokens_per_s"] == 140 / 2.0
-    assert row["time_s"] == {"p20": 0.5, "p50": 2.0, "p80": 4.0}
+    assert (row["layer"]["num_blocks"], row["tokens_per_s"]) == (4, 140 / 2.0)
     assert row["saved_bytes_per_token"] == entry.saved_bytes > 0
     flops = entry.price.flops
     assert row["flops"] == {**flops._asdict(), "total": flops.total}
-    for name in ("num_parameters", "state_size", "state_bytes", "decode_bytes"):
-        assert row[name] == getattr(entry.price, name)
     fewer = large.price.num_parameters - entry.price.num_parameters
     assert row["moved_bytes"] == copied - 12 * fewer
     share = row["moved_bytes"] / copied
     assert row["roofline"] == {"p20": share / 8, "p50": share / 4, "p80": share / 2}
     alone = layers.row(replace(entry, projections=True), CASE, measured, "float32", copied)
     assert alone["roofline"] is alone["moved_bytes"] is None
-
-
-def test_a_row_without_a_time_keeps_the_price(toys):
-    (entry,) = entries([LayerSpec("solver")])
-    measured = Measurement("a", "", "wrong", "reason", relative_error=float("nan"))
-    row = json.loads(
-        json.dumps(layers.row(entry, CASE, measured, "float32", 1000), allow_nan=False)
-    )
-    assert row["flops"] is row["time_s"] is row["tokens_per_s"] is row["relative_error"] is None
-    assert row["num_parameters"] == 72
 
 
 @pytest.mark.parametrize("name", ["bd_lru", "h_lru"])
@@ -124,26 +93,6 @@ def test_projections_alone_are_all_of_a_layer_but_its_recurrence(name, monkeypat
     expected = [part.shape for linear in projections for part in linear.parameters()]
     assert [gradient.shape for gradient in gradients] == expected
     assert all(float(gradient.abs().max()) > 0 for gradient in gradients)
-
-
-def test_compiled_layers_alone_go_through_the_compiler(monkeypatch):
-    compiled = []
-
-    def autotuned(layer):
-        compiled.append(layer)
-        return lambda x: (2 * layer(x)[0], None)
-
-    monkeypatch.setattr(layers, "autotuned", autotuned)
-    spec = LayerSpec("bd_lru", num_blocks=2, block_size=2, backend="associative")
-    listed = bench_entries.with_variants(entries([spec]), compiled=True)
-    plain, twice, _ = (one.prepare() for one in layers.providers(listed, CASE, F32))
-    torch.testing.assert_close(twice()[0], 2 * plain()[0])
-    assert len(compiled) == 1
-    skipped = Measurement("a", "", "skipped")
-    rows = [layers.row(one, CASE, skipped, "float32", 1000) for one in listed]
-    assert [row["compiled"] for row in rows] == [False, True]
-    # Bytes that are saved are counted for the layer alone.
-    assert [row["saved_bytes_per_token"] is None for row in rows] == [False, True]
 
 
 class Gpu(Cpu):

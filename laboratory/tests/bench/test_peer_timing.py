@@ -64,24 +64,6 @@ def test_the_state_has_as_many_entries_as_ours_or_few_less(num_blocks, block_siz
     assert hidden_size == max(1, num_blocks * block_size // 2)
 
 
-@pytest.mark.parametrize("name", peers.NAMES)
-def test_forward_alone_returns_outputs_and_keeps_the_stated_state(name, monkeypatch):
-    found = []
-    for function in ("delta_rule", "ssd"):
-        real = getattr(peers, function)
-
-        def kept(*arguments, real=real):
-            found.append(real(*arguments))
-            return found[-1]
-
-        monkeypatch.setattr(peers, function, kept)
-    (outputs,) = provider(name, case("forward")).prepare()()
-    assert outputs.shape[:2] == (2, 70)
-    assert not outputs.requires_grad
-    sizes = {state[0].numel() for _, state in found}
-    assert sizes == (set() if name == "lstm" else {peers.sizes(name, case())["state_size"]})
-
-
 def test_bytes_that_must_move_are_counted_by_hand():
     # Per token: 1 head of 5 x 5, so q, k, v and o have 5 numbers each, beta and g one.
     tokens = 2 * 70

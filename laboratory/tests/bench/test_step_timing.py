@@ -1,7 +1,6 @@
 """The cases of the decoding benchmark: their results, requests and rows."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -45,11 +44,6 @@ def test_of_a_large_batch_the_first_sequences_and_the_last_are_checked(broken, m
     assert lengths == [5]
 
 
-def test_all_combinations_are_cases():
-    listed = decode.cases(("bd_lru", "h_lru"), (1, 2), (4, 8), (2, 4))
-    assert len(set(listed)) == 16
-
-
 def test_a_step_moves_every_parameter_once_and_the_state_of_each_sequence_twice():
     case = decode.StepCase("bd_lru", 3, 6, 3)
     layer = BDLRU(6, num_blocks=2, block_size=3)
@@ -61,35 +55,6 @@ def test_a_step_moves_every_parameter_once_and_the_state_of_each_sequence_twice(
     assert lags.spec == LayerSpec("h_lru", num_channels=2, order=3)
     gates = HLRU(6, num_channels=2, order=3).gate_proj.out_features
     assert lags.moved_bytes(torch.float64) > 8 * lags.hidden_size * gates
-
-
-def test_the_roofline_of_a_step_is_that_of_its_own_bytes():
-    case, peers = TINY[0], {"lstm": LayerSpec("lstm")}
-    ours = Measurement("statemix", "", "measured", ratios={COPY: Spread(2.0, 4.0, 8.0)})
-    row = decode.row(case, ours)
-    assert row["roofline"] == {"p20": 1 / 8, "p50": 1 / 4, "p80": 1 / 2}
-    other = decode.row(case, replace(ours, provider="lstm"), peers=peers)
-    share = case.moved_bytes(torch.float32, peers["lstm"]) / row["moved_bytes"]
-    assert other["roofline"]["p50"] == pytest.approx(share / 4) != 1 / 4
-    alone = decode.row(case, replace(ours, provider=decode.PROJECTIONS))
-    assert alone["roofline"] is alone["moved_bytes"] is None
-
-
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_on_a_gpu_the_step_is_that_of_the_kernels(device, monkeypatch):
-    asked = []
-
-    def build(self, **sizes):
-        # There is no GPU to build it on.
-        asked.append(self.options["backend"])
-        raise NotImplementedError
-
-    _, step, _ = decode.providers(TINY[0], device=device)
-    monkeypatch.setattr(LayerSpec, "build", build)
-    with pytest.raises(NotImplementedError):
-        step.prepare()
-    assert asked == ["triton" if device == "cuda" else None]
-    assert ("backend triton" in step.note) == (device == "cuda")
 
 
 @pytest.mark.parametrize(("batch_size", "steps"), [(2, 200), (255, 200), (256, 20)])

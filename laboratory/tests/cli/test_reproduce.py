@@ -11,17 +11,11 @@ from statemix.cli.main import main
 from statemix.layers import LayerSpec
 from statemix.sweeps.runner import Ended, run_all
 from statemix.tasks import TaskSpec
-from statemix.training import (
-    EvaluationConfig,
-    ModelConfig,
-    RunConfig,
-    ScheduleConfig,
-    SearchConfig,
-)
+from statemix.training import EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
 from statemix_lab.studies import forecast
 from statemix_lab.studies import study as catalogue
 from statemix_lab.studies.exactness import exact_studies
-from statemix_lab.studies.exactness.exact_studies import AttemptStudy, ProofStudy
+from statemix_lab.studies.exactness.exact_studies import ProofStudy
 from statemix_lab.studies.higher_order import (
     cell_table,
     claims,
@@ -29,7 +23,6 @@ from statemix_lab.studies.higher_order import (
     protocols,
     run_spectra,
 )
-from statemix_lab.studies.higher_order.comparisons import Claim, Comparison
 from statemix_lab.studies.higher_order.contenders import CONTENDERS, bd_lru
 from statemix_lab.studies.higher_order.higher_order_studies import (
     ClaimsStudy,
@@ -38,11 +31,11 @@ from statemix_lab.studies.higher_order.higher_order_studies import (
     TableStudy,
     _study,
 )
+from statemix_lab.studies.higher_order.paper_claims import Claim, Comparison
 from statemix_lab.studies.higher_order.paper_figures import PaperFigure, View
 from statemix_lab.studies.higher_order.paper_tables import PaperTable
 from statemix_lab.studies.higher_order.protocols import Column, Data
-from statemix_lab.studies.study import find_study
-from statemix_lab.studies.study_entries import SIZES, StudyEntry, Trials, plan
+from statemix_lab.studies.study_entries import SIZES, StudyEntry, Trials
 
 (WRAPPER,) = (one for one in higher_order_studies.STUDIES if one.name == "wrapper")
 
@@ -90,16 +83,6 @@ def test_a_dry_run_lists_the_plan_and_its_time_and_runs_nothing(capsys, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_an_interrupted_dry_run_promises_no_resumption(capsys, monkeypatch):
-    def stop(self, config):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(forecast.Forecast, "seconds", stop)
-    for options, advice in ((["--dry-run"], ""), ([], "; repeat the command to resume")):
-        assert main(["reproduce", "table4", "--workers", "1", *options]) == 130
-        assert capsys.readouterr().err == f"statemix: interrupted{advice}\n"
-
-
 def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(capsys, tmp_path):
     assert main(["reproduce", "table4", "--workers", "1"]) == 0
     first = capsys.readouterr().out
@@ -131,7 +114,6 @@ def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(ca
     assert main(["report", "cells", "--results", "reproduce"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("2 of 2 cells measured")
-    assert re.search(r"^table4 +s3 +LSTM +132,096 +265,344 +paper +laptop +3 ", text, re.M)
     assert re.search(r"^table4 +s3 +BD-LRU m=2 +123,456 +248,640 +paper +laptop +3 ", text, re.M)
 
 
@@ -150,12 +132,7 @@ def test_a_store_elsewhere_names_the_command_of_its_page(capsys, tmp_path):
     assert main(["report", "cells", "--results", "my rows"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("1 of 2 cells measured")
-    assert "LSTM" in text
     assert "BD-LRU m=2" not in text
-    # The report does not read such a store.
-    (tmp_path / "my rows" / "all.jsonl").rename(tmp_path / "all.txt")
-    assert main(["reproduce", "table4", *options, "--store", "all.txt"]) == 0
-    assert "statemix report" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("column", ["s3", "S_3"])
@@ -230,34 +207,6 @@ def test_protocol_and_size_choose_runs(capsys, arguments, plan):
     assert ("bos True" if "tuned" in arguments else "learning rate 0.0005") in text
 
 
-def test_runs_that_diverged_are_due_again_only_on_request(capsys, tmp_path):
-    planned = plan(find_study("fig7").chosen("paper", "laptop"), tmp_path)
-    row = {"key": planned[0].key, "seed": 0, "status": "diverged", "environment": {}}
-    (tmp_path / "runs.jsonl").write_text(json.dumps(row) + "\n")
-    command = ["reproduce", "fig7", "--dry-run", "--store", "runs.jsonl"]
-    for options, count in (([], 1), (["--retry"], 0)):
-        assert main([*command, *options]) == 0
-        assert f" runs, of which {count} are in runs.jsonl\n" in capsys.readouterr().out
-
-
-def test_the_prediction_takes_a_tenth_of_the_minutes_and_says_what_it_lacks(capsys, monkeypatch):
-    limits = []
-
-    def known(limit_s):
-        limits.append(limit_s)
-        seconds = iter([60.0, 120.0, None, None, None, None])
-        return SimpleNamespace(seconds=lambda _: next(seconds))
-
-    monkeypatch.setattr(forecast, "Forecast", known)
-    options = ["--workers", "1", "--dry-run"]
-    assert main(["reproduce", "table4", "--minutes", "5", *options]) == 0
-    said = capsys.readouterr().out
-    assert "6 runs to do, 1 at a time, for 5 min; predicted for 2 of them: 3 min 0 s\n" in said
-    assert said.count("     unknown  ") == 4
-    assert main(["reproduce", "table4", *options]) == 0
-    assert limits == [30.0, None]
-
-
 def test_a_run_begins_whatever_planning_took_and_the_end_of_the_time_is_said(
     capsys, monkeypatch, tmp_path
 ):
@@ -292,9 +241,7 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         config = whole(layer, data, size)
         if layer.name == "lstm":
             return config
-        return config.replace(
-            optimizer=config.optimizer.replace(weight_decay=1e300),
-        )
+        return config.replace(optimizer=config.optimizer.replace(weight_decay=1e300))
 
     monkeypatch.setattr(protocols, "_config", wild)
     assert main(["reproduce", "table4", "--workers", "1"]) == 1
@@ -326,11 +273,9 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         (["table4", "--columns", "s9"], "columns must be among ['s3', 'S_3'], got 's9'"),
         (["table4", "--models", "GRU"], "models must be among ['LSTM', 'BD-LRU m=2'], got 'GRU'"),
         (["table4", "--minutes", "0"], "minutes must be above 0 and below 1e6, got 0.0"),
-        (["table4", "--minutes", "nan"], "minutes must be a valid number, got 'nan'"),
         (["table4", "--workers", "5"], "workers must be in 1..4 (processors available: 1)"),
         (["table4", "--output", "/dev/null"], "output must be a writable folder, got '/dev/null'"),
         (["table4", "--store", "."], "a results store must be a regular file, got '.'"),
-        (["table4", "--store", "/dev/null/x"], "store must be a writable file, got '/dev/null/x'"),
         (["wrapper", "--protocol", "tuned"], "protocol must be paper with wrapper, got 'tuned'"),
         (["exact-groups", "--size", "paper"], "size must be laptop with exact-groups, got 'paper'"),
         (["exact-groups", "--columns", "S_9"], "columns must be among ["),
@@ -369,9 +314,7 @@ def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
     lines = out.splitlines()
     head = "open, not tested at the paper's setting: small models fail (protocol {})"
     start = lines.index(head.format("paper"))
-    assert lines[start + 1].startswith("  yes: BD-LRU m=2 (.")
-    assert lines[start + 1].endswith(") fails on S_3")
-    assert "BD-LRU m=2 (" in lines[start + 2]
+    assert re.fullmatch(r"  yes: BD-LRU m=2 \(\..*\) fails on S_3", lines[start + 1])
     assert lines[start + 3].startswith("  undecided: 1 of 3 comparisons (not yet measured, or ")
 
     assert main(["report", "claims", "--results", "reproduce"]) == 0
@@ -387,36 +330,19 @@ def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
 @pytest.fixture
 def tiny_suite(monkeypatch):
     """The suite of exactness with two groups and LSTMs, which learn nothing in two steps."""
-    runs = {
-        group: tuple(
-            RunConfig(
-                task=TaskSpec("permutation", group=group, length=4),
-                model=ModelConfig(layers=(LayerSpec("lstm"),), hidden_size=4),
-                schedules=ScheduleConfig(num_steps=2),
-                evaluation=EvaluationConfig(test_size=8, validation_size=8, lengths=(9,)),
-                seed=seed,
-            )
-            for seed in range(2)
-        )
-        for group in ("S_3", "S_4")
-    }
-
-    def study(kind, name, **search):
-        entries = [
-            StudyEntry(
-                group,
-                "LSTM",
-                Trials.seeded(configs[0].replace(search=SearchConfig(**search)), (0, 1)),
-            )
-            for group, configs in runs.items()
-        ]
-        return kind(name, "tiny", lambda *_: entries)
-
-    studies = (
-        study(ProofStudy, "exact-groups"),
-        study(AttemptStudy, "exact-factorial", attempts=1, max_steps=3),
+    config = RunConfig(
+        model=ModelConfig(layers=(LayerSpec("lstm"),), hidden_size=4),
+        schedules=ScheduleConfig(num_steps=2),
+        evaluation=EvaluationConfig(test_size=8, validation_size=8, lengths=(9,)),
     )
-    monkeypatch.setattr(catalogue, "_own", lambda: {one.name: one for one in studies})
+    tasks = {group: TaskSpec("permutation", group=group, length=4) for group in ("S_3", "S_4")}
+    entries = [
+        StudyEntry(group, "LSTM", Trials.seeded(config.replace(task=task), (0, 1)))
+        for group, task in tasks.items()
+    ]
+
+    study = ProofStudy("exact-groups", "tiny", lambda *_: entries)
+    monkeypatch.setattr(catalogue, "_own", lambda: {study.name: study})
 
 
 def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_suite):
@@ -433,20 +359,3 @@ def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_sui
     (line,) = (text for text in out.splitlines() if text.startswith("S_4 "))
     assert line.split()[1:5] == ["LSTM", "0", "of", "2"]
     assert (tmp_path / "reproduce/exact-groups.png").exists()
-
-
-def test_a_suite_of_attempts_counts_certificates_and_has_no_figure(capsys, tmp_path, tiny_suite):
-    command = ["reproduce", "exact-factorial", "--workers", "1", "--columns", "S_4"]
-    assert main(command) == 0
-    out = capsys.readouterr().out
-    (line,) = (text for text in out.splitlines() if text.startswith("S_4 "))
-    assert line.split()[1:6] == ["LSTM", "0", "of", "2", "(.000–.658)"]
-    assert line.split()[6:11] == ["0", "of", "2", "–", "3"]
-    rows = [json.loads(row) for row in (tmp_path / "reproduce/runs.jsonl").read_text().splitlines()]
-    assert {row["certificate"]["verdict"] for row in rows} <= {"refuted", "open"}
-    assert not (tmp_path / "reproduce/exact-factorial.png").exists()
-    assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 0
-    html = (tmp_path / "page.html").read_text()
-    html = html[html.index('id="exact-factorial"') :]
-    assert re.search("<td>(refuted|open)[^<]*, 1 attempt</td>", html)
-    assert "<figure>" not in html

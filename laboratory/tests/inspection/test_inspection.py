@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from statemix_lab.inspection.layer_numbers import WHOLE, inspected, spread
+from statemix_lab.inspection.layer_numbers import inspected
 from statemix_lab.inspection.recurrences import eigenvalues, entropy, mixing, record
 
 CLOSE = {"rel": 1e-4, "abs": 1e-9}
@@ -83,17 +83,28 @@ def test_what_is_not_finite_is_none(model, tokens):
     json.dumps(first, allow_nan=False)
 
 
-def test_a_large_block_attention_matrix_is_not_kept(model):
-    tokens = torch.zeros(1, WHOLE // 3, dtype=torch.int64)
-    first = inspected(model, tokens)[0]
-    assert first["block_attention"] is None
-    assert len(first["mixing"][0][0]) == WHOLE // 3 + 1
-    assert inspected(model, tokens[:, 1:])[0]["block_attention"] is not None
-
-
-@pytest.mark.parametrize("count", [1, 6, 7, 64])
-def test_steps_are_spread_with_both_ends(count):
-    found = spread(count, 6)
-    assert len(found) == min(count, 6)
-    assert (found[0], found[-1]) == (0, count - 1)
-    assert sorted(set(found)) == found
+def test_every_layer_is_found_with_its_input(model, tokens):
+    found = record(model, tokens)
+    assert [one.name for one in found] == [
+        "backbone.blocks.0.mixer",
+        "backbone.blocks.1.mixer",
+        "backbone.blocks.2.mixer",
+    ]
+    assert [type(one.layer).name for one in found] == ["bd_lru", "lstm", "h_lru"]
+    # The start token is one more position.
+    assert all(one.x.shape == (2, 6, 8) for one in found)
+    with torch.no_grad():
+        longer = torch.cat([torch.full((2, 1), 6), tokens], dim=1)
+        x = model.backbone.embedding(longer)
+        for one, block in zip(found, model.backbone.blocks, strict=True):
+            torch.testing.assert_close(one.x, block.norm(x))
+            x, _ = block(x, None, None)
+    assert found[1].recurrence() is None
+    recurrence = found[0].recurrence()
+    assert not recurrence.transitions.requires_grad
+    expected = model.backbone.blocks[0].mixer.recurrence(found[0].x).transitions
+    torch.testing.assert_close(recurrence.transitions, expected.detach(), rtol=0, atol=0)
+    # Errors, too, leave no hooks.
+    with pytest.raises(ValueError, match="tokens must be"):
+        record(model, tokens + 100)
+    assert all(not part._forward_pre_hooks for part in model.modules())

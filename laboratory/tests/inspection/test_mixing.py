@@ -8,7 +8,7 @@ import torch
 
 from statemix.layers import BDLRU, HLRU
 from statemix.layers.state import tensors
-from statemix_lab.inspection.recurrences import applied, carried, mixing, part, sizes
+from statemix_lab.inspection.recurrences import applied, carried, mixing
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -56,21 +56,3 @@ def test_what_one_entry_receives_is_at_most_one_by_proposition_1(x, gate):
         received = matrices.abs().sum(dim=(2, -1))  # over the times of the inputs and their entries
         assert received.max() <= 1 + 1e-5
         assert received[:, -1].max() > 0.5
-
-
-def test_sizes_are_largest_row_sums():
-    matrices = torch.tensor([[1.0, -2.0], [0.5, 0.25]]).view(1, 1, 1, 1, 2, 2)
-    assert sizes(matrices).tolist() == [[[[3.0]]]]
-
-
-@torch.no_grad()
-def test_a_part_has_the_matrices_of_its_units(layer, x):
-    whole = layer.recurrence(x)
-    some = part(whole, slice(1, 2), [1, 0])
-    expected = mixing(whole)[1:, :, :, [1, 0]]
-    torch.testing.assert_close(mixing(some), expected, rtol=0, atol=0)
-    torch.testing.assert_close(carried(some), carried(whole)[1:, :, [1, 0]], rtol=0, atol=0)
-    assert (some.gates is None) == (whole.gates is None)
-    assert some.unit == whole.unit
-    if some.gates is not None:
-        torch.testing.assert_close(some.gates, whole.gates[1:, :, [1, 0]], rtol=0, atol=0)

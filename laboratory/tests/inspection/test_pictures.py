@@ -4,18 +4,13 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.collections import QuadMesh
-from matplotlib.colors import Normalize
 
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
+from statemix.training.attempts import Attempt
 from statemix_lab.inspection import layer_text as text
 from statemix_lab.inspection.layer_numbers import inspected
-from statemix_lab.inspection.layer_pictures import (
-    draw_gates,
-    draw_mixing,
-    pictures,
-    scale_of,
-)
+from statemix_lab.inspection.layer_pictures import draw_gates, draw_mixing, draw_race, pictures
 from statemix_lab.studies.figure import png
 
 
@@ -51,12 +46,6 @@ def test_each_layer_gets_the_pictures_that_suit_it(layers):
     assert [label.get_text() for label in axes.get_xticklabels()] == ["BOS", "1", "2", "3"]
     strips = found["gates-0.png"].axes
     assert [axes.get_ylabel() for axes in strips[:4]] == ["block 0", "block 1"] * 2
-    assert [axes.get_title(loc="left") for axes in strips[:4]] == [
-        "sequence 0",
-        "",
-        "sequence 1",
-        "",
-    ]
     labels = [label.get_text() for label in strips[2].get_xticklabels()]
     assert labels == ["BOS", "4", "5", "0"]
 
@@ -103,19 +92,9 @@ def test_gates_before_and_after_sharpening_stand_one_above_the_other(layers):
         "block 1, τ = 0.125",
     ]
     assert [np.nanmax(grid) * 99 for grid in grids(figure)[:4]] == pytest.approx([1, 2, 11, 12])
-    assert [label.get_text() for label in strips[0].get_xticklabels()] == ["BOS", "1", "2", "3"]
-    assert strips[0].get_title(loc="left") == "sequence 0"
     # Gates of 0 and 1 are the limit of all temperatures.
     hard = dict(pictures(layers[:1], TOKENS, [sharpened(layers, 0.0)]))["sharpening-0.png"]
     assert hard.axes[1].get_ylabel() == "block 0, τ → 0"
-
-
-def test_a_single_row_of_gates_stands_upright():
-    rows = [[[0.1, 0.2, 0.7]], [[0.6, 0.4, 0.0]]]
-    figure = draw_gates([[rows]], ["channel 0"], {"s": ["1", "2"]}, title="gates")
-    gap = np.nan
-    expected = [[0.1, gap, 0.6, gap], [0.2, gap, 0.4, gap], [0.7, gap, 0.0, gap]]
-    np.testing.assert_array_equal(grids(figure)[0], expected)
 
 
 def test_states_are_rows_and_inputs_columns():
@@ -130,16 +109,6 @@ def test_states_are_rows_and_inputs_columns():
     assert axes.yaxis_inverted()
 
 
-def test_zero_has_the_colour_of_the_page_whatever_the_signs():
-    for values in ([0.0, 0.5], [-3.0, 0.0, 0.5], [0.0]):
-        scale = scale_of([np.array(values), np.array([np.nan, np.inf])])
-        zero = Normalize(scale["vmin"], scale["vmax"])(0.0)
-        np.testing.assert_allclose(scale["cmap"](zero)[:3], 1.0, atol=0.02)
-    assert scale["vmax"] == 1
-    signed = scale_of([np.array([-3.0, 0.5])])
-    assert (signed["vmin"], signed["vmax"]) == (-3, 3)
-
-
 def test_columns_appear_where_there_is_something_to_say(layers):
     plain = text.table(layers)
     assert [line.cells[:3] for line in plain.lines] == [
@@ -150,18 +119,38 @@ def test_columns_appear_where_there_is_something_to_say(layers):
     assert list(text.without(layers)) == [
         "layer 1 (LSTM) has no transitions to show: it writes out no linear recurrence"
     ]
-    assert text.legend(plain).splitlines()[-1].startswith("gates copies one entry")
     joined = {"order": 1234, "most": 5000}
     table = text.table(layers, [sharpened(layers)], joined)
     assert table.head == (*plain.head, "unsharpened", "joint maps")
     # Mamba-2 has no gates with a temperature.
     assert [line.cells[-2:] for line in table.lines] == [("0.500", "1,234"), ("–", "1,234")]
-    assert "Unsharpened: " in text.legend(table)
-    assert "Joint maps: " in text.legend(table)
-    many = text.table(layers, [sharpened(layers, 0.0)], joined | {"order": None})
-    # That gates of 0 and 1 have no entropy needs no column.
-    assert many.head == (*plain.head, "joint maps")
-    assert many.lines[0].cells[-1] == "more than 5,000"
-    assert "Unsharpened" not in text.legend(many)
-    layers[0]["summary"] |= {"largest": None, "mean": 123456.0}
-    assert text.table(layers[:1]).lines[0].cells[3:5] == ("not finite", "1.23e+05")
+    layers[0]["summary"] |= {"largest": None}
+    assert text.table(layers[:1]).lines[0].cells[3] == "not finite"
+
+
+# Two attempts: the first one is given up at step 40.
+STEPS = [(10, 1), (20, 1), (40, 1), (50, 2), (60, 2)]
+ROWS = [
+    {"step": step, "attempt": attempt, "representations": {"1'": 0.3, "2": step / 100}}
+    for step, attempt in STEPS
+]
+ATTEMPTS = [
+    Attempt(0, left=15, ended=40, accuracy=0.2),
+    Attempt(40, left=52, ended=58, accuracy=1.0, passed=True),
+]
+
+
+def lines(figure):
+    """The points of the lines of a figure by colour, and the places of its vertical lines."""
+    drawn = figure.axes[0].get_lines()
+    upright = [float(line.get_xdata()[0]) for line in drawn if len(set(line.get_xdata())) == 1]
+    curves = [line.get_xydata().tolist() for line in drawn if len(set(line.get_xdata())) > 1]
+    return curves, upright
+
+
+def test_a_line_breaks_between_two_attempts():
+    figure = draw_race(ROWS, "S_3", ATTEMPTS)
+    curves, _ = lines(figure)
+    assert [[step, step / 100] for step, _ in STEPS[:3]] in curves
+    assert [[step, step / 100] for step, _ in STEPS[3:]] in curves
+    assert png(figure, 40)[1:4] == b"PNG"

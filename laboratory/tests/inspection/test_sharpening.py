@@ -81,8 +81,3 @@ def test_softened_gates_have_the_temperature_at_which_training_began(start, opti
     assert layer.gate_noise == 0.5
     assert model.backbone.blocks[0].mixer.gate_temperature == 0.125
     assert torch.equal(layer.gate_proj.weight, model.backbone.blocks[0].mixer.gate_proj.weight)
-
-
-def test_a_run_without_a_schedule_has_no_softer_gates():
-    settings = config(AttributeSchedule("gate_noise", end=0.0, start=1.0))
-    assert softened(trained(settings), settings, settings.build_task()) is None

@@ -4,9 +4,8 @@ import pytest
 
 from statemix_lab.studies.higher_order import claims
 from statemix_lab.studies.higher_order.claims import Decision, Finding
-from statemix_lab.studies.higher_order.comparisons import Claim, Comparison
 from statemix_lab.studies.higher_order.contenders import CONTENDERS
-from statemix_lab.studies.higher_order.paper_claims import CLAIMS
+from statemix_lab.studies.higher_order.paper_claims import CLAIMS, Claim, Comparison
 from statemix_lab.studies.higher_order.paper_tables import TABLES, column
 from statemix_lab.studies.store import key
 from statemix_lab.studies.study_entries import plan
@@ -161,36 +160,6 @@ def test_the_plan_has_the_runs_of_every_model_once(protocol, tmp_path):
         assert options.get("selective") == (False if is_constant else None)
         assert (options.get("gate") == "none") == ("not normalised" in one.job.name)
     assert len({one.job.name for one in planned}) == len(planned)
-
-
-def test_claims_have_names_and_conditions_of_their_own():
-    """The table of claims in the documentation holds how many comparisons support each."""
-    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS) == 15
-    for claim in CLAIMS:
-        names = [
-            (one.column.name, one.model.name, one.relation, one.other and one.other.name)
-            for one in claim.conditions
-        ]
-        assert len(set(names)) == len(names) > 0
-        for one in claim.conditions:
-            assert (one.other is None) == (one.relation in ("learns", "fails"))
-            assert len(one.column.data) == 1
-
-
-def test_what_others_must_learn_for_a_comparison_to_count():
-    controls = {
-        (one.column.name, one.control.name, one.least)
-        for claim in CLAIMS
-        for one in claim.conditions
-        if one.control is not None
-    }
-    assert controls == {
-        ("s3_250", "BD-LRU m=3", 0.95),
-        ("in_context_recall", "DeltaProduct_4 [-1,1]", 0.95),
-        ("copying of 6", "DeltaProduct_4 [-1,1]", 0.95),
-        ("compression of 16", "BD-LRU m=4", 0.9),
-        ("s5_100k", "LSTM", 0.95),
-    }
 
 
 def test_decisions_are_plain_data_too():

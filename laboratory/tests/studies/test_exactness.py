@@ -29,7 +29,6 @@ from statemix_lab.studies.exactness.exact_studies import (
 from statemix_lab.studies.exactness.exact_table import interval
 from statemix_lab.studies.store import Store, key
 from statemix_lab.studies.study_entries import StudyEntry, Trial, Trials, due, plan
-from statemix_lab.studies.tidy import failing_word
 
 
 def tiny(seed):
@@ -151,29 +150,6 @@ def test_intervals_are_those_of_the_literature(passed, of, expected):
     assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_changes_are_those_of_the_recipe():
-    """The keys of committed rows hold all other settings."""
-    firsts = {one.model: runs_of(one)[0] for one in SUITES["exact-factorial"]}
-    recipe, usual = exact(TaskSpec("permutation", group="S_5")), firsts["as in the recipe"]
-    assert (usual.model, usual.optimizer) == (recipe.model, recipe.optimizer)
-    assert usual.search == recipe.search.replace(attempts=1, confirm=None)
-    # Slower attempts have more steps.
-    found = firsts["start token, open gates, 20 blocks, rate 1e-3"]
-    assert (found.search.max_steps, found.search.every) == (3500, 200)
-    suite = {(one.column, one.model): one for one in SUITES["exact-automata"]}
-    recipe, covering = (
-        runs_of(suite["pattern of 6", f"{RECIPE.model}{words}"])
-        for words in ("", ", covering words")
-    )
-    for one, other in zip(covering, recipe, strict=True):
-        words = [config.build_task().words for config in (one, other)]
-        assert words == ["covering", "distinguishing"]
-        assert one.replace(task=other.task, search=other.search) == other
-    for one in SUITES["exact-protocols"]:
-        config = runs_of(one)[0]
-        assert set(one.published) <= {config.build_task().length, *config.evaluation.lengths}
-
-
 def test_other_layers_choose_their_rates_by_the_loss_of_validation_words(tmp_path):
     study = next(one for one in STUDIES if one.name == "exact-protocols")
     entries = study.chosen("paper", "laptop", ["S_3 x S_3"], ["LSTM", RECIPE.model])
@@ -216,12 +192,6 @@ def test_the_table_of_other_works_has_their_accuracies():
     assert [cell for cell in published.cells[2:] if cell] == [".999", "1.00"]
 
 
-def test_failing_words_have_the_letters_of_their_task():
-    row = {"task": {"name": "regex", "pattern": "(ab)*"}, "certificate": {"word": [0, 1]}}
-    assert failing_word(row) == "a b"
-    assert failing_word({**row, "certificate": {"verdict": "open"}}) == ""
-
-
 def test_the_table_of_a_factorial_counts_steps(trained):
     rows = trained[0].rows()
     cells = attempts(rows)
@@ -231,12 +201,9 @@ def test_the_table_of_a_factorial_counts_steps(trained):
     assert cells[:2] == ("S_2", "BD-LRU, recipe exact")
     assert cells[3] == "2 of 2"
     assert cells[4:6] == (f"{sum(left) / len(left):.0f}", f"{sum(steps) / len(steps):.0f}")
-    assert attempts({})[2:] == ("–", "", "", "", "")
     name = key(runs_of(RECIPE)[0])
     bare = {part: value for part, value in rows[name].items() if part != "certificate"}
     assert attempts({name: bare})[3] == "–"
-    refuted = {**bare, "certificate": {"verdict": "refuted"}}
-    assert attempts(rows | {name: refuted})[3] == "1 of 2"
     lost = {name: {**bare, "status": "diverged"}}
     assert attempts(lost)[2] == "1 without result"
     # A run that was lost has ended in its last attempt.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,6 @@ from statemix_lab.studies.store import key
 from statemix_lab.studies.study_entries import SIZES, Number, StudyEntry, Trial, Trials, plan
 from statemix_lab.studies.tidy import by_length, tidy
 
-ROOT = Path(__file__).parents[2]
 SUITES = {study.name: study for study in STUDIES}
 EVERY = [(study, size) for study in STUDIES for size in SIZES]
 
@@ -95,12 +93,6 @@ def test_every_condition_can_be_run_and_is_tested_where_the_paper_has_numbers(su
             for layer in run.model.layers:
                 narrow = {"head_dim": 4} if layer.name == "fp_mamba2" else {}
                 LAYERS[layer.name](hidden_size=8, **{**layer.options, **narrow})
-            factors = {"fp-a5": (1, 2, 4, 8), "fp-copy": (1, 2, 4)}.get(suite.name)
-            if factors:
-                # A string is copied between two tokens.
-                extra = 2 if suite.name == "fp-copy" else 0
-                wanted = {n * (run.task.options["length"] - extra) + extra for n in factors}
-                assert wanted == tested - ({run.task.options["min_length"]} if extra else set())
 
 
 NO_CONV = {"d_state": 16, "d_conv": 0}
@@ -119,54 +111,15 @@ def test_the_size_paper_trains_as_the_papers_code(name):
     first = SUITES[name].entries("paper", "paper")[0]
     run = runs_of(first)[0]
     (*numbers, options) = PAPER[name]
-    assert [
-        run.model.hidden_size,
-        len(run.model.stack()),
-        run.batches.size,
-        run.schedules.warmup_steps,
-        run.optimizer.learning_rate,
-        run.optimizer.weight_decay,
-        run.model.bos,
-        len(runs_of(first)),
-    ] == numbers
-    assert (run.optimizer.clip_norm, run.schedules.learning_rate) == (1.0, "cosine")
-    assert run.schedules.min_learning_rate == 0.0
+    assert numbers == [
+        *(run.model.hidden_size, len(run.model.stack()), run.batches.size),
+        *(run.schedules.warmup_steps, run.optimizer.learning_rate, run.optimizer.weight_decay),
+        *(run.model.bos, len(runs_of(first))),
+    ]
     found = {**run.model.layers[0].options}
     del found["max_iterations"]
     # The paper's code trains to a residual of .1 in three quarters of a batch.
     assert found == {**options, "tolerance": 0.1, "quantile": 0.75}
-
-
-def test_figures_without_results_are_plainly_empty():
-    found = overview({})
-    assert (found["measured"], found["agree"], found["of"]) == (0, 0, 108)
-    assert len(found["cells"]) == 108
-    language = [one["published"] for one in found["cells"] if one["suite"] == "language"]
-    assert language == [27.01, 26.0, 25.24]
-    assert {(one["verdict"], one["mean"], one["seeds"]) for one in found["cells"]} == {
-        ("empty", None, 0)
-    }
-    assert {one["suite"] for one in found["cells"]} == {
-        "fp-a5", "fp-budget", "catbabi", "language"
-    }  # fmt: skip
-    assert all(one["published"] is not None for one in found["cells"])
-
-
-def test_models_that_are_compared_train_for_about_as_long_with_as_many_parameters():
-    """By the steps that were timed one beside the other."""
-    path = ROOT / "results" / "fixed_point" / "step-times.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    times = {row["model"]: row["cpu_ms_per_step"] for row in rows}
-    seconds, sizes = {}, []
-    for condition in SUITES["fp-a5"].entries("paper", "laptop"):
-        run = runs_of(condition)[0]
-        (layer,) = run.model.layers
-        seconds[condition.model] = run.schedules.num_steps * times[condition.model] / 1e3
-        built = LAYERS[layer.name](hidden_size=run.model.hidden_size, **layer.options)
-        sizes.append(sum(parameter.numel() for parameter in built.parameters()))
-    assert seconds.keys() == times.keys()
-    assert max(seconds.values()) < 1.1 * min(seconds.values())  # two digits each
-    assert max(sizes) < 1.1 * min(sizes)
 
 
 def test_a_laptop_reads_words_of_generators_and_is_not_compared():
@@ -180,10 +133,6 @@ def test_a_laptop_reads_words_of_generators_and_is_not_compared():
         for condition in SUITES["fp-copy"].entries("paper", size):
             shorter = runs_of(condition)[0].task.options["length"] < 2 * 20 + 2
             assert bool(condition.published_for) == shorter == (size == "laptop")
-        for condition in SUITES["catbabi"].entries("paper", size):
-            assert condition.published_for == (
-                "width 512, 15,000 steps" if size == "laptop" else ""
-            )
     configs = [tiny(FIXED_POINT, seed) for seed in range(3)]
     rows = {key(one): row(one, 0.5, 10) for one in configs}
     other = measured(*configs, published={6: Number(0.5, 7)}, published_for="other words")
@@ -245,16 +194,6 @@ def test_the_table_has_the_papers_line_below_ours():
     ours, paper = table(condition, rows).lines
     assert ours.cells == ("S_3", "FP-RNN", "3 of 3", ".520 @11 =", ".520 @11", "1 min 0 s")
     assert paper.cells == ("  paper", "", "", ".50 @7", "", "")
-    empty = table(condition, {})
-    assert empty.head[3:-1] == ("6",)
-    assert [line.cells for line in empty.lines] == [
-        ("S_3", "FP-RNN", "0 of 3", "", ""),
-        ("  paper", "", "", ".50 @7", ""),
-    ]
-    other = measured(*configs, published={512: Number(0.9)}, published_for="all elements")
-    ours, paper = table(other, rows).lines
-    assert ours.cells[3:6] == (".520 @11", ".520 @11", "")
-    assert paper.cells == ("  paper", "all elements", "", "", "", ".90", "")
     plain = measured(*configs)
     rows = {key(one): row(one, 0.5 + 0.01 * one.seed) for one in configs}
     (line,) = table(plain, rows).lines

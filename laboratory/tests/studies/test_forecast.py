@@ -7,13 +7,7 @@ import pytest
 
 from statemix.layers import FPRNN, LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.training import (
-    EvaluationConfig,
-    ModelConfig,
-    RunConfig,
-    ScheduleConfig,
-    SearchConfig,
-)
+from statemix.training import EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig, SearchConfig
 from statemix.training.settings import Assignments
 from statemix_lab.studies import forecast
 from statemix_lab.studies.forecast import Forecast
@@ -42,20 +36,6 @@ def test_a_forecast_grows_with_the_steps_and_measures_a_network_once():
     assert Forecast().seconds(CONFIG.replace(schedules=ScheduleConfig(num_steps=1), task=fresh)) > 0
 
 
-def test_a_forecast_times_few_tokens_of_a_large_batch(monkeypatch):
-    real, sizes = forecast.parts_of, []
-
-    def build(config, *arguments):
-        sizes.append(config.batches.size)
-        return real(config, *arguments)
-
-    monkeypatch.setattr(forecast, "parts_of", build)
-    for size, accumulate in ((128, 1), (10**6, 1), (10**6, 2048)):
-        batches = CONFIG.batches.replace(size=size, accumulate=accumulate)
-        Forecast().seconds(CONFIG.replace(batches=batches))
-    assert sizes == [128, 2048 // 6, 2048]
-
-
 @pytest.fixture
 def clocked(monkeypatch):
     """Replace training and evaluation by a clock that each call sets forward."""
@@ -75,23 +55,6 @@ def clocked(monkeypatch):
     monkeypatch.setattr(forecast, "Loop", trainer)
     monkeypatch.setattr(forecast, "SplitEvaluator", evaluator)
     return durations
-
-
-@pytest.mark.parametrize(
-    ("what", "durations", "counts"),
-    [
-        ("step", (0.09, 0.05, 0.02, 0.03), 0.02),
-        ("step", (0.1, 0.3, 0.2), 0.1),
-        ("evaluation", (0.6,), 0.6),
-    ],
-)
-def test_the_fastest_of_four_calls_counts_or_of_half_a_second(clocked, what, durations, counts):
-    clocked[what] = iter(durations)
-    one = Forecast()
-    one.seconds(CONFIG)
-    (price,) = one._known.values()
-    assert getattr(price, what) * 6 * CONFIG.batches.size == pytest.approx(counts)
-    assert next(clocked[what], None) is None
 
 
 def test_a_forecast_counts_steps_and_both_evaluations(clocked):

@@ -11,7 +11,7 @@ import torch
 from laboratory.tests.studies.chess_networks import exact_original, exact_reader
 
 from statemix.cli.main import main
-from statemix_lab.cli import original_chess_demo, tracker_demo
+from statemix_lab.cli import tracker_demo
 from statemix_lab.studies import original_chess, place_tracker
 from statemix_lab.studies.original_chess import prove_original, wrong_kinds
 from statemix_lab.studies.place_tracker import alike
@@ -197,9 +197,9 @@ def test_games_of_chess_world_model_are_those_of_the_published_rule(monkeypatch)
 def little(monkeypatch):
     """Two steps of four segments on two short games, and two test games at once."""
     subject = dataclasses.replace(tracker_demo.chess_subject(0), num_steps=2, num_words=2, length=6)
-    monkeypatch.setattr(original_chess_demo, "chess_subject", lambda seed: subject)
-    monkeypatch.setattr(original_chess_demo, "_AT_ONCE", 2)
-    monkeypatch.setattr(original_chess_demo, "_SHOWN", (3,))
+    monkeypatch.setattr(tracker_demo, "chess_subject", lambda seed: subject)
+    monkeypatch.setattr(tracker_demo, "_GAMES_AT_ONCE", 2)
+    monkeypatch.setattr(tracker_demo, "_SHOWN", (3,))
     monkeypatch.setattr(place_tracker, "_SEGMENTS", 4)
     monkeypatch.setattr(original_chess, "_STEPS", 2)
 
@@ -215,7 +215,7 @@ def trained(monkeypatch):
             "world_model_games": lambda: iter(games),
         }
         for name, function in changes.items():
-            monkeypatch.setattr(original_chess_demo, name, function)
+            monkeypatch.setattr(tracker_demo, name, function)
 
     return be
 
@@ -227,7 +227,7 @@ def demo(folder, *arguments):
 def test_the_demo_trains_three_parts_and_says_what_is_not_proven(
     little, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(original_chess_demo, "world_model_games", lambda: iter([_numbers(GAME)]))
+    monkeypatch.setattr(tracker_demo, "world_model_games", lambda: iter([_numbers(GAME)]))
     assert demo(tmp_path, "--games", "1") == 1
     printed = capsys.readouterr()
     assert "first tracker: no entry follows place" in printed.err
@@ -241,8 +241,8 @@ def test_the_demo_follows_games_of_different_lengths(
     little, trained, proof, tmp_path, capsys, monkeypatch
 ):
     trained(proof, [_numbers(GAME), _numbers(GAME)[:5], _numbers("e4")])
-    monkeypatch.setattr(original_chess_demo, "_SHOWN", (11,))
-    monkeypatch.setattr(original_chess_demo, "_SAID", 2)
+    monkeypatch.setattr(tracker_demo, "_SHOWN", (11,))
+    monkeypatch.setattr(tracker_demo, "_SAID", 2)
     assert demo(tmp_path, "--games", "3", "--moves", "e4") == 0
     out = capsys.readouterr().out
     assert "proven: right after every legal game, of any length" in out
@@ -265,16 +265,3 @@ def test_wrong_positions_are_counted_up_to_the_end_of_their_game(
     assert demo(tmp_path, "--games", "2") == 1
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["hardened"] == {"games": 2, "plies": 22, "exact_plies": 15, "exact_games": 1}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["chess", "--games", "5"], "games must be absent for the subject chess without --form"),
-        (["cube", "--form", "original"], "form must be absent for the subject cube, got original"),
-        (["chess", "--form", "original", "--games", "10001"], "1..10,000, got 10,001"),
-    ],
-)
-def test_malformed_requests_name_the_option(tmp_path, capsys, arguments, message):
-    assert main(["demo", *arguments, "--output", str(tmp_path / "out")]) == 2
-    assert message in capsys.readouterr().err

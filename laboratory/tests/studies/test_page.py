@@ -1,7 +1,6 @@
 """The page of results, its numbers, tables and pictures, and a study of one's own."""
 
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix_lab.studies import result_text as numbers
 from statemix_lab.studies import study as catalogue
-from statemix_lab.studies.complex_plane import Spectra, draw, reach
+from statemix_lab.studies.complex_plane import Spectra, draw
 from statemix_lab.studies.page import render_page
 from statemix_lab.studies.result_text import Line, Table
 from statemix_lab.studies.store import merged
@@ -43,12 +42,6 @@ ROOT = Path(__file__).parents[2]
 )
 def test_numbers_are_rounded_for_readers(write, value, text):
     assert write(value) == text
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1.001, -0.001])
-def test_what_is_no_accuracy_has_no_text(value):
-    with pytest.raises(ValueError, match=r"an accuracy must be in 0\.\.1, got"):
-        numbers.accuracy_text(value)
 
 
 def test_tables_are_aligned_as_text_and_show_verdicts_on_a_page():
@@ -91,16 +84,6 @@ def test_eigenvalues_lie_in_the_frame_of_their_row_and_column():
     (text,) = axes.texts
     assert (text.get_text(), text.get_position()) == ("lost", (0.5, 2))
     assert len(draw([panel(rows, title=name) for name in "abc"]).axes) == 3
-
-
-@pytest.mark.parametrize(("largest", "half"), [(0.0, 1.15), (2.0, 2.1), (1e30, 3.0)])
-def test_frames_reach_as_far_as_the_eigenvalues_within_bounds(largest, half):
-    rows = {"2": [[[0.1, 0.1], [0.0, -largest]]], "3": "diverged"}
-    assert reach(rows) == pytest.approx(half)
-    (axes,) = draw([panel(rows, columns=("1",))]).axes
-    # Beyond the frame means on its edge.
-    assert np.abs(points_of(axes)[0]).max() <= 0.46 + 1e-9
-    assert ("frames to" in axes.get_title(loc="left")) == (half > 1.15)
 
 
 def test_a_page_without_results_says_how_to_make_some(tmp_path):

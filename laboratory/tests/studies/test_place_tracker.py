@@ -26,10 +26,7 @@ from statemix_lab.tasks import cube
 
 # A move from place 0 to 1, one from 1 to 0, and an exchange of two places, of which one is hidden.
 RULES = PlaceRules(
-    np.array([2, 0, 1, 0]),
-    np.array([[-1, 0, 2, 3], [1, -1, 2, 3], [0, 1, 3, 2]]),
-    3,
-    num_hidden=1,
+    np.array([2, 0, 1, 0]), np.array([[-1, 0, 2, 3], [1, -1, 2, 3], [0, 1, 3, 2]]), 3, num_hidden=1
 )
 NAMES = {"first": 3, "second": 3, "third": 2}
 
@@ -91,13 +88,6 @@ def test_segments_follow_the_rules_from_positions_of_games_and_from_others():
     others = [row for row in before if tuple(row) not in known]
     assert len(before) / 4 < len(others) < len(before) / 2
     assert all(np.unique([row[place] for row in others]).size == 3 for place in range(4))
-
-
-def test_tokens_are_drawn_evenly_although_games_are_not():
-    games = np.zeros((1, 400), dtype=np.int64)
-    games[0, 200] = 2
-    counts = [int((SegmentSampler(games, RULES, seed=0)(n).tokens == 2).sum()) for n in (0, 1)]
-    assert min(counts) > 100
 
 
 def test_answers_are_compared_place_by_place_and_piece_by_piece(monkeypatch):
@@ -220,6 +210,9 @@ def test_what_is_not_proven_is_named_and_another_seed_needs_fresh(little, tmp_pa
         (["chess", "--seed", "-1"], "seed must be in"),
         (["cube", "--moves", "R u"], "moves must be of U, U2, U', "),
         (["chess", "--moves", "e4 e4"], "moves must be legal, got 'e4' as ply 2"),
+        (["chess", "--games", "5"], "games must be absent for the subject chess without --form"),
+        (["cube", "--form", "original"], "form must be absent for the subject cube, got original"),
+        (["chess", "--form", "original", "--games", "10001"], "1..10,000, got 10,001"),
     ],
 )
 def test_malformed_requests_name_the_option(

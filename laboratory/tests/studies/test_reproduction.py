@@ -12,7 +12,7 @@ from statemix_lab.studies.higher_order import cell_table as text
 from statemix_lab.studies.higher_order.cell_table import overview
 from statemix_lab.studies.higher_order.contenders import CONTENDERS, layer_price
 from statemix_lab.studies.higher_order.higher_order_studies import STUDIES
-from statemix_lab.studies.higher_order.paper_tables import TABLES, PaperTable
+from statemix_lab.studies.higher_order.paper_tables import PaperTable
 from statemix_lab.studies.higher_order.protocols import Column, Data
 from statemix_lab.studies.higher_order.protocols import cell as entries_of
 from statemix_lab.studies.store import Store, key
@@ -235,16 +235,6 @@ def test_an_overview_counts_every_cell_once(tables):
     assert [c["verdict"] for c in found["cells"]] == ["below", "agrees", "empty"]
 
 
-def test_a_partial_cell_says_what_there_is_of_each_data_set(tables):
-    one = add(tables, (S3, S4))("paper", "laptop")
-    (found,) = overview(rows_of(runs_of(one[:1]), lambda run: 0.25 * run.seed))["cells"]
-    assert (found["verdict"], found["ours"]) == ("partial", None)
-    parts = [
-        (name, part["seeds"], part["ours"], part["mean"]) for name, part in found["data"].items()
-    ]
-    assert parts == [("S_3", 3, 0.5, 0.25), ("S_4", 0, None, None)]
-
-
 @pytest.mark.parametrize(
     ("epochs", "accuracy", "counts"),
     [
@@ -280,43 +270,6 @@ def test_a_larger_size_decides_only_once_it_is_complete(tables):
     assert (found["measured"], found["agree"]) == (1, 1)
     found = overview(rows | rows_of([*most, last], 1.0))
     assert (found["measured"], found["agree"]) == (1, 0)
-
-
-def test_protocol_paper_decides_even_where_only_the_other_one_is_complete(tables):
-    longer = replace(S3, durations={"laptop": 2, "workstation": 3, "paper": 3})
-    entries = add(tables, longer, ("BD-LRU m=1",))
-    # Protocol "paper" counts these runs with another score, and would try further learning rates.
-    rows = rows_of(runs_of(entries("tuned", "workstation")), 0.625)
-    best = {"best_test": {"product": {"token_accuracy": 1.0}}}
-    rows = {name: row | best for name, row in rows.items()}
-    found = overview(rows)
-    assert [(one["protocol"], one["size"], one["verdict"]) for one in found["cells"]] == [
-        ("tuned", "workstation", "agrees"),
-        ("paper", "workstation", "above"),
-    ]
-    assert found["cells"][1]["runs"] < found["cells"][1]["planned"]
-    assert (found["measured"], found["agree"]) == (1, 0)
-    # A complete cell of a smaller size comes first.
-    found = overview(rows | rows_of(runs_of(entries("paper", "laptop")), 0.5))
-    assert (found["measured"], found["agree"]) == (1, 1)
-
-
-def test_without_results_every_cell_of_the_tables_is_empty():
-    found = overview({})
-    assert (found["measured"], found["agree"], found["of"]) == (0, 0, 196)
-    places = [(one["table"], one["column"], one["model"]) for one in found["cells"]]
-    # They stand in the order of the papers' tables.
-    assert places == [
-        (name, column.name, model)
-        for name, table in TABLES.items()
-        for column in table.columns
-        for model in table.published
-    ]
-    for one in found["cells"]:
-        numbers = (one["ours"], one["mean"], one["deviation"])
-        assert (one["verdict"], one["seeds"], one["runs"], numbers) == ("empty", 0, 0, (None,) * 3)
-        assert (one["protocol"], one["size"]) == ("mad", "laptop")
-        assert one["published"] == TABLES[one["table"]].published[one["model"]][one["column"]]
 
 
 def test_longer_sequences_are_scored_with_the_last_weights_of_the_chosen_setting(tables):
@@ -357,18 +310,6 @@ def test_a_table_is_filled_resumed_and_never_repeated(tmp_path, tiny_models):
     assert [row.started for row in ended] == [False, True, True, True, True]
     assert due(planned, store.rows(), retry=False) == []
     assert all(score(one, store.rows()).complete for one in cells)
-
-
-def test_a_failing_run_gets_its_row_and_stops_no_other(tmp_path, tiny_models, monkeypatch):
-    one = cell(model="LSTM")
-    planned = plan(one, tmp_path / "runs")
-    monkeypatch.setitem(planned[1].job.__dict__, "folder", tmp_path / "a file" / "run")
-    (tmp_path / "a file").write_text("")
-    store = Store(tmp_path / "runs.jsonl")
-    fill(planned, store, num_workers=1)
-    statuses = [store.rows()[run.key]["status"] for run in planned]
-    assert statuses == ["done", "failed", "done"]
-    assert score(one, store.rows()).parts["S_3"].lost == ["failed"]
 
 
 def test_a_run_of_another_process_has_no_row_and_stays_due(tmp_path, tiny_models):

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import polars
 import pytest
 from filelock import FileLock, Timeout
 
@@ -75,8 +74,7 @@ def test_the_row_of_a_run_holds_its_request_scores_and_provenance(tmp_path, monk
     assert found["num_parameters"] == outcome.num_parameters
     assert {"commit", "packages", "cpu"} <= found["environment"].keys()
     diverged = row_of(dataclasses.replace(ended, status="diverged", message="it must be finite"))
-    assert (diverged["status"], diverged["message"]) == ("diverged", "it must be finite")
-    assert (diverged["best_test"], diverged["num_steps"]) == ({}, None)
+    assert (diverged["message"], diverged["best_test"]) == ("it must be finite", {})
     # JSON has no number for a loss that is not finite.
     scores = dataclasses.replace(outcome.last.test[5]["product"], loss=float("inf"))
     changed = dataclasses.replace(outcome.last, test={5: {"product": scores}})
@@ -183,14 +181,12 @@ def test_what_is_no_regular_file_is_no_store(tmp_path):
     [
         (b"{", "JSONDecodeError"),
         (b"[]", r"\[\]"),
-        (b"\xff\xfe", "UnicodeDecodeError"),
         (b"[" * 100_000, "RecursionError"),
         ({"key": None}, "key=None"),
         ({"seed": "0"}, "seed='0'"),
-        ({"environment": 3}, "environment=3"),
         ({"time_s": "1"}, "time_s='1'"),
-        ({"cpu_s": "1"}, "cpu_s='1'"),
         ({"status": "weird"}, "status='weird'"),
+        ({"language": {"scores": 1.0}}, "language="),
         ({"best_test": {}}, r"best_test=\{\}"),
         ({"best_validation": {"product": {"loss": 1.0}}}, "best_validation="),
         ({"test_at_best_validation": NOT_A_NUMBER}, "test_at_best_validation="),
@@ -228,17 +224,6 @@ def test_two_writers_lose_no_row_and_mix_no_line(tmp_path):
     with ThreadPoolExecutor(2) as writers:
         list(writers.map(write, "ab"))
     assert len(path.read_text().splitlines()) == len(Store(path).rows()) == 80
-
-
-def test_polars_reads_fields_that_only_late_rows_have(tmp_path):
-    store = Store(tmp_path / "runs.jsonl")
-    late = row("late", certificate={"verdict": "proven"}) | {"best_test": {"answer": {"loss": 0.5}}}
-    store.path.write_text("".join(json.dumps(row(str(n))) + "\n" for n in range(101)))
-    with store.path.open("a") as file:
-        file.write(json.dumps(late) + "\n")
-    found = polars.read_ndjson(store.path, infer_schema_length=None).row(-1, named=True)
-    assert found["certificate"] == {"verdict": "proven"}
-    assert found["best_test"] == {"product": None, "answer": {"loss": 0.5}}
 
 
 NAMES = ["exact-automata", "exact-factorial", "exact-groups", "exact-protocols", "larger-groups"]

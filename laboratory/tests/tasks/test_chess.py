@@ -8,13 +8,7 @@ import pytest
 from statemix import tasks
 from statemix.errors import OptionError, RequestError
 from statemix_lab.tasks import chess_games
-from statemix_lab.tasks.chess_moves import (
-    HEADS,
-    PIECES,
-    all_moves,
-    board_text,
-    chess_rules,
-)
+from statemix_lab.tasks.chess_moves import HEADS, PIECES, all_moves, board_text, chess_rules
 
 chess = pytest.importorskip("chess", reason="games need python-chess")
 

@@ -22,10 +22,7 @@ STATE_PER_CHANNEL = 4
 
 @dataclass(frozen=True)
 class Look:
-    """How a layer is shown: its name, and what ``label`` adds to the name for some options.
-
-    Each colour has a contrast of 3 with white and with black pages.
-    """
+    """How a layer is shown; its colour has a contrast of 3 with white and with black pages."""
 
     name: str
     colour: str
@@ -69,12 +66,7 @@ def display_name(layer: str) -> str:
 
 
 def layer_label(layer: str, options: Mapping[str, Any]) -> str:
-    """Return the name of a layer with the options that distinguish it in a comparison.
-
-    Example:
-        >>> layer_label("bd_lru", {"num_blocks": 64, "block_size": 3})
-        'BD-LRU m=3'
-    """
+    """Return the name of a layer with the options that tell it apart, such as "BD-LRU m=3"."""
     look = LOOKS.get(layer, Look(layer, ""))
     gated = "Gated " if options.get("use_forget_gate") and layer.startswith("delta") else ""
     depthwise = layer == "conv" and options.get("depthwise")
@@ -83,12 +75,7 @@ def layer_label(layer: str, options: Mapping[str, Any]) -> str:
 
 
 def compared(hidden_size: int) -> dict[str, LayerSpec]:
-    """Return the layers by name, with their options for a comparison at a width.
-
-    Where the options of a layer allow it, the state of a sequence has ``STATE_PER_CHANNEL`` entries
-    per channel, without the inputs that a short convolution keeps. Mamba-2 has few columns, as in
-    Dubinin et al.; other open choices are common ones.
-    """
+    """Return the layers by name, with their options for a comparison at a width."""
     delta_rule = {"num_heads": max(STATE_PER_CHANNEL * hidden_size // 16**2, 1), "head_dim": 16}
     columns = {"d_state": STATE_PER_CHANNEL // 2}
     iteration = {"contraction": 0.5, "max_iterations": LEAST_BUDGET}
@@ -148,15 +135,10 @@ class LayerCase:
 
 @dataclass(frozen=True)
 class TimedLayer:
-    """A layer of the comparison, with the part of its price that is not timed.
+    """A layer of the comparison by its name and options as users write them, and its price.
 
-    Attributes:
-        name: name and options as users write them, distinct within a comparison.
-        saved_bytes: bytes per token that the forward keeps for the backward, parameters excluded;
-            None if nothing was counted.
-        compiled: whether the whole layer is compiled with max-autotune, as in the paper.
-        projections: whether only its projections are timed, without the recurrence.
-        foreign: whether kernels of flash-linear-attention may run it here.
+    Saved bytes are those of a token, without parameters; None if nothing was counted. ``foreign``
+    says whether kernels of flash-linear-attention may run it here.
     """
 
     name: str
@@ -196,10 +178,7 @@ def check_case(case: LayerCase, dtype: torch.dtype, total: int) -> None:
 def entries(
     specs: Mapping[str, LayerSpec], case: LayerCase, dtype: torch.dtype, device: Cpu
 ) -> list[TimedLayer]:
-    """Return the layers with their prices, after checking that each can be run here.
-
-    Layers are given by name, and :func:`check_case` has accepted the case.
-    """
+    """Return the layers with their prices, after checking that each can be run here."""
     prices: dict[str, Price] = {}
     sizes = {"hidden_size": case.hidden_size, "length": case.length}
     for name, spec in specs.items():
@@ -235,11 +214,7 @@ def entries(
 def with_variants(
     listed: Sequence[TimedLayer], *, compiled: bool = False, projections: bool = False
 ) -> list[TimedLayer]:
-    """Return the entries, each followed by the variants of it that are requested.
-
-    ``compiled`` adds the compiled form of each layer that runs the paper's scan, and
-    ``projections`` the projections alone of each BD-LRU and H-LRU.
-    """
+    """Return the entries, each followed by the variants of it that are requested."""
     every = []
     for entry in listed:
         every.append(entry)

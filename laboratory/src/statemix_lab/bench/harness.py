@@ -40,13 +40,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Provider:
-    """One way to compute a case.
-
-    Attributes:
-        prepare: creates the inputs and returns the function to time.
-        error: maps a result to its relative error; None checks nothing.
-        note: remark on the inputs for readers.
-    """
+    """One way to compute a case: ``prepare`` makes the call to time, ``error`` checks a result."""
 
     name: str
     prepare: Callable[[], Callable[[], Any]]
@@ -56,19 +50,9 @@ class Provider:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The outcome of one provider in one case.
+    """The outcome of one provider in one case; ratios are its time over that of another one.
 
-    "wrong" means that its result was incorrect; "skipped" that it cannot run here or memory is
-    short; "failed" that it raised another error or the time limit had passed.
-
-    Attributes:
-        reason: reason for a missing time.
-        relative_error: relative error of the first result.
-        first_call_s: duration of the first call, including one-time work such as compilation.
-        memory_bytes: peak memory allocated by one call, without its inputs.
-        memory_reused: whether calls reuse memory freed by earlier calls.
-        rounds: number of timed calls.
-        ratios: name of another provider -> this provider's time over the other's, over rounds.
+    It is "skipped" if it cannot run here or memory is short. Memory is the peak of a call.
     """
 
     provider: str
@@ -109,26 +93,11 @@ def measure(
 ) -> list[Measurement]:
     """Check every provider, then time the correct ones in rounds of random order.
 
-    A provider that raises an error has no time, and the others are measured. The error is a
-    measurement's reason, and its traceback is printed to stderr.
-
-    Machines are noisy: the ratio of two times from one round means more than either time alone.
-    Each round therefore calls every provider once, and ratios are computed round by round. Freed
-    memory is reused if possible, which changes the allocator of this process: measure in a process
-    that does nothing else.
-
-    Args:
-        providers: implementations to compare, with distinct names.
-        relative_to: names of the providers whose times divide those of the others.
-        rounds: calls per provider. A provider too slow for ``budget_s`` makes fewer calls, at least
-            three, spread evenly over the rounds.
-        budget_s: seconds for the calls of one provider, estimated from its earlier calls.
-        tolerance: largest relative error of a correct result.
-        seed: seed of the order within each round.
-        on_step: called with a description of the next step.
-        device: where the providers run; None means the CPU.
-        ready_by_s: value of ``time.monotonic`` after which no provider is compiled or checked.
-        clock: returns seconds; tests replace it.
+    A provider that raises an error has no time, and the others are measured. Machines are noisy:
+    the ratio of two times from one round means more than either time alone. Each round therefore
+    calls every provider once, and ratios are computed round by round. A provider too slow for
+    ``budget_s`` makes fewer calls, at least three, spread evenly over the rounds. Freed memory is
+    reused if possible, which changes the allocator of this process.
     """
     device, on_step = device or Cpu(), on_step or (lambda _: None)
     with device.limited():
@@ -165,7 +134,8 @@ def measure(
             if warm_s is not None:
                 # Growing the heap may slow down either call, but not later ones.
                 call_s = min(warm_s, outcomes[name].first_call_s or math.inf)
-                shares[name] = _share(call_s, rounds=rounds, budget_s=budget_s)
+                affordable = rounds if call_s * rounds <= budget_s else int(budget_s / call_s)
+                shares[name] = min(rounds, max(_FEWEST_ROUNDS, affordable))
         times = _interleave(timed, shares, rounds=rounds, seed=seed, on_step=on_step)
         return [
             replace(_with_times(outcome, times, relative_to), memory_reused=memory_reused)
@@ -210,11 +180,6 @@ def _admit(
     return replace(outcome, first_call_s=first_call_s, memory_bytes=memory_bytes), call
 
 
-def _share(call_s: float, *, rounds: int, budget_s: float) -> int:
-    affordable = rounds if call_s * rounds <= budget_s else int(budget_s / call_s)
-    return min(rounds, max(_FEWEST_ROUNDS, affordable))
-
-
 def _interleave(
     timed: Callable[[str], float | None],
     shares: Mapping[str, int],
@@ -225,8 +190,7 @@ def _interleave(
 ) -> dict[str, dict[int, float]]:
     """Return the time of every provider in each of its rounds.
 
-    ``timed`` times a call of one provider; None means that it failed and must not run again. A
-    provider with a share of n runs in the first n rounds of a fixed order, in which any prefix is
+    A provider with a share of n runs in the first n rounds of a fixed order, in which any prefix is
     spread evenly (multiples of the golden ratio). The rounds of a slow provider are thus a subset
     of those of a fast one, so each of them gives ratios.
     """
@@ -294,11 +258,7 @@ def timed_row(
     moved: int | None,
     copied: int,
 ) -> dict[str, Any]:
-    """Return what all stored rows have in common, without their provenance.
-
-    The copy in the same rounds moved ``copied`` bytes, and the provider must move ``moved``; None
-    means that there is no such number. The roofline is the fraction of the copy's speed.
-    """
+    """Return what all stored rows have in common, without their provenance."""
     ratio, roofline = measurement.ratios.get(COPY), None
     if moved is not None and ratio is not None:
         # The slowest copy gives the largest fraction.
@@ -315,10 +275,7 @@ def timed_row(
 
 
 def copy_provider(moved_bytes: int, device: DeviceName, times: int = 1) -> Provider:
-    """Return the provider of a copy that reads and writes a number of bytes in all, several times.
-
-    Each time uses the same buffers, which may stay in the caches.
-    """
+    """Return the provider of copies of so many bytes, read and written, by the same buffers."""
 
     def prepare() -> Callable[[], None]:
         # torch copies floats faster than bytes.

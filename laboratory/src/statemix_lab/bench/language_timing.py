@@ -84,11 +84,7 @@ def providers(
     device: DeviceName = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> list[Provider]:
-    """Return a provider for each model.
-
-    ``llama`` names a model of attention whose Llama decodes as well; empty means none. ``dtype`` is
-    float32, or the dtype of autocast.
-    """
+    """Return a provider for each model."""
     builds: dict[str, Callable[[], Any]] = {
         name: partial(built, model, device) for name, model in models.items()
     }
@@ -174,10 +170,7 @@ def cache_bytes(cache: StateCache) -> int:
 def decoding_memory(
     model: Mapping[str, Any], places: Sequence[int]
 ) -> Iterator[dict[str, int | float]]:
-    """Decode token by token, and yield the memory of cache and process at some numbers of tokens.
-
-    The numbers of tokens are in ascending order.
-    """
+    """Decode token by token; yield the memory of cache and process at ascending numbers."""
     net, cache, token = built(model), None, _tokens(1, 1)
     with torch.inference_mode():
         for seen in range(1, places[-1] + 1):

@@ -30,15 +30,7 @@ _CHECKED_STEPS = 32
 def providers(
     listed: Sequence[TimedLayer], case: LayerCase, dtype: torch.dtype, device: DeviceName = "cpu"
 ) -> list[Provider]:
-    """Return a provider for each entry, and a copy.
-
-    A call computes the output and the gradients of the input and of all parameters, from the same
-    random input and gradient of the output. Outputs and gradients of the last tokens are checked
-    against single steps of the layer in float64; those of a layer that iterates, whose steps agree
-    only as far as the iteration has converged, against whole sequences in float64. On a GPU, BD-LRU
-    and H-LRU are checked against backend "reference", which compiles no kernels. Projections alone
-    are applied to random input, values and states, with random gradients.
-    """
+    """Return a provider for each entry, and a copy."""
     if any(entry.compiled for entry in listed):
         # Otherwise this case would count as a recompilation of earlier ones.
         torch.compiler.reset()
@@ -82,11 +74,7 @@ def providers(
 
 
 def moved_bytes(entry: TimedLayer, case: LayerCase, dtype: torch.dtype) -> int:
-    """Return the bytes that forward and backward of a layer have to move, whatever it computes.
-
-    Forward reads x and the parameters and writes y; backward reads x, the parameters and the
-    gradient of y, and writes the gradients of x and of the parameters.
-    """
+    """Return the bytes that forward and backward of a layer have to move, whatever it computes."""
     inputs = case.num_tokens * case.hidden_size
     return dtype.itemsize * (3 * entry.price.num_parameters + 5 * inputs)
 
@@ -120,11 +108,7 @@ def _projections(
 def row(
     entry: TimedLayer, case: LayerCase, measurement: Measurement, dtype: str, copied: int
 ) -> dict[str, Any]:
-    """Return the stored row of a measurement, without its provenance.
-
-    The copy in the same rounds moved ``copied`` bytes. Projections alone have no bytes that must
-    move.
-    """
+    """Return the stored row of a measurement, without its provenance."""
     torch_dtype: torch.dtype = getattr(torch, dtype)
     moved = None if entry.projections else moved_bytes(entry, case, torch_dtype)
     time_s, flops = measurement.time_s, entry.price.flops
@@ -143,11 +127,9 @@ def row(
 
 
 def _last_steps(layer: Layer, x: Tensor, d_y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs and input gradients of the last tokens of the first sequence, in float64.
-
-    No later token changes an output, so neither depends on gradients of earlier tokens.
-    """
+    """Return outputs and input gradients of the last tokens of the first sequence, in float64."""
     exact = copy.deepcopy(layer).double()
+    # No later token changes an output, so neither depends on gradients of earlier tokens.
     start = max(x.shape[1] - _CHECKED_STEPS, 0)
     tokens = x[:1].detach().double()
     with torch.no_grad():

@@ -72,11 +72,7 @@ class OperatorCase:
         return self.num_blocks * self.block_size
 
     def moved_bytes(self, dtype: torch.dtype) -> int:
-        """Return the number of bytes that any implementation has to read or write.
-
-        Forward reads gates and values and writes states: G + 2N entries. Backward reads all of
-        these and the gradient of the states, and writes two gradients: 2G + 4N.
-        """
+        """Return the bytes to move: forward has G + 2N entries, backward twice as many more."""
         entries = self.batch_size * self.length * (self.num_gates + 2 * self.num_values)
         return (1 if self.direction == "forward" else 3) * entries * dtype.itemsize
 
@@ -91,12 +87,7 @@ class CaseShape(NamedTuple):
 
 
 def parse_shape(text: str) -> CaseShape:
-    """Read "BxTxH", for all block sizes, or "BxTxHxm".
-
-    Example:
-        >>> parse_shape("128x16x64x5")
-        CaseShape(batch_size=128, length=16, num_blocks=64, block_size=5)
-    """
+    """Read "BxTxH", for all block sizes, or "BxTxHxm"."""
     parts = text.split("x")
     if len(parts) not in (3, 4) or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise RequestError(f"shapes must be BxTxH or BxTxHxm with positive sizes, got {text!r}")
@@ -111,10 +102,7 @@ def cases(
     orders: Sequence[int],
     gate: str = "softmax",
 ) -> list[OperatorCase]:
-    """Return all cases, those of one table next to each other.
-
-    Shapes without a block size get the block sizes (BD-LRU) or orders (H-LRU).
-    """
+    """Return all cases, those of one table next to each other."""
     for recurrence in recurrences:
         check_gate(gate, blocks=recurrence == "bd_lru")
     for name, sizes in (("block_sizes", block_sizes), ("orders", orders)):
@@ -165,15 +153,7 @@ def providers(
     device: DeviceName = "cpu",
     chunks: Sequence[int] = (),
 ) -> list[Provider]:
-    """Return the providers of ``case``, the copy first.
-
-    All operators compute the same states and gradients from the same random gates and values. Our
-    kernels and the loop receive tensors with blocks innermost in memory, as our layers write them;
-    the published scan receives contiguous tensors, as its layers write them.
-
-    With ``compiled``, the published scan also runs under ``torch.compile``. Our kernels also run
-    with the lengths in ``chunks``, which :func:`check_chunks` has accepted.
-    """
+    """Return the providers of ``case``, the copy first."""
 
     @cache
     def problem() -> tuple[Tensor, Tensor, Tensor]:
@@ -232,10 +212,7 @@ def autotuned(function: Callable[..., Any]) -> Callable[..., Any]:
 def row(
     case: OperatorCase, measurement: Measurement, dtype: torch.dtype, moved_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Return the stored row of a measurement, without its provenance.
-
-    Without ``moved_bytes``, the provider has to move the bytes of our operator.
-    """
+    """Return the stored row of a measurement, without its provenance."""
     copied = case.moved_bytes(dtype)
     moved = copied if moved_bytes is None else moved_bytes
     before, _, chunk = measurement.provider.rpartition("-chunk-")
@@ -288,11 +265,7 @@ def timed_call(
     leaves: Sequence[Tensor],
     d_outputs: Tensor,
 ) -> Callable[[], Sequence[Tensor]]:
-    """Return a function that computes what ``run`` returns.
-
-    Unless the direction is "forward", it also computes the gradients of ``leaves`` from
-    ``d_outputs``, the gradient of the first output.
-    """
+    """Return a function that computes what ``run`` returns."""
 
     def forward() -> Sequence[Tensor]:
         with torch.no_grad():

@@ -1,9 +1,7 @@
 """Operators of other sequence layers, measured beside ours at equal tokens and equal state.
 
-The rule of comparison: a peer runs over as many sequences of as many tokens, and its state has as
-many entries as ours, H m, or as few less as whole heads allow. Projections, short convolutions and
-norms of queries and keys belong to layers and are no part of it. An LSTM is the exception: its
-recurrence multiplies by weights, so it runs whole.
+A peer runs over as many tokens, and its state has as many entries as ours, H m, or as few less as
+whole heads allow. Projections, convolutions and norms are no part of it, but an LSTM runs whole.
 """
 
 import copy
@@ -41,9 +39,6 @@ _HEAD_DIM = 16
 # Tokens that are checked: the last ones of the first sequence.
 _CHECKED_TOKENS = 32
 
-# Inputs of the recurrence -> outputs of all tokens.
-PeerOperator = Callable[[Sequence[Tensor]], Tensor]
-
 
 class _Problem(NamedTuple):
     """Inputs of a peer with the axes (B, T, ...), and the module if the peer is an LSTM."""
@@ -59,11 +54,7 @@ class _Problem(NamedTuple):
 
 
 def sizes(name: str, case: OperatorCase) -> dict[str, int]:
-    """Return the sizes of a peer by name, and the entries of its state.
-
-    An LSTM has ``hidden_size``; its state is h and c. The others have ``num_heads`` matrices of
-    ``head_dim`` x ``head_dim``, and delta rules ``num_householder`` updates per token.
-    """
+    """Return the sizes of a peer by name, and the entries of its state."""
     if name == LSTM:
         hidden_size = max(1, case.state_size // 2)
         return {"hidden_size": hidden_size, "state_size": 2 * hidden_size}
@@ -75,12 +66,7 @@ def sizes(name: str, case: OperatorCase) -> dict[str, int]:
 
 
 def moved_bytes(name: str, case: OperatorCase, dtype: torch.dtype) -> int:
-    """Return the bytes that any implementation of the peer has to read or write.
-
-    Forward reads the inputs and weights and writes the outputs. Backward reads inputs, weights and
-    the gradient of the outputs, and writes the gradients of inputs and weights. Whatever else an
-    implementation keeps or computes again is its own choice.
-    """
+    """Return the bytes that any implementation of the peer has to read or write."""
     problem = _problem(name, case, dtype, "meta")
     read = sum(part.nbytes for part in problem.leaves)
     written = problem.d_outputs.nbytes
@@ -107,14 +93,7 @@ def row(case: OperatorCase, measurement: Measurement, dtype: torch.dtype) -> dic
 def provider(
     name: str, case: OperatorCase, dtype: torch.dtype, device: DeviceName = "cpu"
 ) -> Provider:
-    """Return the provider of a peer.
-
-    A call computes the outputs and the final state, and of "forward_backward" also the gradients of
-    all inputs and weights. On a CPU the chunked operators of our own layers run, which compute in
-    float32 at least; on a GPU the kernels of flash-linear-attention; an LSTM is PyTorch's. The last
-    tokens of the first sequence are checked against single steps in float64 (an LSTM against
-    itself in float64), and the error is that of the norm.
-    """
+    """Return the provider of a peer."""
 
     def prepare() -> Callable[[], Sequence[Tensor]]:
         foreign = device == "cuda" and name != LSTM
@@ -123,10 +102,17 @@ def provider(
                 f"{name} on a GPU needs flash-linear-attention, which {fla.missing()}"
             )
         problem = _problem(name, case, dtype, device)
-        run = _operator(name, case, problem, dtype, device)
-        leaves = [part.requires_grad_() for part in problem.leaves]
+        leaves, lstm = [part.requires_grad_() for part in problem.leaves], problem.lstm
+        exact = torch.promote_types(dtype, torch.float32)
+        memory = None if lstm is not None else _empty_memory(name, case, problem.inputs[0], exact)
 
-        call = timed_call(case.direction, lambda: [run(problem.inputs)], leaves, problem.d_outputs)
+        def run() -> list[Tensor]:
+            if lstm is not None:
+                return [lstm(problem.inputs[0])[0]]
+            kernels = dtype if device == "cuda" else None
+            return [_recurrence(name, problem.inputs, cast(Tensor, memory), kernels)[0].to(dtype)]
+
+        call = timed_call(case.direction, run, leaves, problem.d_outputs)
         return partial(unavailable_if_it_fails, name, call) if foreign else call
 
     def error(results: Sequence[Tensor]) -> float:
@@ -180,19 +166,6 @@ def _problem(name: str, case: OperatorCase, dtype: torch.dtype, device: str) -> 
     return _Problem(inputs, normal(heads, width))
 
 
-def _operator(
-    name: str, case: OperatorCase, problem: _Problem, dtype: torch.dtype, device: DeviceName
-) -> PeerOperator:
-    """Return the implementation that is measured: inputs -> outputs of all tokens."""
-    lstm = problem.lstm
-    if lstm is not None:
-        return lambda inputs: cast(Tensor, lstm(inputs[0])[0])
-    memory = _empty_memory(name, case, problem.inputs[0], torch.promote_types(dtype, torch.float32))
-    if device == "cuda":
-        return lambda inputs: _recurrence(name, inputs, memory, dtype)[0]
-    return lambda inputs: _recurrence(name, inputs, memory)[0].to(dtype)
-
-
 def _empty_memory(name: str, case: OperatorCase, like: Tensor, dtype: torch.dtype) -> Tensor:
     size = sizes(name, case)
     shape = like.shape[0], size["num_heads"], size["head_dim"], size["head_dim"]
@@ -202,11 +175,7 @@ def _empty_memory(name: str, case: OperatorCase, like: Tensor, dtype: torch.dtyp
 def _recurrence(
     name: str, inputs: Sequence[Tensor], memory: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs and the last memory.
-
-    With a dtype of outputs, the kernels of flash-linear-attention run. Otherwise the operators of
-    our layers run, in the dtype of the memory.
-    """
+    """Return the outputs and the last memory."""
     if dtype is None:
         inputs = [part.to(memory.dtype) for part in inputs]
     if name == MAMBA2:
@@ -222,10 +191,7 @@ def _recurrence(
 
 
 def _last_steps(name: str, case: OperatorCase, problem: _Problem) -> list[Tensor]:
-    """Return the last outputs of the first sequence and the gradients of its last inputs, exactly.
-
-    No later token changes an output, so neither depends on gradients of earlier tokens.
-    """
+    """Return last outputs of the first sequence and gradients of its last inputs, in float64."""
     start = max(case.length - _CHECKED_TOKENS, 0)
     exact = [part[:1].detach().double() for part in problem.inputs]
     before = [part[:, :start] for part in exact]

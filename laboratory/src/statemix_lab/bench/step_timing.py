@@ -51,11 +51,7 @@ class StepCase:
         return LayerSpec("h_lru", num_channels=units, order=self.block_size)
 
     def moved_bytes(self, dtype: torch.dtype, spec: LayerSpec | None = None) -> int:
-        """Return the bytes that a step of a layer, by default that of the case, has to move.
-
-        It reads every parameter once, and of each sequence the token and the state, and it writes
-        output and state. Of a state that grows, the first step is counted.
-        """
+        """Return the bytes that a step of a layer, by default that of the case, has to move."""
         paid = price(spec or self.spec, hidden_size=self.hidden_size, length=1, dtype=dtype)
         parameters = paid.num_parameters * dtype.itemsize
         tokens = 2 * self.hidden_size * dtype.itemsize
@@ -103,12 +99,7 @@ def providers(
     peers: Mapping[str, LayerSpec] | None = None,
     device: DeviceName = "cpu",
 ) -> list[Provider]:
-    """Return the layer's projections alone, its ``step``, those of other layers, and a copy.
-
-    A call makes :attr:`StepCase.steps_per_call` steps in inference mode, each on one token per
-    sequence. On a GPU the step is that of the Triton kernels. ``peers`` are other layers by name,
-    which get the same width.
-    """
+    """Return the layer's projections alone, its ``step``, those of other layers, and a copy."""
 
     def projections() -> Callable[[], Tensor]:
         layer, x = _layer(case, dtype).to(device), _token(case, dtype).to(device)
@@ -146,10 +137,7 @@ def _steps(
     build_exact: Callable[[], Layer],
     chosen: str = "",
 ) -> Provider:
-    """Return the provider of a layer's steps, checked against whole sequences in float64.
-
-    Of a large batch, the first few sequences and the last are checked: more take minutes.
-    """
+    """Return the provider of a layer's steps, checked against whole sequences in float64."""
 
     def prepare() -> Callable[[], Tensor]:
         layer, x = build().to(device), _token(case, dtype).to(device)
@@ -181,10 +169,7 @@ def row(
     dtype: str = "float32",
     peers: Mapping[str, LayerSpec] | None = None,
 ) -> dict[str, Any]:
-    """Return the stored row of a measurement, without its provenance; times are per step.
-
-    Arguments are those of :func:`providers`. Projections alone have no bytes that must move.
-    """
+    """Return the stored row of a measurement, without its provenance; times are per step."""
     torch_dtype: torch.dtype = getattr(torch, dtype)
     moved = None
     if measurement.provider != PROJECTIONS:

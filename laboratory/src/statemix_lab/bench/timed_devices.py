@@ -37,10 +37,7 @@ def check_fits(name: str, value: object, needed: int, total: int) -> None:
 
 
 def saved_bytes(call: Callable[[], object], parameters: Iterable[Tensor]) -> int:
-    """Return the bytes that ``call`` keeps for its backward, without those of ``parameters``.
-
-    Tensors that share memory count once, and with all of that memory.
-    """
+    """Return the bytes that ``call`` keeps for its backward, without those of ``parameters``."""
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -77,10 +74,7 @@ class Cpu:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Make allocations beyond the free memory raise an error instead of ending the process.
-
-        Only Linux enforces the limit, and a stricter one that is already set stays.
-        """
+        """Make allocations beyond the free memory raise an error instead of ending the process."""
         if not sys.platform.startswith("linux"):
             yield
             return
@@ -99,11 +93,7 @@ class Cpu:
             resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
     def peak_bytes(self, call: Call) -> int:
-        """Return the peak tensor memory of a call, including its results but not its inputs.
-
-        It counts what torch's allocator allocates during the call. The kernels of this library
-        allocate tensors only through it.
-        """
+        """Return the peak tensor memory of a call, including its results but not its inputs."""
         # Keep the profiler from writing its stages to stderr, into the progress display.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -122,12 +112,9 @@ class Cpu:
 
 
 class Cuda(Cpu):
-    """The current GPU, whose allocator always keeps freed memory.
+    """The current GPU; calls may be replayed as graphs, which excludes the launches of kernels.
 
     Matrix products and cuDNN's LSTM compute float32 without TF32, which has fewer digits.
-
-    Args:
-        graphs: replay calls as CUDA graphs, which excludes the cost of launching kernels.
     """
 
     name = "cuda"

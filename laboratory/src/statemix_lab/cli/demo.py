@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from rich.console import Console
-
 from statemix import files
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError, RunsFailedError
 from statemix_lab.cli.reproduce import lost_text, show_study
-from statemix_lab.cli.watch import watched
+from statemix_lab.cli.watch import open_console, watched
 
 
 @dataclass(frozen=True)
@@ -84,13 +82,12 @@ class Demo:
         with lock_folder(folder):
             if self.subject == "groups":
                 self._demo_groups(folder)
-            elif original:
-                from statemix_lab.cli.original_chess_demo import demo_original_chess
+                return
+            from statemix_lab.cli.tracker_demo import demo_original_chess, demo_tracker
 
+            if original:
                 demo_original_chess(folder, self.seed, self.moves, self.games, fresh=self.fresh)
             else:
-                from statemix_lab.cli.tracker_demo import demo_tracker
-
                 demo_tracker(self.subject, folder, self.seed, self.moves, fresh=self.fresh)
 
     def _demo_groups(self, folder: Path) -> None:
@@ -110,9 +107,7 @@ class Demo:
             remove_runs([one.job.folder for one in planned])
             store.remove({one.key for one in planned})
         left = study.due(planned, store, retry=self.retry)
-        console = Console(highlight=False, markup=False)
-        # In a log file, every sentence stays on one line.
-        console.soft_wrap = not console.is_terminal
+        console = open_console()
         num_workers = min(torch.get_num_threads(), max(len(left), 1))
         console.print(
             f"{len(left)} of {len(planned)} runs on {self.group}, {num_workers} at a time. "

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from rich.console import Console
 
@@ -15,12 +15,10 @@ from statemix.errors import RequestError
 from statemix.training.settings import built
 
 if TYPE_CHECKING:
-    from statemix.proofs.joint_action import JointAction
-    from statemix.proofs.token_maps import BlockActions
-    from statemix.tasks import Examples, Task
+    from statemix.tasks import Task
     from statemix.tasks.permutation import Permutation
     from statemix.training.attempts import Attempt
-    from statemix_lab.inspection.layer_numbers import LayerNumbers, Sharpening
+    from statemix_lab.inspection.layer_numbers import LayerNumbers
 
 NUMBERS = "numbers.json"
 # More would not fit into a picture.
@@ -30,22 +28,8 @@ _UNITS = 4
 _MOMENT = ("step", "attempt", "representations")
 
 
-class _Found(TypedDict):
-    """What there is to show of a run, as numbers.json holds it."""
-
-    # Name of each sequence -> its tokens.
-    tokens: dict[str, list[int]]
-    # The layers that were asked for.
-    layers: "list[LayerNumbers]"
-    # What tokens do to the blocks of the only layer; empty for other models.
-    actions: "list[BlockActions]"
-    # What the blocks that are kept do together.
-    joint: "JointAction | None"
-    # Gates before and after sharpening, of these layers.
-    sharpening: "list[Sharpening]"
-    # Rows of the metrics that hold the representations of a group, and the attempts of a search.
-    representations: list[dict[str, Any]]
-    attempts: list[dict[str, Any]]
+_Found = dict[str, Any]
+"""What there is to show of a run, as numbers.json holds it."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +108,8 @@ class Inspect:
         outcome = load_outcome(self.folder)
         config, task = outcome.config, outcome.config.build_task()
         model = load_model(self.folder, self.weights)
-        examples = self._examples(task)
+        stop, part = self.start + self.sequences, "start" if self.start else "sequences"
+        examples = built(part, task.examples, self.split, self.start, stop)
         tokens = examples.tokens[:, : self.tokens]
         lengths = [tokens.shape[1]] * len(tokens)
         if examples.lengths is not None:
@@ -206,12 +191,6 @@ class Inspect:
         if len(set(self.units)) < len(self.units) or any(unit < 0 for unit in self.units):
             raise RequestError(f"units must be distinct and at least 0, got {list(self.units)}")
 
-    def _examples(self, task: "Task") -> "Examples":
-        stop = self.start + self.sequences
-        part = "start" if self.start else "sequences"
-        examples: Examples = built(part, task.examples, self.split, self.start, stop)
-        return examples
-
     def _chosen(self, layers: "list[LayerNumbers]") -> "list[LayerNumbers]":
         if self.layer is not None:
             if self.layer >= len(layers):
@@ -241,9 +220,10 @@ class Inspect:
             **found,
         }
         drawn = dict(drawing.pictures(found["layers"], found["tokens"], found["sharpening"]))
-        if drawing.drawable(found["actions"]):
+        actions = found["actions"]
+        if actions and len(actions[0]["sources"][0]) <= drawing.TALLEST:
             title = "layer 0: the entry that each entry copies"
-            drawn["actions.png"] = drawing.draw_actions(found["actions"], title=title)
+            drawn["actions.png"] = drawing.draw_actions(actions, title=title)
         if race := found["representations"]:
             group = cast("Permutation", task).group.name
             drawn["representations.png"] = drawing.draw_race(race, group, attempts)
@@ -285,7 +265,7 @@ def _lines(found: _Found) -> list[dict[str, Any]]:
     }
     return [
         {
-            **{name: layer[name] for name in names},  # type: ignore[literal-required]
+            **{name: layer[name] for name in names},
             "sharpening": sharpened.get(layer["layer"]),
             "joint": found["joint"],
         }

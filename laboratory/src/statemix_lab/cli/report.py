@@ -15,7 +15,6 @@ from statemix.errors import RequestError
 
 if TYPE_CHECKING:
     from statemix_lab.studies.store import StoredRow
-    from statemix_lab.studies.throughput_rows import Point
 
 
 @dataclass(frozen=True)
@@ -92,12 +91,13 @@ class Report:
 
     def _draw_throughput(self) -> None:
         from statemix.training.folder import lock_folder
-        from statemix_lab.studies.throughput_rows import read
+        from statemix_lab.studies import throughput
+        from statemix_lab.studies.figure import draw, png
 
         if self.json:
             raise RequestError("json must not be used with bench, whose rows are JSON")
         paths = self.files or tuple(sorted(Path("laboratory/results/bench").glob("*.jsonl")))
-        points = read(paths)
+        points = throughput.read(paths)
         if not points:
             raise RequestError(
                 "files must hold rows of `statemix bench layers`, got none in "
@@ -105,13 +105,6 @@ class Report:
             )
         folder = self.output or Path("report")
         files.make_folder("output", folder)
-        with lock_folder(folder):
-            self._draw_points(points, folder)
-
-    def _draw_points(self, points: "Sequence[Point]", folder: Path) -> None:
-        from statemix_lab.studies import throughput
-        from statemix_lab.studies.figure import draw, png
-
         console = Console(highlight=False, markup=False, soft_wrap=True)
         for setting in dict.fromkeys(point.setting for point in points):
             found, missing = throughput.speed_panels(
@@ -129,7 +122,8 @@ class Report:
                     setting, [one for panel in found for one in panel.points]
                 )
                 drawn = [panel.drawn() for panel in found]
-                files.write_file(path, png(draw(drawn, "tokens per second", title)))
+                with lock_folder(folder):
+                    files.write_file(path, png(draw(drawn, "tokens per second", title)))
                 console.print(f"wrote {path}")
             console.print()
         console.print(throughput.LEGEND)
@@ -169,12 +163,7 @@ class Report:
 
 
 def _slug(text: str) -> str:
-    """Return a part of a file name.
-
-    Example:
-        >>> _slug("AMD EPYC, 2 threads, float32")
-        'amd-epyc-2-threads-float32'
-    """
+    """Return a part of a file name, such as "amd-epyc-2-threads-float32"."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from statemix import files
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError, RunsFailedError
-from statemix_lab.cli.watch import watched
+from statemix_lab.cli.watch import open_console, watched
 
 if TYPE_CHECKING:
     from statemix.sweeps.runner import Ended
@@ -105,6 +105,7 @@ class Reproduce:
         import torch
 
         from statemix.training.folder import WRITING_S, lock_folder
+        from statemix_lab.studies.forecast import Forecast
         from statemix_lab.studies.result_text import counted, duration_text
         from statemix_lab.studies.store import Store
         from statemix_lab.studies.study import find_study
@@ -125,8 +126,7 @@ class Reproduce:
                 if is_new:
                     self.output.rmdir()
                 raise
-        console = Console(highlight=False, markup=False)
-        console.soft_wrap = not console.is_terminal
+        console = open_console()
         workers = min(self.workers or torch.get_num_threads(), max(len(left), 1))
         num_cells = len({entry.cell for entry in entries})
         console.print(
@@ -134,7 +134,9 @@ class Reproduce:
             f"{counted(num_cells, 'cell')}, {counted(len(planned), 'run')}, "
             f"of which {len(planned) - len(left)} are in {store.path}"
         )
-        seconds = self._predicted(console, left)
+        forecast = Forecast(None if self.minutes is None else 60 * self.minutes * _FOR_PREDICTION)
+        with console.status("timing a few steps of each network"):
+            seconds = [forecast.seconds(one.job.config) for one in left]
         if left:
             known = [time_s for time_s in seconds if time_s is not None]
             which = "all" if len(known) == len(left) else f"{len(known)} of them"
@@ -191,14 +193,6 @@ class Reproduce:
         if lost := lost_text(planned, store):
             raise RunsFailedError(lost)
 
-    def _predicted(self, console: Console, planned: "Sequence[Planned]") -> list[float | None]:
-        """Return the predicted seconds of each run; None where the time did not suffice."""
-        from statemix_lab.studies.forecast import Forecast
-
-        forecast = Forecast(None if self.minutes is None else 60 * self.minutes * _FOR_PREDICTION)
-        with console.status("timing a few steps of each network"):
-            return [forecast.seconds(one.job.config) for one in planned]
-
     def _check(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < 1e6:
             raise RequestError(f"minutes must be above 0 and below 1e6, got {self.minutes}")
@@ -209,10 +203,7 @@ class Reproduce:
 
 
 def show_study(
-    console: Console,
-    study: "Study",
-    entries: "Sequence[StudyEntry]",
-    store: "Store",
+    console: Console, study: "Study", entries: "Sequence[StudyEntry]", store: "Store"
 ) -> bytes | None:
     """Print the table of a study, and return its picture as PNG if there is one."""
     from statemix_lab.studies.figure import png

@@ -1,10 +1,11 @@
-"""The demos of chess and the cube: train a network, prove it, and show what it follows."""
+"""The demos of chess and the cube: train networks, prove them, and show what they follow."""
 
 import io
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from statemix.proofs.structure import structure_tables
 from statemix.tasks.addressing import Split
 from statemix.training.folder import remove_runs, save_weights
 from statemix.training.progress import shown
+from statemix_lab.cli.watch import open_console
+from statemix_lab.studies.original_chess import OriginalChess, prove_original, train_original
 from statemix_lab.studies.place_tracker import FollowedWords, alike, follow, train_tracker
 from statemix_lab.tasks import chess_moves, cube
-from statemix_lab.tasks.chess_games import Chess
+from statemix_lab.tasks.chess_games import Chess, world_model_games
 
 # Training words that are drawn at once; their labels take memory.
 _AT_ONCE = 100
@@ -34,7 +37,7 @@ _AT_ONCE = 100
 class Subject:
     """What a demo follows."""
 
-    # One word, words, tokens, and contents of all places: "game", "games", "plies", "positions".
+    # One word, words, tokens, and contents: "game", "games", "plies", "positions".
     names: tuple[str, str, str, str]
     # Names of the tokens, and of the contents of the first place.
     letters: Sequence[str]
@@ -110,11 +113,7 @@ SUBJECTS = {"chess": chess_subject, "cube": cube_subject}
 
 
 def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh: bool) -> None:
-    """Train, prove, and print what the network follows; everything is written into a folder.
-
-    ``moves`` is a word of the user, whose last contents are shown, too. ``fresh`` removes the
-    existing run first.
-    """
+    """Train, prove, and print what the network follows; everything is written into a folder."""
     began, console = time.monotonic(), open_console()
     subject = SUBJECTS[name](seed)
     word, words, tokens, _ = subject.names
@@ -187,13 +186,6 @@ def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh
         raise RunsFailedError(f"the network is not proven: {found.result.reason}")
 
 
-def open_console() -> Console:
-    """Return a console that wraps no lines of a log file."""
-    console = Console(highlight=False, markup=False)
-    console.soft_wrap = not console.is_terminal
-    return console
-
-
 def finish(
     console: Console, folder: Path, numbers: dict[str, Any], began: float, written: Sequence[Path]
 ) -> None:
@@ -253,3 +245,85 @@ def show_contents(
     console.print(f"\n{title}: {verdict}\n{'right':<36}network")
     for right, answer in zip(*texts, strict=True):
         console.print(f"{right:<36}{answer}")
+
+
+# Test games that are followed at once, and by the network as it was trained.
+_GAMES_AT_ONCE = 100
+# Games after which a line tells how far the command is.
+_SAID = 1_000
+# Plies after which positions are shown.
+_SHOWN = (10, 100)
+
+
+def demo_original_chess(
+    folder: Path, seed: int, moves: str | None, num_games: int, *, fresh: bool
+) -> None:
+    """Train, prove, and follow the first games of the random split of Chess-World-Model."""
+    began, console = time.monotonic(), open_console()
+    subject = chess_subject(seed)
+    own = None if moves is None else subject.read(moves)
+    if fresh:
+        remove_runs([folder / part for part in OriginalChess._fields])
+    console.print(
+        f"{subject.num_words:,} random games of {subject.length} plies, two trackers of "
+        f"{subject.num_steps} steps. After Ctrl-C, repeat the command to resume."
+    )
+    games = training_words(subject, folder / f"games-{seed}.npy")
+    with shown() as show:
+        network, training_s = train_original(
+            games, folder, num_steps=subject.num_steps, seed=seed, on_event=show
+        )
+    found = prove_original(network)
+    numbers: dict[str, Any] = {
+        "seed": seed,
+        "num_threads": torch.get_num_threads(),
+        "training_s": round(training_s, 1),
+        "certificates": {"first": found.first.to_plain(), "second": found.second.to_plain()},
+        "wrong_kinds": found.wrong_kinds,
+    }
+    console.print(found.reason or "proven: right after every legal game, of any length")
+    console.print(f"following {num_games:,} games of Chess-World-Model")
+    tests = islice(world_model_games(), num_games)
+    some = list(islice(tests, _GAMES_AT_ONCE))
+    numbers["as_trained"], _ = _follow(network, some, console)
+    console.print(f"as trained: {counts_text(subject, numbers['as_trained'])}")
+    numbers["hardened"], first = _follow(found.network, chain(some, tests), console)
+    for count in _SHOWN:
+        title = f"after {count:,} plies of the first game"
+        show_contents(console, title, subject, first, count)
+    console.print(f"with gates of 0 and 1: {counts_text(subject, numbers['hardened'])}")
+    if own is not None:
+        followed = found.network.follow(own[None])
+        show_contents(console, "after your game", subject, followed, len(own))
+    numbers["sha256"] = {
+        part: save_weights(folder, f"certified-{part}.safetensors", module.state_dict())
+        for part, module in found.network._asdict().items()
+    }
+    finish(console, folder, numbers, began, ())
+    if found.reason:
+        raise RunsFailedError(f"the network is not proven: {found.reason}")
+
+
+def _follow(
+    network: OriginalChess, games: Iterable[list[int]], console: Console
+) -> tuple[dict[str, int], FollowedWords]:
+    """Follow games, say from time to time how many are exact; return counts and the first game."""
+    left = iter(games)
+    counts = dict.fromkeys(("games", "plies", "exact_plies", "exact_games"), 0)
+    first = None
+    while some := list(islice(left, _GAMES_AT_ONCE)):
+        lengths = np.array([len(game) for game in some])
+        # After its last ply, a game repeats its first move, which is not counted.
+        padded = np.array([game + game[:1] * (lengths.max() - len(game)) for game in some])
+        followed = network.follow(padded)
+        beyond = np.arange(lengths.max()) >= lengths[:, None]
+        exact = followed.exact | beyond
+        counts["games"] += len(some)
+        counts["plies"] += int(lengths.sum())
+        counts["exact_plies"] += int((exact & ~beyond).sum())
+        counts["exact_games"] += int(exact.all(1).sum())
+        first = first or followed
+        if not counts["games"] % _SAID:
+            console.print(f"{counts['games']:,} games: {counts['exact_games']:,} exact")
+    assert first is not None
+    return counts, first

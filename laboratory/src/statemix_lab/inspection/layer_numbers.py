@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from statemix.training.schedules import Schedules, restore_attributes
 from statemix_lab.bench.compared_layers import display_name
 from statemix_lab.inspection.recurrences import (
     Recorded,
-    Spectrum,
     eigenvalues,
     entropy,
     mixing,
@@ -40,46 +39,15 @@ _TEMPERATURE = "gate_temperature"
 _HARD = 1e-20
 
 
-class Summary(Spectrum):
-    """A layer in a few numbers; each eigenvalue and each row of gates counts once.
+LayerNumbers = dict[str, Any]
+"""A layer on some sequences; what is not finite is None, and positions count prepended tokens.
 
-    A modulus that is not finite is None.
-    """
-
-    # Mean entropy of the rows of gates, from 0 (one gate is open) to 1; None without such gates.
-    gate_entropy: float | None
-
-
-class LayerNumbers(TypedDict):
-    """A layer on some sequences. A layer without a recurrence has only the first four entries.
-
-    A number that is not finite is None. Positions count the tokens that the model prepends.
-    """
-
-    # Number among the layers, and dotted name in the model.
-    layer: int
-    module: str
-    # Name of its architecture as users write it, and in tables.
-    name: str
-    kind: str
-    # What a unit is called, the number of units, and the entries m of a unit's state.
-    unit: str
-    units: int | None
-    size: int | None
-    summary: Summary | None
-    # Positions that the model prepends to the tokens.
-    prepended: int
-    # Positions, and at each the eigenvalues [real, imaginary] of all sequences and units.
-    steps: list[int]
-    eigenvalues: list[list[list[float]]]
-    # Units of the following entries.
-    shown: list[int]
-    # Sequence, unit, position, row -> gates, the input gate last; None without such gates.
-    gates: list[Any] | None
-    # Sequence, unit, position of the state, position of the input -> size of the contribution.
-    mixing: list[Any]
-    # The whole block attention matrix of the first sequence and unit; None if it is large.
-    block_attention: list[list[float]] | None
+A layer without a recurrence has only its number "layer", its "module", its "name" as users write it
+and its "kind" in tables. "units" of the kind "unit" have states of "size" entries. "summary" has
+shares and moduli of eigenvalues, and the mean entropy of gates; "eigenvalues" stand at "steps".
+Of the units "shown" there are "gates" (sequence, unit, position, row; the input gate last),
+"mixing" (sequence, unit, position of the state, of the input: size of the contribution) and the
+"block_attention" matrix of the first sequence and unit, unless it is large."""
 
 
 def inspected(
@@ -89,14 +57,7 @@ def inspected(
     *,
     units: Sequence[int] = (0,),
 ) -> list[LayerNumbers]:
-    """Measure the layers of a model on some sequences.
-
-    Args:
-        model: a model whose forward pass takes tokens.
-        tokens: at least one sequence, shape (B, T), integers.
-        lengths: number of tokens of each sequence, at least 1; None means T.
-        units: units whose gates and mixing matrices are kept; those that a layer lacks are skipped.
-    """
+    """Measure the layers of a model on some sequences."""
     counts = [tokens.shape[1]] * len(tokens) if lengths is None else lengths
     return [
         _measured(number, recorded, recorded.x.shape[1] - tokens.shape[1], counts, units)
@@ -114,9 +75,7 @@ def _measured(
         "name": recorded.layer.name,
         "kind": display_name(recorded.layer.name),
         "unit": "",
-        "units": None,
-        "size": None,
-        "summary": None,
+        **dict.fromkeys(("units", "size", "summary")),
         "prepended": prepended,
         "steps": [],
         "eigenvalues": [],
@@ -132,7 +91,9 @@ def _measured(
     numbers["units"], numbers["size"] = recurrence.transitions.shape[2:4]
     found = eigenvalues(recurrence.transitions)
     numbers["summary"] = _summary(recurrence, lengths, found)
-    numbers["steps"] = spread(max(lengths), STEPS)
+    last, steps = max(lengths) - 1, min(max(lengths), STEPS)
+    # Evenly spaced, with both ends.
+    numbers["steps"] = [round(place * last / max(steps - 1, 1)) for place in range(steps)]
     numbers["eigenvalues"] = [
         plain_eigenvalues(
             torch.stack([row[step] for row, n in zip(found, lengths, strict=True) if step < n])
@@ -161,7 +122,7 @@ def _measured(
     return numbers
 
 
-def _summary(recurrence: Recurrence, lengths: Sequence[int], found: Tensor) -> Summary:
+def _summary(recurrence: Recurrence, lengths: Sequence[int], found: Tensor) -> dict[str, Any]:
     """Summarise the positions that exist."""
 
     def joined(per_position: Tensor) -> Tensor:
@@ -170,19 +131,7 @@ def _summary(recurrence: Recurrence, lengths: Sequence[int], found: Tensor) -> S
     known, gates = spectrum(joined(found)), recurrence.gates
     moduli = {name: plain(known[name]) for name in ("largest", "mean")}
     mean_entropy = None if gates is None else plain(joined(entropy(gates)).mean())
-    return cast(Summary, {**known, **moduli, "gate_entropy": mean_entropy})
-
-
-def spread(count: int, most: int) -> list[int]:
-    """Return up to ``most`` of the numbers 0 ... count - 1, evenly spaced, with both ends.
-
-    Example:
-        >>> spread(17, 5), spread(2, 5), spread(1, 5)
-        ([0, 4, 8, 12, 16], [0, 1], [0])
-    """
-    if count <= most:
-        return list(range(count))
-    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
+    return {**known, **moduli, "gate_entropy": mean_entropy}
 
 
 def plain_eigenvalues(found: Tensor) -> list[list[float]]:
@@ -193,12 +142,7 @@ def plain_eigenvalues(found: Tensor) -> list[list[float]]:
 
 
 def plain(values: Any) -> Any:
-    """Return a tensor as nested lists of numbers of few digits; None where it is not finite.
-
-    Example:
-        >>> plain(torch.tensor([[1 / 3, float("nan")]]))
-        [[0.33333, None]]
-    """
+    """Return a tensor as nested lists of numbers of few digits; None where it is not finite."""
     if isinstance(values, Tensor):
         values = values.detach().double().tolist()
     if isinstance(values, list):
@@ -206,26 +150,12 @@ def plain(values: Any) -> Any:
     return float(f"{values:.{_DIGITS}g}") if math.isfinite(values) else None
 
 
-class GateMap(TypedDict):
-    """The gates of a layer at one temperature."""
+GateMap = dict[str, Any]
+"""Gates at one temperature (0 is the limit of gates of 0 and 1), their mean entropy, and those of
+the first sequence by unit, position and row."""
 
-    # 0 stands for the limit, in which the gates are 0 and 1.
-    temperature: float
-    # Mean entropy of the rows of gates of all sequences, as in Summary; None if it is not finite.
-    gate_entropy: float | None
-    # Of the first sequence: unit, position, row -> gates, the input gate last.
-    gates: list[Any]
-
-
-class Sharpening(TypedDict):
-    """The gates of a layer before and after sharpening, on the same sequences."""
-
-    # Number among the layers, as in LayerNumbers.
-    layer: int
-    # Units whose gates are kept.
-    shown: list[int]
-    before: GateMap
-    after: GateMap
+Sharpening = dict[str, Any]
+"""A "layer", the units "shown", and its gates "before" and "after" sharpening."""
 
 
 def softened(model: ReadoutModel, config: RunConfig, task: Task) -> ReadoutModel | None:
@@ -266,11 +196,7 @@ def sharpening(
     *,
     units: Sequence[int],
 ) -> list[Sharpening]:
-    """Measure the gates of one network, before and after a change of its gate temperatures.
-
-    Other arguments are those of :func:`inspected`. A layer whose gates have no temperature has no
-    entry.
-    """
+    """Measure the gates of one network, before and after a change of its gate temperatures."""
     one, other = (_gate_maps(model, tokens, lengths, units) for model in (before, after))
     return [
         {"layer": number, "shown": shown, "before": soft, "after": other[number][1]}

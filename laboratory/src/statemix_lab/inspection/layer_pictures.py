@@ -25,9 +25,11 @@ _WITHIN, _BETWEEN, _NARROW = 0.2, 0.6, 0.15
 _GATE, _LONGEST = 0.16, 40.0
 # Most labels along an axis of a mixing matrix.
 _LABELS = 24
-# Maps of tokens: blocks in a picture, columns up to which the sources are written as numbers, and
-# entries of the largest block that can be seen.
-_BLOCKS, _WRITTEN, _TALLEST = 4, 30, 32
+TALLEST = 32
+"""Entries of the largest block whose maps can be seen in a picture."""
+
+# Maps of tokens: blocks in a picture, and columns up to which the sources are written as numbers.
+_BLOCKS, _WRITTEN = 4, 30
 _ORDER = {"tracks": 0, "repeats": 1, "other": 2, "constant": 3, "idles": 4}
 
 
@@ -36,11 +38,7 @@ def pictures(
     tokens: Mapping[str, Sequence[int]],
     sharpened: Sequence[Sharpening] = (),
 ) -> Iterator[tuple[str, Figure]]:
-    """Yield the pictures that suit the layers, by file name.
-
-    Layers without a recurrence are skipped. Sequences are tokens by name; gates before and after
-    sharpening are drawn on the first one.
-    """
+    """Yield the pictures that suit the layers, by file name."""
     moments = {one["layer"]: one for one in sharpened if one["shown"]}
     for one in layers:
         if one["summary"] is None:
@@ -120,13 +118,7 @@ def draw_gates(
     A tile of several rows is the transition, with the column of input gates on its right. Gates of
     columns are transposed: a row of the tile is where an entry goes, and the last row loads. A unit
     with a single row of gates, such as a channel of an H-LRU, has it drawn upright, the input gate
-    at the bottom.
-
-    Args:
-        gates: sequence, unit, position, row -> gates, the input gate last; None is not finite.
-        units: names of the units.
-        sequences: name of each sequence -> label of each position.
-        title: text above the picture.
+    at the bottom. Gates go by sequence, unit, position and row.
     """
     arrays = [np.array(rows, dtype=float) for sequence in gates for rows in sequence]
     scale = scale_of(arrays)
@@ -149,10 +141,7 @@ def draw_gates(
 
 
 class _Tiles:
-    """A row of tiles as one grid, in which empty columns separate them.
-
-    Gates have the shape (positions, rows, m+1).
-    """
+    """A row of tiles as one grid: gates of shape (positions, rows, m+1), and gaps between them."""
 
     def __init__(self, values: NDArray[np.float64]) -> None:
         upright = values.shape[1] == 1
@@ -192,11 +181,7 @@ def draw_mixing(
     *,
     title: str,
 ) -> Figure:
-    """Draw what each input adds to each state: a row of panels per sequence, one panel per unit.
-
-    ``contributions`` are sizes by sequence, unit, position of the state and position of the input.
-    Other arguments are those of :func:`draw_gates`.
-    """
+    """Draw what each input adds to each state: a row of panels per sequence, one panel per unit."""
     arrays = [np.array(one, dtype=float) for sequence in contributions for one in sequence]
     scale, across, down = scale_of(arrays), len(units), len(contributions)
     with drawing():
@@ -217,10 +202,7 @@ def draw_mixing(
 def draw_block(
     matrix: Sequence[Sequence[float | None]], labels: Sequence[str], *, title: str
 ) -> Figure:
-    """Draw a whole block attention matrix (Eq. 24) with lines between its blocks.
-
-    Rows are the entries of all states, columns those of all inputs; a position has one label.
-    """
+    """Draw a whole block attention matrix (Eq. 24) with lines between its blocks."""
     values = np.array(matrix, dtype=float)
     with drawing():
         figure = Figure(figsize=(8.4, 7.6), layout="constrained")
@@ -254,17 +236,8 @@ def by_role(found: Sequence[BlockActions]) -> list[BlockActions]:
     return sorted(found, key=lambda one: _ORDER[one["role"]])
 
 
-def drawable(found: Sequence[BlockActions]) -> bool:
-    """Return whether there are blocks of a size that a picture can show."""
-    return bool(found) and len(found[0]["sources"][0]) <= _TALLEST
-
-
 def draw_actions(found: Sequence[BlockActions], *, title: str) -> Figure:
-    """Draw the maps of a few blocks, those that track first: a column per token, a row per entry.
-
-    A cell holds the entry that is copied; an empty one is loaded. With gates of columns, a cell
-    holds the entry to which its entry goes.
-    """
+    """Draw the maps of a few blocks: a column per token, a row per entry; a load is empty."""
     shown = by_role(found)[:_BLOCKS]
     tables = [np.array(one["sources"]).T for one in shown]
     size, tokens = tables[0].shape
@@ -298,12 +271,7 @@ def draw_actions(found: Sequence[BlockActions], *, title: str) -> Figure:
 def draw_race(
     rows: Sequence[Mapping[str, Any]], group: str, attempts: Sequence[Attempt] = ()
 ) -> Figure:
-    """Draw the share of each representation of a group in the transitions against training steps.
-
-    Lines break where an attempt of a search has failed: the next one begins with new weights. Marks
-    show where attempts have left their plateau, and where one has passed its test. At least one of
-    the rows of a run's metrics holds representations.
-    """
+    """Draw the share of each representation of a group; lines break between attempts."""
     held = [row for row in rows if row["representations"]]
     acting = next(part.name for part in components(group) if part.acts)
     points = []

@@ -8,15 +8,8 @@ from statemix_lab.inspection.layer_numbers import LayerNumbers, Sharpening
 from statemix_lab.studies.result_text import Line, Table, counted
 
 _HEAD = (
-    "layer",
-    "kind",
-    "units",
-    "largest |λ|",
-    "mean |λ|",
-    "Re λ < 0",
-    "not real",
-    "|λ| > 1",
-    "gate entropy",
+    *("layer", "kind", "units", "largest |λ|", "mean |λ|"),
+    *("Re λ < 0", "not real", "|λ| > 1", "gate entropy"),
 )
 
 _LEGEND = """\
@@ -35,11 +28,7 @@ def table(
     sharpened: Sequence[Sharpening] = (),
     joined: JointAction | None = None,
 ) -> Table:
-    """Lay out a line per layer that has a recurrence.
-
-    Gates before and after sharpening add a column, unless they are 0 and 1: every trained network
-    has those. ``joined`` is what the blocks of the only layer do together.
-    """
+    """Lay out a line per layer that has a recurrence."""
     before = {
         one["layer"]: one["before"]["gate_entropy"]
         for one in sharpened
@@ -47,7 +36,8 @@ def table(
     }
     lines = []
     for one in layers:
-        if cells := _cells(one):
+        if one["summary"] is not None:
+            cells = _cells(one)
             cells += [_entropy(before.get(one["layer"]))] if before else []
             cells += [] if joined is None else [_joint_order(joined)]
             lines.append(Line(tuple(cells)))
@@ -56,7 +46,6 @@ def table(
 
 
 def _joint_order(joined: JointAction) -> str:
-    """Write the number of maps that blocks generate together."""
     number = joined["order"]
     return f"more than {joined['most']:,}" if number is None else f"{number:,}"
 
@@ -68,8 +57,6 @@ def legend(shown: Table) -> str:
 
 def _cells(one: LayerNumbers) -> list[str]:
     summary = one["summary"]
-    if summary is None:
-        return []
     return [
         str(one["layer"]),
         one["kind"],
@@ -102,11 +89,7 @@ def without(layers: Sequence[LayerNumbers]) -> Iterator[str]:
 
 
 def sentences(found: Sequence[BlockActions], *, judged: bool, proven: bool = False) -> list[str]:
-    """Say which blocks track the task, which repeat them, and how many do something else.
-
-    ``judged`` says whether there was an automaton of the task, and ``proven`` whether the network
-    was proven on it.
-    """
+    """Say which blocks track the task, which repeat them, and how many do something else."""
     lines = []
     for one in found:
         if one["role"] == "tracks":
@@ -163,12 +146,7 @@ def _blocks(numbers: Sequence[int]) -> str:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """Write increasing numbers, and three or more in a row as a range.
-
-    Example:
-        >>> _numbers([0, 1, 2, 4, 5])
-        '0–2, 4, 5'
-    """
+    """Write increasing numbers, and three or more in a row as a range: "0–2, 4, 5"."""
     rows: list[list[int]] = []
     for number in numbers:
         if rows and number == rows[-1][-1] + 1:

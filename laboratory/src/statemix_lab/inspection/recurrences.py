@@ -1,7 +1,7 @@
 """The recurrences of a model on some tokens: transitions, gates, and what they add up to."""
 
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,9 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Recorded:
-    """A sequence layer of a model by its dotted name, and its input on some tokens.
+    """A sequence layer of a model by its dotted name, and its input (B, T, hidden_size).
 
-    ``x`` has the shape (B, T, hidden_size). T exceeds the number of tokens by those that the model
-    itself prepends.
+    T exceeds the number of tokens by those that the model itself prepends.
     """
 
     name: str
@@ -31,11 +30,7 @@ class Recorded:
 
 
 def record(model: nn.Module, tokens: Tensor) -> list[Recorded]:
-    """Run a model on tokens (B, T) and return its sequence layers, those inside other layers too.
-
-    They have the order in which the model defines them; layers that are not called are left out.
-    The model is left in evaluation mode.
-    """
+    """Run a model on tokens (B, T) and return its sequence layers; it stays in evaluation mode."""
     layers = {name: part for name, part in model.named_modules() if isinstance(part, Layer)}
     inputs: dict[str, Tensor] = {}
 
@@ -79,20 +74,8 @@ def eigenvalues(transitions: Tensor) -> Tensor:
     return found.gather(-1, order)
 
 
-class Spectrum(TypedDict):
-    """Many eigenvalues in a few numbers."""
-
-    # Largest and mean modulus.
-    largest: float | None
-    mean: float | None
-    # Shares of eigenvalues with a negative real part, that are not real, and outside the circle.
-    negative: float
-    complex: float
-    outside: float
-
-
-def spectrum(found: Tensor) -> Spectrum:
-    """Summarise at least one eigenvalue, of any shape."""
+def spectrum(found: Tensor) -> dict[str, float]:
+    """Return the largest and the mean modulus of some eigenvalues, and shares of three kinds."""
     modulus = found.abs()
     return {
         "largest": float(modulus.max()),
@@ -109,17 +92,7 @@ def entropy(gates: Tensor) -> Tensor:
     .. math:: -\frac{1}{\ln(m + 1)} \sum_j p_j \ln p_j, \qquad p_j = |a_j| / \sum_k |a_k|
 
     A row of 0 copies one entry of the state, or its input; a row of 1 averages all of them. A row
-    of zeros has 0.
-
-    Args:
-        gates: normalised gates, shape (..., m+1).
-
-    Returns:
-        Shape (...), float64, in [0, 1].
-
-    Example:
-        >>> entropy(torch.tensor([[1.0, 0.0], [-0.5, 0.5]])).tolist()
-        [0.0, 1.0]
+    of zeros has 0. Gates have the shape (..., m+1), and entropies (...) in float64.
     """
     weights = gates.detach().double().abs()
     shares = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
@@ -174,10 +147,7 @@ def applied(matrices: Tensor, values: Tensor) -> Tensor:
 
 
 def sizes(matrices: Tensor) -> Tensor:
-    """Return the largest change of an entry of the state by inputs of at most 1.
-
-    That is the largest sum of absolute values over a row of each matrix, shape (..., m, R).
-    """
+    """Return the largest change of an entry of the state by inputs of at most 1."""
     return matrices.abs().sum(-1).amax(-1)
 
 

@@ -23,11 +23,7 @@ _SINGLE, _FRAME, _SHOWN = 1.5, 0.82, 0.92
 
 @dataclass(frozen=True)
 class Spectra:
-    """A panel: frames in rows and columns, with what these are.
-
-    The name of the layer determines the colour. A row has eigenvalues by column, or a text that
-    says why there are none.
-    """
+    """A panel: frames in rows and columns. A row may be a text that says why it has none."""
 
     title: str
     family: str
@@ -38,11 +34,7 @@ class Spectra:
 
 
 def draw(panels: Sequence[Spectra]) -> Figure:
-    """Draw panels, two side by side.
-
-    The frames of a panel have one scale, which its title states unless it is that of the unit
-    circle. An eigenvalue beyond its frame is drawn on the edge.
-    """
+    """Draw panels, two side by side."""
     across = min(len(panels), 2)
     down = -(-len(panels) // across)
     rows = max(len(panel.rows) for panel in panels)
@@ -61,16 +53,10 @@ def draw(panels: Sequence[Spectra]) -> Figure:
     return figure
 
 
-def reach(rows: Mapping[str, Sequence[Points] | str]) -> float:
-    """Return half the width of the frames of a panel, in units of the circle's radius."""
-    frames = [points for row in rows.values() if not isinstance(row, str) for points in row]
-    parts = [abs(part) for points in frames for point in points for part in point]
-    low, high = _REACH
-    return min(max(1.05 * max(parts, default=0.0), low), high)
-
-
 def _fill(axes: Axes, panel: Spectra, colour: str) -> None:
-    half = reach(panel.rows)
+    frames = [points for row in panel.rows.values() if not isinstance(row, str) for points in row]
+    parts = [abs(part) for points in frames for point in points for part in point]
+    half = float(np.clip(1.05 * max(parts, default=0.0), *_REACH))
     title = f"{panel.title} (frames to ±{half:.2g})" if half > _REACH[0] else panel.title
     axes.set_title(title, loc="left", fontsize=11.5)
     count = len(panel.columns)

@@ -51,19 +51,11 @@ CURVE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
+    """One pair of axes, with curves that have the columns of :data:`CURVE`.
 
-    Attributes:
-        title: text above the panel.
-        x_label: label of the x axis.
-        curves: points of the lines, with the columns of :data:`CURVE`.
-        logarithmic: whether the x axis is logarithmic; its ticks are then the places of points.
-        by_run: draw each run alone, without a mean.
-        marks: name -> places of vertical lines.
-        rates: draw tokens per second: medians and whole ranges on a logarithmic axis, instead of
-            accuracies of single runs and their means.
-        dashes: name of a line -> its dashes, where they have a meaning.
-        limits: ends of the y axis; None means those of the data. Rates have their own.
+    ``by_run`` draws each run alone, without a mean; ``rates`` draws medians and whole ranges of
+    tokens per second. ``marks`` are vertical lines, ``dashes`` those of lines where they have a
+    meaning, and ``limits`` the ends of the y axis, None those of the data.
     """
 
     title: str
@@ -80,10 +72,7 @@ class Panel:
 def draw(
     panels: Sequence[Panel], y_label: str = "accuracy on test sequences", title: str = ""
 ) -> Figure:
-    """Draw panels with one legend; accuracies have one y axis.
-
-    Thick lines are means over runs, thin lines single runs; bands span the worst to the best.
-    """
+    """Draw panels with one legend; accuracies have one y axis."""
     dashes = {name: style for panel in panels for name, style in panel.dashes.items()}
     curves = pl.concat([panel.curves.cast(pl.Schema(CURVE)) for panel in panels])
     families = dict(curves.select("line", "family").unique(maintain_order=True).iter_rows())
@@ -178,25 +167,21 @@ def _ticks(places: Sequence[float]) -> Sequence[float]:
 
 
 def series_colours(families: Sequence[str]) -> list[str]:
-    """Return a colour for each series, given the name of its layer, or any other name.
-
-    Series of one layer are shades of its colour.
-    """
+    """Return a colour for each series, given the name of its layer, or any other name."""
     others = [name for name in dict.fromkeys(families) if name not in LOOKS]
     palette = sns.color_palette("husl", len(others), desat=0.8).as_hex()
     colours = dict(zip(others, palette, strict=True))
     colours |= {name: look.colour for name, look in LOOKS.items()}
-    shades = {family: iter(_shades(colours[family], families.count(family))) for family in families}
+    shades = {}
+    for family in dict.fromkeys(families):
+        colour, count = colours[family], families.count(family)
+        # The ends stay away from black and white, so that lines can be seen on every page.
+        dark, light = (sns.blend_palette([colour, end], 11)[3] for end in ("black", "white"))
+        several = (
+            sns.blend_palette([dark, colour, light], count).as_hex() if count > 1 else [colour]
+        )
+        shades[family] = iter(several)
     return [next(shades[family]) for family in families]
-
-
-def _shades(colour: str, count: int) -> list[str]:
-    if count == 1:
-        return [colour]
-    # The ends stay away from black and white, so that lines can be seen on every page.
-    dark, light = (sns.blend_palette([colour, end], 11)[3] for end in ("black", "white"))
-    shades: list[str] = sns.blend_palette([dark, colour, light], count).as_hex()
-    return shades
 
 
 def curves(lines: Iterable[tuple[str, str, str, float, float]]) -> pl.DataFrame:

@@ -38,15 +38,7 @@ class Forecast:
     stopping, further test lengths, and whatever else uses the machine. A search is expected to take
     as long as an attempt that never leaves its plateau.
 
-    Args:
-        limit_s: seconds of measuring after which no further network is measured; None means all
-            are.
-
-    Example:
-        >>> from statemix.training import ScheduleConfig
-        >>> config = RunConfig(schedules=ScheduleConfig(num_steps=10))
-        >>> Forecast().seconds(config) > 0
-        True
+    After ``limit_s`` seconds of measuring, no further network is measured; None means all are.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:

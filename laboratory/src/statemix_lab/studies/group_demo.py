@@ -56,10 +56,6 @@ def _network(measured: RunConfig, layer: LayerSpec, *, duration: int) -> RunConf
     )
 
 
-def _by_recipe(measured: RunConfig) -> RunConfig:
-    return exact(measured.task).replace(evaluation=measured.evaluation, runtime=measured.runtime)
-
-
 def _entries(
     group: str, configs: list[RunConfig], seeds: range, column: str = ""
 ) -> tuple[StudyEntry, ...]:
@@ -90,7 +86,8 @@ def _fresh(group: str, duration: int, column: str = "") -> tuple[StudyEntry, ...
     measured = _measured(TaskSpec("permutation", group=group), every=100)
     peers = [_bd_lru(100, 1), LayerSpec("lstm")]
     configs = [_network(measured, layer, duration=duration) for layer in peers]
-    return _entries(group, [_by_recipe(measured), *configs], range(2), column)
+    recipe = exact(measured.task).replace(evaluation=measured.evaluation, runtime=measured.runtime)
+    return _entries(group, [recipe, *configs], range(2), column)
 
 
 def _study(group: str, make: Callable[[], tuple[StudyEntry, ...]]) -> Study:

@@ -20,10 +20,7 @@ evaluation of a seed."""
 
 
 def length_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
-    """Lay out accuracies: a line for each model and a column for each length of test sequences.
-
-    Published numbers stand below the line of their model.
-    """
+    """Lay out accuracies: a line for each model and a column for each length of test sequences."""
     cell = cell_labels(runs)
     numbers = by_length(runs, entries)
     lengths = sorted(numbers["length"].unique())
@@ -34,8 +31,14 @@ def length_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         of = {one["length"]: one for one in known[place].to_dicts()} if place in known else {}
         here = [of.get(length, {}) for length in lengths]
         first = group.row(0, named=True)
-        proofs = [_proven(group)] if proven else []
-        texts = (_ended_text(group), *proofs, *map(_number, here), _cost(group))
+        certified = group["certificate"].drop_nulls()
+        count = (
+            f"{int((certified == 'proven').sum())} of {len(certified)}" if len(certified) else ""
+        )
+        proofs = [count] if proven else []
+        seconds = group.filter(pl.col("status") == "done")["seconds"].to_list()
+        cost = result_text.duration_text(math.fsum(seconds) / len(seconds)) if seconds else ""
+        texts = (_ended_text(group), *proofs, *map(_number, here), cost)
         lines.append(Line((first["column"], first["model"], *texts)))
         if any(number.get("published") is not None for number in here):
             texts = (*[""] * (1 + len(proofs)), *map(_published, here), "")
@@ -69,23 +72,10 @@ def _ended_text(runs: pl.DataFrame) -> str:
     return f"{done} of {len(runs)}" + (f", {lost} without result" if lost else "")
 
 
-def _proven(runs: pl.DataFrame) -> str:
-    certified = runs["certificate"].drop_nulls()
-    return f"{int((certified == 'proven').sum())} of {len(certified)}" if len(certified) else ""
-
-
-def _cost(runs: pl.DataFrame) -> str:
-    seconds = runs.filter(pl.col("status") == "done")["seconds"].to_list()
-    return result_text.duration_text(math.fsum(seconds) / len(seconds)) if seconds else ""
-
-
 def length_panels(
     runs: pl.DataFrame, panel: str = "column", line: str = "model", x_label: str = "tokens"
 ) -> list[Panel]:
-    """Return a panel for each column: accuracy against the length of test sequences.
-
-    ``panel`` and ``line`` are labels: what has a panel, and what a line of its own.
-    """
+    """Return a panel for each column: accuracy against the length of test sequences."""
     done = runs.filter(pl.col("status") == "done").explode("tests").unnest("tests")
     family = "family" if line == "model" else line
     names = (line, family, "key", "length", "accuracy")

@@ -107,11 +107,7 @@ class OriginalChess(NamedTuple):
 
     @torch.no_grad()
     def follow(self, games: NDArray[np.int64]) -> FollowedWords:
-        """Return the answers to games beside the right ones.
-
-        Games are numbers of moves in ``all_moves()``, shape (N, T). The network does not see their
-        kinds.
-        """
+        """Return the answers to games beside the right ones."""
         tokens = tokens_without_kinds()[games]
         pieces = follow(self.first, rules_without_kinds(), tokens).answers
         seen = torch.from_numpy(np.stack([tokens, pieces[..., 0], pieces[..., 1]]))
@@ -122,11 +118,7 @@ class OriginalChess(NamedTuple):
 
 
 class OriginalProof(NamedTuple):
-    """The proof that a network follows the position of every legal game, in three parts.
-
-    These are the certificates of both trackers, and the number of moves by pieces whose kind the
-    reader does not tell. The network is the one that is proven, with gates of 0 and 1.
-    """
+    """The proof of a network with gates of 0 and 1: two certificates, and kinds not told."""
 
     network: OriginalChess
     first: Certificate
@@ -151,9 +143,6 @@ def prove_original(network: OriginalChess) -> OriginalProof:
     never move, as no legal move begins on an empty square. So the first piece that the reader gets
     is right, and the second piece, too, where the kind depends on it. The reader is tested on all
     such pieces.
-
-    Args:
-        network: the network as it was trained.
     """
     first = prove_by_structure(network.first, rules_without_kinds())
     second = prove_by_structure(network.second, chess_rules())
@@ -177,18 +166,7 @@ def train_original(
     seed: int,
     on_event: Callable[[str, Event], None] | None = None,
 ) -> tuple[OriginalChess, float]:
-    """Train the three parts one after the other, or resume an interrupted call.
-
-    Args:
-        games: numbers of moves in ``all_moves()``, shape (N, T).
-        folder: folder of the runs "first", "reader" and "second".
-        num_steps: optimiser steps of each tracker.
-        seed: seed of segments, plies and weights.
-        on_event: function of the name of a part and an event of its training.
-
-    Returns:
-        The network, and the seconds of training.
-    """
+    """Train the three parts one after the other, or resume an interrupted call."""
     tokens, features = tokens_without_kinds()[games], features_without_kinds()
     blind = dict.fromkeys((MOVED, TAKEN), len(PIECES))
     shared: dict[str, Any] = {"num_steps": num_steps, "seed": seed}
@@ -215,10 +193,7 @@ def train_reader(
     seed: int,
     on_event: Callable[[Event], None] | None = None,
 ) -> tuple[KindReader, Fitted]:
-    """Train a reader on the right pieces of games, or resume an interrupted call.
-
-    Arguments are those of :func:`train_original` and :func:`statemix.training.fit`.
-    """
+    """Train a reader on the right pieces of games, or resume an interrupted call."""
     reader = KindReader(seed)
     fitted = fit(
         reader,

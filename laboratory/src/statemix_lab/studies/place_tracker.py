@@ -51,11 +51,7 @@ def place_tracker(
 
     .. math:: z_t = W f_t + c
 
-    Args:
-        rules: the places; tokens load no content but 0.
-        heads: heads of the first places.
-        features: features of the tokens, shape (tokens, features).
-        seed: seed of the initial weights.
+    Heads are those of the first places, and tokens load no content but 0.
     """
     if rules.sources.min() < -1:
         raise ValueError(f"rules must load content 0 alone, got {-1 - rules.sources.min()}")
@@ -194,11 +190,7 @@ def train_tracker(
     num_threads: int | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> tuple[TokenClassifier, Fitted]:
-    """Train a network to follow places, or resume an interrupted call.
-
-    The training words have shape (N, T); the seed is that of the segments and the weights. Other
-    arguments are those of :func:`place_tracker` and :func:`statemix.training.fit`.
-    """
+    """Train a network to follow places, or resume an interrupted call."""
     model = place_tracker(rules, heads, features, seed)
     codes = _codes(rules.num_contents)
     weight, bias = _nearest(codes)
@@ -234,10 +226,7 @@ def train_tracker(
 
 
 class FollowedWords(NamedTuple):
-    """Contents of all heads after the tokens of words, and the answers of a network.
-
-    Both have shape (words, tokens, heads).
-    """
+    """Contents of all heads after tokens, and answers: both of shape (words, tokens, heads)."""
 
     right: NDArray[np.int8]
     answers: NDArray[np.int8]
@@ -251,10 +240,7 @@ class FollowedWords(NamedTuple):
 
 @torch.no_grad()
 def follow(model: TokenClassifier, rules: PlaceRules, words: NDArray[np.int64]) -> FollowedWords:
-    """Return the answers of a network to words (N, T), piece by piece, beside the right ones.
-
-    The network has the tokens and the heads of the rules.
-    """
+    """Return the answers of a network to words (N, T), piece by piece, beside the right ones."""
     width = max(1, _TOKENS_AT_ONCE // len(words))
     pieces = [words[:, first : first + width] for first in range(0, words.shape[1], width)]
     right, start = [], None

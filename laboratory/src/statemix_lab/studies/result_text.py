@@ -78,12 +78,7 @@ def accuracy_text(value: float) -> str:
 
 
 def counts_text(values: Iterable[float]) -> str:
-    """Write whole numbers as the least and the most, or as one if these look alike.
-
-    Example:
-        >>> counts_text([3400, 1200])
-        '1,200 to 3,400'
-    """
+    """Write whole numbers as the least and the most, or as one: "1,200 to 3,400"."""
     found = list(values)
     return " to ".join(dict.fromkeys(f"{value:,.0f}" for value in (min(found), max(found))))
 
@@ -97,22 +92,12 @@ def published_text(value: float | None) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a count and its noun.
-
-    Example:
-        >>> counted(1, "seed"), counted(2, "seed")
-        ('1 seed', '2 seeds')
-    """
+    """Write a count and its noun, such as "2 seeds"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def duration_text(time_s: float) -> str:
-    """Write seconds, minutes and seconds, or hours and minutes.
-
-    Example:
-        >>> duration_text(59.6), duration_text(100.4), duration_text(18_740)
-        ('1 min 0 s', '1 min 40 s', '5 h 12 min')
-    """
+    """Write seconds, minutes and seconds, or hours and minutes, such as "5 h 12 min"."""
     minutes, seconds = divmod(round(time_s), 60)
     if minutes >= 60:
         hours, minutes = divmod(round(time_s / 60), 60)
@@ -133,23 +118,13 @@ def environment_text(environment: Mapping[str, Any]) -> str:
 
 
 def commit_text(environment: Mapping[str, Any]) -> str:
-    """Write seven digits of the commit of a run, and "+" if its code had uncommitted changes.
-
-    Example:
-        >>> commit_text({"commit": "0123456789abcdef", "tree_clean": False})
-        '0123456+'
-    """
+    """Write seven digits of the commit of a run, and "+" if its code had uncommitted changes."""
     commit = str(environment.get("commit") or "")[:7]
     return f"{commit}+" if environment.get("tree_clean") is False else commit
 
 
 def rate_text(value: float) -> str:
-    """Write at most three digits, in thousands or millions.
-
-    Example:
-        >>> rate_text(950), rate_text(2000), rate_text(12_345), rate_text(2_470_000)
-        ('950', '2k', '12.3k', '2.47M')
-    """
+    """Write at most three digits, in thousands or millions: "950", "12.3k", "2.47M"."""
     for power, unit in ((1e6, "M"), (1e3, "k")):
         if value >= 0.9995 * power:
             return f"{float(f'{value / power:.3g}'):g}{unit}"

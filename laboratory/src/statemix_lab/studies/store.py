@@ -30,20 +30,17 @@ PlainHeads = dict[str, dict[str, Any]]
 StoredRow = dict[str, Any]
 """One run that has ended. Without a result, scores are empty and numbers None.
 
-The key identifies the request, which is "asked" under a "schema". Its "layers", "task" and "seed"
-stand there once more, for readers. "test" maps lengths in tokens, as text, to the heads with the
-last weights. "best_test" has the heads at the training length with the weights that are best there,
-selected on the test set as in the papers, "test_at_best_validation" and "best_validation" those
-with the weights that are best in validation. Rows of older versions have no "cpu_s" and no
-"attempts". Rows of a language model have "language" instead of accuracies.
+The key identifies the request, which is "asked" under a "schema". "test" maps lengths in tokens, as
+text, to the heads with the last weights. "best_test" has the heads with the weights that are best
+on the test set, as in the papers, "test_at_best_validation" those of the best validation. Rows of a
+language model have "language" instead of accuracies; older rows have no "cpu_s" and "attempts".
 """
 
 
 def key(config: Runnable) -> str:
-    """Return the name of a run in the store: a hash of its request.
+    """Return the name of a run in the store: a hash of what differs from the defaults.
 
-    As for folders of runs, the request is what differs from the defaults, so a new option changes
-    no key.
+    So a new option changes no key.
     """
     request = {"schema": SCHEMA, "asked": config.asked()}
     text = json.dumps(request, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -55,12 +52,10 @@ _BEGINNING = b'{"key": "'
 
 
 class Store:
-    """Rows of runs in a file that many processes may append to; the first row makes it.
+    """Rows of runs in a file of JSON lines that many processes may append to.
 
-    Every row is one line of JSON. A row is written whole or not at all: writers take turns, and the
-    beginning of a row that a killed writer left is removed by the next one. Only :meth:`remove`
-    removes anything else. Other programs read the file without this library, for instance
-    ``polars.read_ndjson(path, infer_schema_length=None)``.
+    A row is written whole or not at all: writers take turns, and the beginning of a row that a
+    killed writer left is removed by the next one. Only :meth:`remove` removes anything else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,10 +66,7 @@ class Store:
         self._rows: dict[str, StoredRow] = {}
 
     def rows(self) -> dict[str, StoredRow]:
-        """Return the rows by key. Of several rows, a finished one counts, then the last.
-
-        A later call reads only what has been appended since.
-        """
+        """Return the rows by key. Of several rows, a finished one counts, then the last."""
         if not os.path.exists(self.path):
             return {}
         # Devices and pipes may never end.
@@ -128,10 +120,7 @@ class Store:
             files.write_file(self.path, text.encode())
 
     def _lines(self, begin: int = 0) -> tuple[list[bytes], bytes | None]:
-        """Return the lines that end, and a last one that does not, unless a killed writer left it.
-
-        Lines before byte ``begin``, at which a line begins, are left out.
-        """
+        """Return the lines from a byte on, and a last one without an end, unless a kill left it."""
         with self.path.open("rb") as file:
             file.seek(begin)
             *lines, last = file.read().split(b"\n")
@@ -170,7 +159,9 @@ def _fault(row: Any) -> str:
         "status": lambda status: status in ("done", "diverged", "failed"),
     }
     if "language" in row:
-        is_right["language"] = _has_scores
+        is_right["language"] = lambda found: (
+            isinstance(found, dict) and isinstance(found.get("scores"), dict)
+        )
     elif row.get("status") == "done":
         names = ("best_test", "test_at_best_validation", "best_validation")
         is_right |= dict.fromkeys(names, _are_heads)
@@ -178,10 +169,6 @@ def _fault(row: Any) -> str:
         if not test(row.get(name)):
             return f"{name}={reprlib.repr(row.get(name))}"
     return ""
-
-
-def _has_scores(language: Any) -> bool:
-    return isinstance(language, dict) and isinstance(language.get("scores"), dict)
 
 
 def _is_number(value: Any) -> bool:

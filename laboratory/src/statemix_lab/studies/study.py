@@ -35,10 +35,7 @@ from statemix_lab.studies.tidy import ENOUGH_SEEDS, by_length, tidy
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page of results: an anchor, a heading, and whatever else it has.
-
-    The picture is SVG. Runs have one line each, and statements their details.
-    """
+    """A part of the page of results; its picture is SVG, and statements have their details."""
 
     id: str
     title: str
@@ -58,10 +55,7 @@ class Study:
 
     Attributes:
         name: name on the command line.
-        title: what it shows.
         entries: (protocol, size) -> entries, those first that should be run first.
-        protocols: protocols that it has.
-        sizes: sizes that it has.
         legend: explanation of its table.
         paper: whose published numbers its entries hold; empty without any.
         unmeasured: published numbers that none of its entries has.
@@ -158,13 +152,7 @@ class Study:
         A run that a kill left unfinished is resumed by the next call. One that was finished, but
         whose row was not yet stored, is not repeated either. Several processes may fill one store:
         a run that another one trains gets no row here, so it stays due until that one stores it.
-
-        Args:
-            planned: runs in the order in which they start.
-            results: receives the rows.
-            retry: train runs again that diverged or failed.
-            on_end: called with each run that has ended, its row being stored, or was interrupted.
-            **options: further options of :func:`statemix.sweeps.runner.run_all`, with its errors.
+        Options are those of :func:`statemix.sweeps.runner.run_all`, with its errors.
         """
 
         def note(ended: Ended) -> None:
@@ -203,10 +191,7 @@ class Study:
         return [self.legend]
 
     def counts(self, rows: Mapping[str, StoredRow]) -> tuple[int, int, int]:
-        """Return how many published numbers are measured, how many agree, and of how many.
-
-        Protocol "paper" counts before others, and the largest size with enough seeds.
-        """
+        """Return how many published numbers are measured, how many agree, and of how many."""
         numbers, places = [], set()
         for protocol in reversed(self.protocols):
             for size in self.sizes:
@@ -226,10 +211,7 @@ class Study:
         return measured.height, measured.filter(verdict="agrees").height, of
 
     def sections(self, rows: Mapping[str, StoredRow], folder: Path) -> Iterator[Section]:
-        """Yield a section of the page for each protocol and size that adds results.
-
-        ``folder`` is that of the results stores that have the rows.
-        """
+        """Yield a section of the page for each protocol and size that adds results."""
         for protocol in (name for name in PROTOCOLS if name in self.protocols):
             seen: set[str] = set()
             for size in (name for name in SIZES if name in self.sizes):
@@ -289,13 +271,7 @@ def chosen_rate(
     rows: Mapping[str, StoredRow],
     loss: Callable[[StoredRow], float],
 ) -> float | None:
-    """Return the learning rate whose run has the least loss; None if a run has not ended yet.
-
-    Args:
-        tries: learning rate -> run.
-        rows: rows of a results store by key.
-        loss: function of the row of a run that is done. The others lose.
-    """
+    """Return the learning rate whose run has the least loss; None if a run has not ended yet."""
     losses = {}
     for rate, run in tries.items():
         row = rows.get(store.key(run))

@@ -100,12 +100,8 @@ class Trials:
 class ScreenedTrials(Trials):
     """Settings of which a screening run each decides which ones are trained with all seeds.
 
-    Args:
-        make: function that makes the settings: each as the screening run alone, and in full. The
-            former may be one of the runs of the latter.
-        accuracy: function of the row of a screening run that is done; the others lose.
-        kept: number of settings that are trained in full: the most accurate ones, and of equal
-            ones the first.
+    ``make`` makes each setting as the screening run alone, which may be one of its runs, and in
+    full. The ``kept`` most accurate ones are trained in full, of equal ones the first.
     """
 
     def __init__(
@@ -153,13 +149,10 @@ class StudyEntry:
 
     Attributes:
         column: what is trained on, as the table of the study names it.
-        model: what is trained.
         trials: the settings to try.
         data: name of the data set in the plan; empty means that of the column.
         protocol: name of the protocol. Under "tuned" the test accuracy at the best validation
             accuracy counts, under others the best test accuracy.
-        size: name of the size.
-        metric: the accuracy that counts.
         lengths: further test lengths to show.
         published: tokens of a test sequence -> published number; 0 stands for the length of
             training.
@@ -185,10 +178,7 @@ class StudyEntry:
     labels: Mapping[str, str | float] = field(default_factory=dict)
 
     def begun(self, rows: Collection[str]) -> bool:
-        """Return whether the first setting has a run among the rows of a store.
-
-        This is fast where most entries have no results.
-        """
+        """Return whether the first setting has a run among the rows of a store."""
         return bool(rows) and any(name in rows for name in self.trials.first_keys)
 
     @property
@@ -224,11 +214,7 @@ class Planned(NamedTuple):
 
 
 def plan(entries: Iterable[StudyEntry], folder: Path) -> list[Planned]:
-    """Return the distinct runs of entries in the order in which they should be done.
-
-    The first data set of every number comes before the second one of any, and every entry is
-    filled before the next one begins. Each run has a folder of its own inside ``folder``.
-    """
+    """Return the distinct runs of entries in the order in which they should be done."""
     planned: dict[str, Planned] = {}
     counts: Counter[tuple[object, ...]] = Counter()
 

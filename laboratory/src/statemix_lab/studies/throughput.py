@@ -1,26 +1,186 @@
 """Figure 3 of Dubinin et al. from the rows of ``statemix bench layers``.
 
-It has three comparisons: (A) BD-LRU of 128 blocks, (B) layers of hidden size 768, (C) layers of
-about 33M parameters. The text of the paper does not state every axis. We draw A against the block
-size, and B and C against the length and against the batch size.
+The text of the paper does not state every axis. We draw comparison A against the block size, and B
+and C against the length and against the batch size.
 """
 
+import json
 import re
+import reprlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Annotated, NamedTuple, Self
 
+from pydantic import (
+    AliasPath,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    ValidationError,
+    model_validator,
+)
+
+from statemix.errors import RequestError
 from statemix_lab.bench.compared_layers import display_name
+from statemix_lab.bench.harness import Spread
 from statemix_lab.studies.figure import Panel, curves
-from statemix_lab.studies.result_text import Line, Table, rate_text
-from statemix_lab.studies.throughput_rows import Point, Setting
+from statemix_lab.studies.result_text import Line, Table, commit_text, counted, rate_text
 
 LEGEND = """\
 tokens/s: forward and backward of one layer, the median and the 20th to the 80th percentile over
 rounds. x time of LSTM: the median over rounds of its time over that of an LSTM of the same width.
 sequential, parallel: a loop over time, and the paper's scan; autotuned: the whole layer with the
 paper's scan, compiled with max-autotune."""
+
+_Count = Annotated[int, Field(gt=0, lt=2**63)]
+# How implementations of the recurrences are called, by backend.
+_NAMES = {"loop": "sequential", "associative": "parallel"}
+_NAMES |= {"cpu": "CPU kernels", "triton": "Triton kernels"}
+
+
+class Setting(NamedTuple):
+    """What the points of one figure share; threads are None on a GPU."""
+
+    device: str
+    threads: int | None
+    dtype: str
+    graphs: bool
+
+    @property
+    def title(self) -> str:
+        """The setting in words."""
+        threads = [] if self.threads is None else [counted(self.threads, "thread")]
+        return ", ".join([self.device, *threads, self.dtype, *["CUDA graphs"] * self.graphs])
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class _Percentiles(_Stored):
+    p20: PositiveFloat
+    p50: PositiveFloat
+    p80: PositiveFloat
+
+
+class _TimedLayer(_Stored, extra="allow"):
+    """A layer with its options; those that decide where it belongs are checked."""
+
+    name: str
+    backend: str | None = None
+    num_blocks: _Count | None = None
+    block_size: _Count | None = None
+    num_channels: _Count | None = None
+    order: _Count | None = None
+
+
+class Point(_Stored):
+    """The speed of one layer at one size: a row of the benchmark."""
+
+    provider: str
+    """Name and options of the layer as users write them, marked if it was compiled."""
+    label: str
+    layer: _TimedLayer
+    num_parameters: _Count
+    hidden_size: _Count = Field(validation_alias=AliasPath("case", "hidden_size"))
+    batch_size: _Count = Field(validation_alias=AliasPath("case", "batch_size"))
+    length: _Count = Field(validation_alias=AliasPath("case", "length"))
+    time_s: _Percentiles | None
+    ratio: _Percentiles | None = Field(None, validation_alias=AliasPath("ratios", "lstm"))
+    """Its time over that of an LSTM of the same width; None for the LSTM itself."""
+    status: str
+    reason: str
+    commit: str | None
+    tree_clean: bool | None = None
+    dtype: str
+    cpu: str
+    threads: _Count | None = None
+    # Rows from before other devices were measured do not say which one it was.
+    device: str = "cpu"
+    compiled: bool = False
+    graphs: bool = False
+
+    @model_validator(mode="after")
+    def _check_threads(self) -> Self:
+        if self.device == "cpu" and self.threads is None:
+            raise ValueError("threads must be given on a CPU")
+        return self
+
+    @property
+    def setting(self) -> Setting:
+        """Device, threads and dtype."""
+        on_cpu = self.device == "cpu"
+        place = (self.cpu, self.threads) if on_cpu else (self.device, None)
+        return Setting(*place, self.dtype, self.graphs)
+
+    @property
+    def implementation(self) -> str:
+        """How its recurrence is computed, such as "parallel"; empty without a choice."""
+        backend = self.layer.backend or ""
+        return "autotuned" if self.compiled else _NAMES.get(backend, backend)
+
+    @property
+    def speed(self) -> Spread | None:
+        """Tokens per second, forward and backward; None if it has no time."""
+        if self.time_s is None:
+            return None
+        tokens = self.batch_size * self.length
+        # The slowest call is the lowest speed.
+        times = (self.time_s.p80, self.time_s.p50, self.time_s.p20)
+        return Spread(*(tokens / time_s for time_s in times))
+
+    @property
+    def missing(self) -> str:
+        """Why it has no time."""
+        return "" if self.time_s else f"{self.status}: {self.reason}"
+
+    @property
+    def version(self) -> str:
+        """The commit that was measured; "unknown" if it was no checkout."""
+        return commit_text({"commit": self.commit, "tree_clean": self.tree_clean}) or "unknown"
+
+
+def read(paths: Iterable[Path]) -> list[Point]:
+    """Return points of JSON-lines files; of repeated ones the last with a time, else the last."""
+    points: dict[tuple[object, ...], Point] = {}
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not text"
+            raise RequestError(f"files must be readable, got {str(path)!r} ({reason})") from error
+        # Only this character ends a row.
+        for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+            if (point := _point(f"{path}:{number}", line)) is not None:
+                sizes = point.hidden_size, point.batch_size, point.length
+                key = (point.setting, point.provider, *sizes)
+                if point.speed is not None or key not in points or points[key].speed is None:
+                    points[key] = point
+    return list(points.values())
+
+
+def _point(place: str, line: str) -> Point | None:
+    """Return the point of a line, or None if it is a row of another benchmark, or of a part."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        row = str(error)
+    if not isinstance(row, dict):
+        raise RequestError(f"{place} must be a row of a benchmark, got {reprlib.repr(row)}")
+    if row.get("benchmark") != "layers" or row.get("projections") is True:
+        return None
+    try:
+        return Point(**row)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name, condition = ".".join(map(str, first["loc"])), first["msg"].partition(", ")[-1]
+        condition = condition or first["msg"].replace("Input should", "must", 1)
+        got = "nothing" if first["type"] == "missing" else reprlib.repr(first["input"])
+        raise RequestError(f"{place}: {name} {condition}, got {got}".replace(":  ", ": ")) from None
+
 
 # Dashes by implementation; our kernels, and layers without a choice, have solid lines.
 _DASHES = {"sequential": (1, 1.4), "parallel": (4, 1.6), "autotuned": (6, 1.5, 1.2, 1.5)}
@@ -33,11 +193,7 @@ _SIZES: Mapping[str, Callable[[Point], int]] = {
 
 
 class _Axis(NamedTuple):
-    """What varies along a panel: a label that ends with the symbol of a size.
-
-    All points of a panel share some other sizes. The option of the layers that varies is empty if
-    no option does.
-    """
+    """What varies along a panel: a label that ends with the symbol of a size, or an option."""
 
     label: str
     shared: tuple[str, ...]
@@ -58,10 +214,7 @@ class _Comparison(NamedTuple):
 
 @dataclass(frozen=True)
 class SpeedPanel:
-    """One pair of axes: the comparison of the paper, and lines of at least one point.
-
-    A line is its name in the legend -> place on the axis -> the point, in order.
-    """
+    """One pair of axes; a line maps its name in the legend to points by their places, in order."""
 
     letter: str
     title: str
@@ -108,11 +261,7 @@ def _speed_texts(point: Point) -> tuple[str, ...]:
 
 
 def speed_panels(points: Sequence[Point]) -> tuple[list[SpeedPanel], list[str]]:
-    """Return the panels that points of one setting make, and a line for each that cannot be drawn.
-
-    A panel shows the points of the commonest sizes, such as those of one batch size along the
-    length. It is drawn if two of its points differ in their places.
-    """
+    """Return panels of the commonest sizes of one setting, and a line for each that is missing."""
     panels, missing = [], []
     for comparison in _COMPARISONS:
         belonging = [point for point in points if comparison.holds(point)]
@@ -155,7 +304,10 @@ def _lines_of(axis: _Axis, points: Sequence[Point]) -> dict[str, dict[int, Point
         # The layer and its options without the one that varies.
         varying = rf" {axis.option}=\S+" if axis.option else "$"
         groups[re.sub(varying, "", point.provider), point.hidden_size].append(point)
-    names = {key: _name(axis, group[0]) for key, group in groups.items()}
+    names = {}
+    for key, (first, *_) in groups.items():
+        label = display_name(first.layer.name) if axis.option else first.label
+        names[key] = ", ".join(filter(None, (label, first.implementation)))
     counts = Counter(names.values())
     return {
         # Layers that differ in other options only go by these.
@@ -164,11 +316,6 @@ def _lines_of(axis: _Axis, points: Sequence[Point]) -> dict[str, dict[int, Point
         }
         for key, group in groups.items()
     }
-
-
-def _name(axis: _Axis, point: Point) -> str:
-    label = display_name(point.layer.name) if axis.option else point.label
-    return ", ".join(filter(None, (label, point.implementation)))
 
 
 def _order(point: Point) -> tuple[object, ...]:

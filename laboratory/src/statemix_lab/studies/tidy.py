@@ -55,11 +55,7 @@ _LOST = pl.col("status").is_not_null() & (pl.col("status") != "done")
 def tidy(
     entries: Iterable[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
 ) -> pl.DataFrame:
-    """Return a line for each run of entries, with its labels and what its row holds.
-
-    Rows of results stores are given by key. Unless ``planned``, an entry without results has a
-    single line without a key, which is fast.
-    """
+    """Return a line for each run of entries, with its labels and what its row holds."""
     labels: dict[str, Any] = dict.fromkeys(("protocol", "size", "column", "model"), pl.String)
     records = []
     for entry in entries:
@@ -132,10 +128,7 @@ def _row(row: StoredRow | None, metric: str) -> dict[str, Any]:
 
 
 def failing_word(row: StoredRow) -> str:
-    """Return the shortest word that refutes a row's certificate, in the letters of its task.
-
-    It is empty unless the verdict is "refuted".
-    """
+    """Return the shortest word that refutes a row's certificate, in the letters of its task."""
     if not (word := row["certificate"].get("word")):
         return ""
     task = config_from_plain({"task": row["task"]}).build_task()
@@ -156,10 +149,8 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
     others, a run counts with its best test accuracy, the setting with the highest mean is chosen,
     and the best of all runs is the number: like the papers, this selects on the test set.
 
-    Columns beside the labels: seeds (of the chosen setting, the fewest over the data sets), done
-    (keys of runs with a result), planned, complete (every run has ended), best, mean, deviation,
-    ours, published, verdict, share (of the published optimiser steps, of the chosen setting, which
-    may stop early; null if the steps are not known) and parts (one for each data set).
+    Seeds are those of the chosen setting, the fewest over the data sets, and the share is that of
+    the published optimiser steps. A number is complete if every run has ended.
     """
     cell = cell_labels(runs)
     part = [*cell, "data"]
@@ -238,12 +229,7 @@ def _verdict(is_empty: pl.Expr, is_measured: pl.Expr, ours: str, published: str)
 
 
 def by_length(runs: pl.DataFrame, entries: Iterable[StudyEntry]) -> pl.DataFrame:
-    """Return a line for each number and test length that all its runs have.
-
-    Columns beside the labels: length, seeds, values, mean, low, high, iterations (the mean over
-    seeds, null if no layer iterates), published, published_iterations, verdict. A published number
-    without results has a line with 0 seeds.
-    """
+    """Return a line for each number and test length that all its runs have."""
     cell = cell_labels(runs)
     done, accuracy = runs.filter(_DONE), pl.col("accuracy")
     tested = (

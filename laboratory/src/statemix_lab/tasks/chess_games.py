@@ -62,13 +62,6 @@ class Chess(PlacesTask):
             likely. "covering": long moves, pawn moves, castling, en passant and promotions are more
             likely, so that every token comes early enough. Validation and test games are uniform.
         length: plies of a training game; tests may go beyond.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
-
-    Example:
-        >>> task = Chess(length=40)
-        >>> len(task.heads), task.vocab_size, Chess(form="original").vocab_size
-        (69, 2000, 1968)
     """
 
     name: ClassVar[str] = "chess"
@@ -111,11 +104,7 @@ class Chess(PlacesTask):
         return self._pictured(index, split, unit="plies", per_line=12, picture=board_text)
 
     def game(self, moves: Sequence[str]) -> Examples:
-        """Return a game of the user as one example.
-
-        Moves from the initial position are in the notation of UCI ("e2e4", "e7e8q", "e1g1") or in
-        algebraic notation ("e4", "Nf3", "O-O"), whose "+" and "#" may be absent.
-        """
+        """Return a game of the user as one example."""
         board, tokens = _library().Board(), []
         if not moves:
             raise OptionError("moves must be at least one, got none")
@@ -211,7 +200,8 @@ def _game(key: Raw, length: int, *, covers: bool) -> list[int]:
             board, game = new_board(), []
             continue
         value = next(values)
-        move = _weighted(board, legal, value) if covers else legal[value * len(legal) >> 64]
+        sums = list(accumulate(_weight(board, move) if covers else 1 for move in legal))
+        move = legal[bisect_right(sums, value * sums[-1] >> 64)]
         game.append(_number(board, move))
         board.push(move)
         # The moves would cost memory, and nothing is taken back.
@@ -226,11 +216,6 @@ def _stream(key: Raw) -> Iterator[int]:
         yield from generator.random_raw(_CHUNK).tolist()
 
 
-def _weighted(board: "chess.Board", legal: "list[chess.Move]", value: int) -> "chess.Move":
-    sums = list(accumulate(_weight(board, move) for move in legal))
-    return legal[bisect_right(sums, value * sums[-1] >> 64)]
-
-
 def _weight(board: "chess.Board", move: "chess.Move") -> int:
     start, end = move.from_square, move.to_square
     files = abs(start % 8 - end % 8)
@@ -243,10 +228,7 @@ def _weight(board: "chess.Board", move: "chess.Move") -> int:
 
 
 def _legal(board: "chess.Board") -> "dict[str, chess.Move]":
-    """Return each legal move by its UCI and algebraic notations.
-
-    python-chess reads more than legal moves have as names, such as a king that takes its own rook.
-    """
+    """Return each legal move by its UCI and algebraic notations."""
     found = dict[str, "chess.Move"]()
     for move in board.legal_moves:
         name = board.san(move)

@@ -73,7 +73,9 @@ def all_moves() -> tuple[ChessMove, ...]:
         ChessMove(start, end)
         for start in range(64)
         for end in range(64)
-        if start != end and _is_line_or_jump(*_differences(start, end))
+        for files, ranks in [tuple(map(abs, _differences(start, end)))]
+        # A queen or a knight moves so.
+        if start != end and (0 in (files, ranks) or files == ranks or {files, ranks} == {1, 2})
     ]
     castling = [
         ChessMove(SQUARES.index(f"e{king[1]}"), SQUARES.index(king), kind="castling")
@@ -95,11 +97,6 @@ def all_moves() -> tuple[ChessMove, ...]:
 def _differences(start: int, end: int) -> tuple[int, int]:
     """Return by how many files and ranks a square is right of another and above it."""
     return end % 8 - start % 8, end // 8 - start // 8
-
-
-def _is_line_or_jump(files: int, ranks: int) -> bool:
-    """Return whether a queen or a knight moves so."""
-    return 0 in (files, ranks) or abs(files) == abs(ranks) or {abs(files), abs(ranks)} == {1, 2}
 
 
 @cache
@@ -150,10 +147,7 @@ def move_features() -> NDArray[np.float32]:
 def _features(
     moves: Sequence[ChessMove], special: Callable[[ChessMove], str | None]
 ) -> NDArray[np.float32]:
-    """Return a one for each square of a move, and one for what is special.
-
-    ``special`` names what is special of a move without a promotion, for each second square.
-    """
+    """Return a one for each square of a move, and one for what is special."""
     numbers: dict[tuple[str, int], int] = {}
     rows = []
     for move in moves:
@@ -258,10 +252,7 @@ def _of_pawn(move: ChessMove, pawn: str, kinds: NDArray[np.int64]) -> None:
 
 @cache
 def numbers_by_kind() -> NDArray[np.int64]:
-    """Return the number in :func:`all_moves`, shape (moves without kinds, kinds).
-
-    A kind that the move never has gives the plain move.
-    """
+    """Return the number in :func:`all_moves`, shape (moves without kinds, kinds)."""
     numbers = {move: number for number, move in enumerate(all_moves())}
     return np.array(
         [
@@ -273,11 +264,7 @@ def numbers_by_kind() -> NDArray[np.int64]:
 
 @cache
 def features_without_kinds() -> NDArray[np.float32]:
-    """Return what each of :func:`moves_without_kinds` consists of, shape (moves, 140).
-
-    As in :func:`move_features`, a one stands for each square and for each piece that a pawn
-    becomes; a further one stands for each move of two squares with which a king castles.
-    """
+    """Return what each of :func:`moves_without_kinds` consists of, shape (moves, 140)."""
     return _features(
         moves_without_kinds(), lambda move: "castling" if is_jump_of_king(move) else None
     )

@@ -86,16 +86,6 @@ class Cube(PlacesTask):
     .. math:: c_t(g(i)) = c_{t-1}(i)
 
     The cube has 4.3e19 states. Every position is scored, with a head for each sticker.
-
-    Args:
-        length: turns of a training word; tests may go beyond.
-        train_size: number of training examples; None means an endless stream of fresh examples.
-        seed: seed of the examples, 0 <= seed < 2^64.
-
-    Example:
-        >>> task = Cube()
-        >>> task.vocab_size, len(task.heads), task.num_classes
-        (18, 48, 6)
     """
 
     name: ClassVar[str] = "cube"

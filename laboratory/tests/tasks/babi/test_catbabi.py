@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statemix.errors import OptionError, RequestError
+from statemix.errors import RequestError
 from statemix.tasks import IGNORED, TaskSpec
 from statemix.training import RunConfig
 from statemix_lab.tasks.babi import stories
@@ -81,20 +81,6 @@ def test_a_story_becomes_these_tokens(folder):
     assert first == f"test sequence 0 of catbAbI, {SIZE} tokens"
     assert "to the office ? [e,n] e,n" in " ".join(line.strip() for line in lines)
     assert max(map(len, lines)) <= 80
-
-
-def test_a_range_over_several_passes_is_made_of_single_examples(folder):
-    """Some sequences end between a question and its answer, which is scored nevertheless."""
-    task = CatBabi(folder=str(folder), length=8)
-    tokens, targets, _ = task.examples("train", 2, 40)
-    for place in range(38):
-        alone = task.examples("train", 2 + place, 3 + place)
-        np.testing.assert_array_equal(alone.tokens[0], tokens[place])
-        np.testing.assert_array_equal(alone.targets["answer"][0], targets["answer"][place])
-    asked = tokens == task.words.index("?")
-    np.testing.assert_array_equal(targets["answer"] != IGNORED, asked)
-    assert asked[:, -1].any()
-    assert task.examples("train", 10**18, 10**18 + 3).tokens.shape == (3, 8)
 
 
 WORDS = st.text("abcxyz", min_size=1, max_size=4)
@@ -246,12 +232,6 @@ def test_a_damaged_archive_is_named(tmp_path, kind, options):
         archive.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"^folder must be .* a complete .tar.gz archive, got"):
             CatBabi(folder=str(archive))
-    link = tarfile.TarInfo("en/qa1_train.txt")
-    link.type, link.linkname = tarfile.SYMTYPE, "absent.txt"
-    with tarfile.open(archive, "w:gz") as packed:
-        packed.addfile(link)
-    with pytest.raises(ValueError, match=r"^folder must hold bAbI's files .*, got none in"):
-        CatBabi(folder=str(archive))
 
 
 @pytest.mark.parametrize(
@@ -262,13 +242,10 @@ def test_a_damaged_archive_is_named(tmp_path, kind, options):
         (f"{STORY}\n", "line 9 of qa1_train.txt must be 'ID text' or 'ID question.*', got ''"),
         ("Mary left.\n", "line 1 of qa1_train.txt must be 'ID text' .*, got 'Mary left.'"),
         ("1 Where?\tattic\n", "line 1 of .* must be .*'ID question.*answer.*', got '1 Where.*"),
-        ("1 Where? \t \t1\n", "line 1 of .* must be"),
         ("1 Where? \tthe attic\t1\n", "line 1 of .* must be"),
-        ("1 Where? \tattic\tone\n", "line 1 of .* must be"),
         ("1 Where. \tattic\t1\n", "line 1 of .* must be"),
         ("2 Mary left.\n", "line 1 of .* must have ID 1, which begins a story, got '2 Mary left.'"),
         ("1 A.\n2 B.\n2 C.\n", "line 3 of .* must have ID 1 or an ID above 2, got '2 C.'"),
-        (f"1 {'x' * 200}\tb\n", "line 1 of .*x…'$"),
         (b"1 Caf\xe9.\n", "text files in UTF-8, got byte 5 of qa1_train.txt"),
     ],
 )
@@ -285,14 +262,13 @@ def test_files_that_do_not_fit_are_named_with_the_line(folder, content, message)
     [
         ("absent", "^folder must be an existing folder or archive of bAbI's files, got '.*absent'"),
         ("empty", "^folder must hold bAbI's files .*_train.txt.*, got none in '.*empty'"),
-        ("x" * 5000, "^folder must be readable, got 'x*' .*too long"),
     ],
 )
 def test_folders_without_stories_are_named(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "qa1_train.txt.bak").write_text(STORY)
     with pytest.raises(ValueError, match=message):
-        CatBabi(folder=name if len(name) > 1000 else str(tmp_path / name))
+        CatBabi(folder=str(tmp_path / name))
 
 
 def test_missing_and_repeated_files_are_named(folder):
@@ -303,26 +279,19 @@ def test_missing_and_repeated_files_are_named(folder):
     (folder / "qa1_facts_test.txt").rename(folder / "qa2_test.txt")
     with pytest.raises(ValueError, match=r"^folder must hold qa2_..._train.txt, got only qa2_test"):
         CatBabi(folder=str(folder))
-    (folder / "qa2_test.txt").unlink()
-    (folder / "qa2_train.txt").mkdir()
-    with pytest.raises(ValueError, match=r"^folder must be readable, got .*qa2_train.txt"):
-        CatBabi(folder=str(folder))
 
 
 @pytest.mark.parametrize(
-    ("request_", "error", "message"),
+    ("request_", "message"),
     [
-        (("train", 0, 4), ValueError, "stop must be at most train_size=3, got 4"),
-        (("test", 0, 6), ValueError, r"stop must be at most 5 \(sequences of 10 tokens .*, got 6"),
-        (("validation", 0, 3, 20), ValueError, r"stop must be at most 2 .* validation .*, got 3"),
+        (("train", 0, 4), "stop must be at most train_size=3, got 4"),
+        (("test", 0, 6), r"stop must be at most 5 \(sequences of 10 tokens .*, got 6"),
     ],
 )
-def test_bad_requests_are_named(folder, request_, error, message):
+def test_bad_requests_are_named(folder, request_, message):
     task = CatBabi(folder=str(folder), length=10, train_size=3)
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         task.examples(*request_)
-    with pytest.raises(OptionError, match="folder must be a string, got None"):
-        CatBabi(folder=None)
 
 
 def test_a_configuration_stores_the_path_as_given_and_refuses_in_one_line(folder, monkeypatch):

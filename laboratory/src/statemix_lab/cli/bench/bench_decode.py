@@ -60,12 +60,7 @@ class Decode(Measured):
             step_timing.cases(
                 self.recurrences, self.batch_sizes, self.hidden_sizes, self.block_sizes
             ),
-            partial(
-                step_timing.providers,
-                dtype=self.torch_dtype,
-                peers=peers,
-                device=self.device,
-            ),
+            partial(step_timing.providers, dtype=self.torch_dtype, peers=peers, device=self.device),
             device=device,
             relative_to=(PROJECTIONS, COPY),
             label=_label,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.table import Table
@@ -17,13 +18,8 @@ A call computes forward and backward of the layer alone, with the gradients of i
 its parameters."""
 
 _HEADINGS = (
-    "param-\neters",
-    "state\nsize",
-    "FLOPs/\ntoken",
-    "transi-\ntion",
-    "decode\nbytes",
-    "saved\nbytes",
-    "tokens\nper s",
+    *("param-\neters", "state\nsize", "FLOPs/\ntoken", "transi-\ntion"),
+    *("decode\nbytes", "saved\nbytes", "tokens\nper s"),
     f"x time\nof {display_name(compared_layers.BASELINE.name)}",
 )
 _COLUMNS = """\
@@ -72,13 +68,7 @@ class Layers(Measured):
     """Modules to import first, which may register layers of your own."""
 
     def run(self) -> None:
-        """Measure and print.
-
-        Raises:
-            RequestError: if an option is out of range or does not fit a layer, a layer does not fit
-                into memory, or the output cannot be written.
-            RunsFailedError: if a layer failed; the others have been measured.
-        """
+        """Measure and print."""
         device, dtype = self.place(), self.torch_dtype
         cases = [
             LayerCase(self.hidden_size, batch_size, length)
@@ -114,9 +104,6 @@ class Layers(Measured):
             ((case, measured),) = outcomes
             return _table(case, baseline, by_name[case.length], measured)
 
-        def notes(outcomes: Sequence[Timed[LayerCase]]) -> list[str]:
-            return _notes(by_name, outcomes)
-
         alone = {one.name for each in of_length.values() for one in each if one.projections}
         self.measure(
             cases,
@@ -129,7 +116,7 @@ class Layers(Measured):
             remark=_REMARK,
             block=lambda case: case,
             table=table,
-            notes=notes,
+            notes=partial(_notes, by_name),
         )
 
 

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,7 +12,6 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 from rich.table import Table
 
 from statemix import files
@@ -100,10 +98,8 @@ class Measured:
     ) -> None:
         """Measure case by case, store the rows, and print the tables.
 
-        Providers in ``relative_to`` divide the times of the others. Those in ``hidden`` are timed
-        for that alone, and neither stored nor shown. Neighbouring cases with one key of ``block``
-        share a table, and ``notes`` returns lines below all tables. ``clock`` returns the seconds
-        that are measured.
+        Providers in ``relative_to`` divide the times of the others; those in ``hidden`` are neither
+        stored nor shown. Neighbouring cases with one key of ``block`` share a table.
         """
         ready_by_s = math.inf if self.limit_s is None else time.monotonic() + self.limit_s
         console = open_console(self.output)
@@ -118,6 +114,10 @@ class Measured:
                 shown: list[Timed[C]] = []
                 for number, case in of_block:
                     title = f"[{number}/{len(cases)}] {label(case)}"
+
+                    def show(step: str, title: str = title) -> None:
+                        status.update(escape(f"{title}: {step}"))
+
                     if not console.is_terminal:
                         console.print(title)
                     measured = measure(
@@ -127,7 +127,7 @@ class Measured:
                         budget_s=self.budget_s,
                         tolerance=TOLERANCES[self.torch_dtype],
                         seed=0,
-                        on_step=partial(_show_step, status, title),
+                        on_step=show,
                         device=device,
                         ready_by_s=ready_by_s,
                         clock=clock,
@@ -155,10 +155,6 @@ class Measured:
                 f"{len(failures)} of the measurements failed, the first of them "
                 f"{failures[0].provider}: {failures[0].reason}"
             )
-
-
-def _show_step(status: Status, title: str, step: str) -> None:
-    status.update(escape(f"{title}: {step}"))
 
 
 def open_console(output: Path | None) -> Console:

@@ -99,28 +99,30 @@ def _peer(layer: LayerSpec, spec: TaskSpec) -> RunConfig:
 
 
 def protocol_entries(*_: str) -> tuple[StudyEntry, ...]:
-    """Return an entry for each task and network.
-
-    Networks without a proof have some of the tasks, as their training takes longer.
-    """
+    """Return an entry for each task and network."""
     networks: list[tuple[str, Callable[[TaskSpec], RunConfig], Collection[str]]] = [
         (RECIPE, exact, _TASKS),
         *((name, partial(_peer, layer), _COMPARED) for name, layer in _PEERS.items()),
     ]
-    return tuple(
-        _entry(column, task, model, configure(task.spec))
-        for model, configure, columns in networks
-        for column, task in _TASKS.items()
-        if column in columns
-    )
+    entries = []
+    for model, configure, columns in networks:
+        for column in filter(columns.__contains__, _TASKS):
+            task = _TASKS[column]
+            evaluation = EvaluationConfig(every=250, lengths=task.lengths, validation_size=256)
+            config = configure(task.spec).replace(evaluation=evaluation, runtime=ON_ONE_CORE)
+            trials = (
+                Trials.seeded(config, range(10))
+                if model == RECIPE
+                else Trials.at_rates(partial(_at_rate, config), RATES, range(3))
+            )
+            published = {at: Number(accuracy) for at, accuracy in task.published.items()}
+            more: Any = {"published_for": task.published_for, "layers": config.model.layers}
+            entries.append(StudyEntry(column, model, trials, published=published, **more))
+    return tuple(entries)
 
 
 def has_tuned_rate(run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
-    """Return whether a run has the learning rate that its network has chosen for its task.
-
-    The rate with the least loss of validation words is chosen, by runs with seed 0. None means that
-    one of them has not ended yet. The recipe has a rate of its own.
-    """
+    """Return whether a run has its network's rate of the least loss; None while that is open."""
     config = configured(run)
     if config.search.attempts is not None:
         return True
@@ -136,18 +138,3 @@ def _at_rate(run: RunConfig, rate: float, seed: int) -> RunConfig:
 def _validation_loss(row: StoredRow) -> float:
     losses = (head["loss"] for head in row["best_validation"].values())
     return math.fsum(math.inf if loss is None else loss for loss in losses)
-
-
-def _entry(column: str, task: _Task, model: str, config: RunConfig) -> StudyEntry:
-    evaluation = EvaluationConfig(every=250, lengths=task.lengths, validation_size=256)
-    config = config.replace(evaluation=evaluation, runtime=ON_ONE_CORE)
-    return StudyEntry(
-        column,
-        model,
-        Trials.seeded(config, range(10))
-        if model == RECIPE
-        else Trials.at_rates(partial(_at_rate, config), RATES, range(3)),
-        published={length: Number(accuracy) for length, accuracy in task.published.items()},
-        published_for=task.published_for,
-        layers=config.model.layers,
-    )

@@ -12,17 +12,8 @@ from statemix.training.attempts import MAX_PAIRS
 from statemix.training.certificates import certify_run, check_property
 from statemix.training.devices import threads
 from statemix_lab.studies import store
-from statemix_lab.studies.exactness import exact_suites
+from statemix_lab.studies.exactness import exact_suites, exact_table
 from statemix_lab.studies.exactness.exact_protocols import has_tuned_rate, protocol_entries
-from statemix_lab.studies.exactness.exact_table import (
-    ATTEMPTS_LEGEND,
-    LEGEND,
-    MONITORS_LEGEND,
-    PROTOCOLS_LEGEND,
-    attempts_table,
-    monitor_table,
-    proof_table,
-)
 from statemix_lab.studies.exactness.monitors import monitor_entries, property_of
 from statemix_lab.studies.length_table import length_panels
 from statemix_lab.studies.store import StoredRow
@@ -96,14 +87,18 @@ CertifiedStudy = partial(Study, row_of=certified_row)
 """A study of networks of tasks with an automaton, each with its certificate."""
 
 AttemptStudy = partial(
-    CertifiedStudy, table=lambda runs, _: attempts_table(runs), panels=lambda _: []
+    CertifiedStudy,
+    legend=exact_table.ATTEMPTS_LEGEND,
+    table=lambda runs, _: exact_table.attempts_table(runs),
+    panels=lambda _: [],
 )
 """A study of attempts from new weights."""
 
 ProofStudy = partial(
     CertifiedStudy,
+    legend=exact_table.LEGEND,
     runs=_certified_runs,
-    table=lambda runs, _: proof_table(runs),
+    table=lambda runs, _: exact_table.proof_table(runs),
     panels=partial(length_panels, panel="model", line="column", x_label="word length"),
 )
 """A study of networks whose certificate is their result."""
@@ -113,25 +108,22 @@ STUDIES = (
         "exact-groups",
         "permutation groups, learned from words of 16",
         cache(exact_suites.group_entries),
-        legend=LEGEND,
     ),
     ProofStudy(
         "exact-automata",
         "random automata, the languages of Tomita, and patterns, learned from words of 15 or 16",
         cache(exact_suites.automaton_entries),
-        legend=LEGEND,
     ),
     ProofStudy(
         "larger-groups",
         "groups of up to 3,628,800 permutations, from two generators",
         cache(exact_suites.larger_group_entries),
-        legend=LEGEND,
     ),
     CertifiedStudy(
         "exact-protocols",
         "the tasks of other works, with their lengths and labels",
         cache(protocol_entries),
-        legend=PROTOCOLS_LEGEND,
+        legend=exact_table.PROTOCOLS_LEGEND,
         runs=_runs_at_chosen_rate,
         at_chosen_rate=has_tuned_rate,
     ),
@@ -139,17 +131,16 @@ STUDIES = (
         "monitors",
         "monitors of protocols, learned from 1,000 traces with wrong labels",
         cache(monitor_entries),
-        legend=MONITORS_LEGEND,
+        legend=exact_table.MONITORS_LEGEND,
         row_of=_monitor_row,
         runs=_monitor_runs,
-        table=lambda runs, _: monitor_table(runs),
+        table=lambda runs, _: exact_table.monitor_table(runs),
         panels=lambda _: [],
     ),
     AttemptStudy(
         "exact-factorial",
         "changes that raise the chance of a single attempt",
         cache(exact_suites.factorial_entries),
-        legend=ATTEMPTS_LEGEND,
     ),
 )
 """The studies, in the order of the page."""

@@ -10,13 +10,7 @@ from statemix.sweeps.recipes import exact
 from statemix.tasks import TASKS, TaskSpec
 from statemix.tasks.automata.known_languages import TOMITA
 from statemix.training import EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
-from statemix_lab.studies.study_entries import (
-    ON_ONE_CORE,
-    StudyEntry,
-    Trial,
-    Trials,
-    with_settings,
-)
+from statemix_lab.studies.study_entries import ON_ONE_CORE, StudyEntry, Trial, Trials, with_settings
 
 RECIPE = "BD-LRU, recipe exact"
 
@@ -39,10 +33,7 @@ def at_rate(config: RunConfig, rate: float) -> RunConfig:
 
 
 def opened(config: RunConfig) -> RunConfig:
-    """Return the control: a start token writes the first state, as input gates begin open.
-
-    No blocks are hidden from its readout.
-    """
+    """Return the control: a start token writes the first state, as input gates begin open."""
     layer = {"num_blocks": 20, "initial_state": "zero", "initial_std": 0.0, "input_gate_bias": 0.0}
     schedules = config.schedules
     kept = [one for one in schedules.attributes if one.attribute != "block_dropout"]
@@ -148,8 +139,7 @@ def _pattern(length: int, seed: int) -> TaskSpec:
     )
 
 
-def _language(name: str, seed: int) -> TaskSpec:
-    del seed
+def _language(name: str, _: int) -> TaskSpec:
     return TaskSpec("regex", preset=name, words="distinguishing")
 
 
@@ -158,10 +148,6 @@ def _on_covering_words(task: TaskSpec) -> RunConfig:
     options = {name: value for name, value in task.options.items() if name != "words"}
     config = exact(TaskSpec(task.name, **options, words="covering"))
     return config.replace(task=TaskSpec(task.name, **options))
-
-
-def _with_more_attempts(task: TaskSpec) -> RunConfig:
-    return with_settings(exact(task), {"search.attempts": _ATTEMPTS})
 
 
 def _each_its_own(
@@ -188,7 +174,10 @@ def automaton_entries(*_: str) -> tuple[StudyEntry, ...]:
     ways: dict[str, tuple[Callable[[TaskSpec], RunConfig], Any]] = {
         RECIPE: (exact, {name: range(most) for name, (_, most) in kinds.items()}),
         f"{RECIPE}, covering words": (_on_covering_words, compared),
-        f"{RECIPE}, {_ATTEMPTS} attempts": (_with_more_attempts, _FAILED),
+        f"{RECIPE}, {_ATTEMPTS} attempts": (
+            lambda task: with_settings(exact(task), {"search.attempts": _ATTEMPTS}),
+            _FAILED,
+        ),
         "LSTM": (_lstm, dict.fromkeys(kinds, range(3))),
     }
     return tuple(

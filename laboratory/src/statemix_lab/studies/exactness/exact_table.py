@@ -42,12 +42,7 @@ _Z = 1.959964
 
 
 def tallies(runs: pl.DataFrame) -> pl.DataFrame:
-    """Return a line for each column and model: what its runs add up to.
-
-    Columns: planned, done, lost, verdicts (of runs with a certificate), attempts (whether each has
-    passed; a run that was lost counts as one that has not: it ended in its last), steps and plateau
-    (of each attempt), seconds, tests.
-    """
+    """Return a line for each column and model: what its runs add up to."""
     done = pl.col("status") == "done"
     lost = (pl.col("status").is_not_null() & ~done).sum()
     of_attempts = pl.col("attempts").filter(done).explode().drop_nulls().struct

@@ -52,13 +52,6 @@ class LearnedAutomaton(StudyRun):
     Sources: Oncina and Garcia (1992), "Inferring regular languages in polynomial updated time";
     Carrasco and Oncina (1994), "Learning stochastic regular grammars by means of a state merging
     method"; Angluin (1987), "Learning regular sets from queries and counterexamples".
-
-    Attributes:
-        task: a task of class :class:`AutomatonTask` with a training set.
-        watched: text of a safety property.
-        num_validation: words of validation.
-        length: letters of a test word.
-        size: number of test words.
     """
 
     algorithm: Algorithm

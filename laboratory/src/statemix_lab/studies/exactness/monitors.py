@@ -8,12 +8,7 @@ from statemix.sweeps.recipes import by_labels, exact
 from statemix.sweeps.study_runs import Runnable
 from statemix.tasks import TaskSpec
 from statemix.tasks.automata.known_languages import MONITORS
-from statemix.training import (
-    EvaluationConfig,
-    ModelConfig,
-    RunConfig,
-    ScheduleConfig,
-)
+from statemix.training import EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
 from statemix_lab.studies.exactness.exact_suites import RECIPE, with_layer
 from statemix_lab.studies.exactness.learned_automata import Algorithm, LearnedAutomaton
 from statemix_lab.studies.study_entries import ON_ONE_CORE, StudyEntry, Trials
@@ -88,19 +83,16 @@ def _runs(column: str, share: float) -> Iterator[tuple[str, Runnable]]:
     evaluation = EvaluationConfig(
         every=20, lengths=(_LENGTH,), validation_size=_TRACES, test_size=_TESTS
     )
-    for learner, config in ((RECIPE, _blind(task, share)), ("LSTM", lstm)):
+    # The recipe without what it takes from the automaton.
+    right = exact(TaskSpec(task.name, **{**task.options, "flipped": 0.0})).search
+    search = right.replace(size=_TRACES, length=_CALLS)
+    search = by_labels(search, share, 2, num_labels=_TRACES * _CALLS)
+    blind = with_layer(exact(task), block_size=_ENTRIES).replace(search=search)
+    for learner, config in ((RECIPE, blind), ("LSTM", lstm)):
         yield learner, config.replace(evaluation=evaluation, runtime=ON_ONE_CORE)
     for algorithm in get_args(Algorithm):
         watched = PROPERTIES[column]
         yield algorithm, LearnedAutomaton(algorithm, task, watched, _TRACES, _LENGTH, _TESTS)
-
-
-def _blind(task: TaskSpec, share: float) -> RunConfig:
-    """Return the recipe without what it takes from the automaton."""
-    config = with_layer(exact(task), block_size=_ENTRIES)
-    right = exact(TaskSpec(task.name, **{**task.options, "flipped": 0.0})).search
-    search = right.replace(size=_TRACES, length=_CALLS)
-    return config.replace(search=by_labels(search, share, 2, num_labels=_TRACES * _CALLS))
 
 
 def property_of(task: TaskSpec) -> str:

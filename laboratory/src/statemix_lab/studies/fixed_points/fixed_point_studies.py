@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,7 @@ STUDIES = (
 def overview(rows: Mapping[str, StoredRow]) -> dict[str, Any]:
     """Return how many numbers of the paper are measured and agree, of how many, and every number.
 
-    Numbers without results have the verdict "empty". The protocol is "reduced" where task or
-    training are so much less than the paper's that numbers are not compared.
+    The protocol is "reduced" where numbers are not compared.
     """
     cells = [
         line
@@ -134,7 +134,8 @@ def overview(rows: Mapping[str, StoredRow]) -> dict[str, Any]:
         for study in STUDIES
         for line in _lines(study, rows, begun(study.entries("paper", size), rows))
     ]
-    known = {_place(cell) for cell in cells if cell["published"] is not None}
+    place = itemgetter("suite", "column", "model", "length")
+    known = {place(cell) for cell in cells if cell["published"] is not None}
     empty = [
         _line(study.name, entry, length, {"published": number.accuracy})
         for study in STUDIES
@@ -147,7 +148,7 @@ def overview(rows: Mapping[str, StoredRow]) -> dict[str, Any]:
         empty.append(line | {"metric": "perplexity"})
     counts = [study.counts(rows) for study in STUDIES]
     measured, agree, of = (sum(one) for one in zip(*counts, strict=True))
-    cells += [cell for cell in empty if _place(cell) not in known]
+    cells += [cell for cell in empty if place(cell) not in known]
     return {"measured": measured, "agree": agree, "of": of, "cells": cells}
 
 
@@ -188,7 +189,3 @@ def _line(
         "published": number["published"],
         "verdict": number.get("verdict", "empty"),
     }
-
-
-def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
-    return cell["suite"], cell["column"], cell["model"], cell["length"]

@@ -31,9 +31,7 @@ _TABLES = json.loads(
 STATE_TRACKING: dict[str, dict[str, float]] = _TABLES["accuracy_at_512_tokens_after_128"]
 """Model -> group -> accuracy at 512 tokens, after training with at most 128.
 
-The accuracy must be that of single answers. A model that is right up to 128 tokens and guesses from
-there has .25 of them at 512, where the share of words without a mistake would be 0, and the paper
-has .24 for a model that does not generalise.
+It must be that of single answers, as the paper has .24 for a model that does not generalise.
 """
 
 ITERATION_BUDGETS = {
@@ -44,8 +42,7 @@ ITERATION_BUDGETS = {
 }
 """Most iterations in training -> tokens of a test word -> the numbers.
 
-The accuracy must be the share of words without a mistake: it falls to 0 where that of single
-answers would stay above the share of answers that are right up to the training length.
+The accuracy must be the share of words without a mistake, as it falls to 0.
 """
 
 CATBABI: dict[int, dict[str, float]] = {
@@ -64,14 +61,7 @@ _EVALUATIONS = 5
 
 @dataclass(frozen=True)
 class Scale:
-    """The training of every model of a suite.
-
-    ``d_state`` is the number of columns of the state of FP-Mamba, ``learning_rate`` the first of a
-    cosine to 0, ``gradient`` the number of applications that a layer which iterates differentiates
-    (1 in the paper's code), ``first_length`` the length of sequences at first, and ``num_scored``
-    the number of sequences of a test, and of a validation. Tests have as many iterations as the
-    paper's code allows.
-    """
+    """The training of every model of a suite; iterating layers differentiate ``gradient`` steps."""
 
     hidden_size: int
     d_state: int
@@ -89,12 +79,7 @@ class Scale:
     def runs(
         self, task: TaskSpec, layer: LayerSpec, lengths: Sequence[int], **model: Any
     ) -> Trials:
-        """Return one setting, with a run for each seed.
-
-        A layer that iterates stops in training when three quarters of a batch have converged, and
-        in tests when all have. A layer of a single iteration is tested as such. ``lengths`` are
-        further test lengths in tokens, ``model`` the settings of the model.
-        """
+        """Return one setting, with a run for each seed."""
         usual = {"num_layers": 1, "hidden_size": self.hidden_size}
         attributes = Assignments()
         if layer.options.get("max_iterations", 1) != 1:
@@ -127,11 +112,7 @@ class Scale:
 
 
 def words(group: str, length: int, size: SizeName) -> TaskSpec:
-    """Return the task of words over a group, of all lengths from 2 to that of training.
-
-    On a laptop words are over two generators: in its 1,500 steps no fixed-point RNN learns words of
-    all elements (laboratory/results/fixed_point/pilots.jsonl).
-    """
+    """Return the task of words over a group, of all lengths from 2 to that of training."""
     options = {"group": group, "length": length, "min_length": 2}
     return TaskSpec("permutation", **options, **({"generators": True} if size == "laptop" else {}))
 

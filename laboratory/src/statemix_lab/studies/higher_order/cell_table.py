@@ -27,10 +27,7 @@ Score = Mapping[str, Any]
 
 
 def cell_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
-    """Lay out numbers: a line for each model, a column for each column, the paper's line below.
-
-    Beside the model stands what its layer costs.
-    """
+    """Lay out numbers: a line for each model, a column for each column, the paper's line below."""
     of = {(score["model"], score["column"]): score for score in scores(runs).to_dicts()}
     numbers = {(entry.model, entry.column): entry.published.get(0) for entry in entries}
     columns = list(dict.fromkeys(entry.column for entry in entries))
@@ -49,10 +46,7 @@ def cell_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
 
 
 def cell_text(score: Score | None) -> str:
-    """Write our number, mean and deviation of the chosen setting in parentheses, and the verdict.
-
-    A partial number is the mean over those of its data sets that have results.
-    """
+    """Write our number, mean and deviation of the chosen setting, and the mark of the verdict."""
     if score is None or score["verdict"] == "empty":
         lost = 0 if score is None else sum(len(part["lost"]) for part in score["parts"])
         return f"{lost} without result" if lost else "–"
@@ -118,11 +112,9 @@ def point_panels(runs: pl.DataFrame) -> list[Panel]:
 def overview(rows: Mapping[str, StoredRow], names: Sequence[str] | None = None) -> dict[str, Any]:
     """Return how many numbers are measured and agree, of how many, and every number.
 
-    A number stands under each protocol and at each size that has results for it. One without any
-    has the verdict "empty", protocol "mad" and size "laptop". It counts once as measured: the
-    verdict of runs trained in full counts first (see ``tidy.FULL``), then that of the protocol that
-    comes first, of runs that are complete, and of the largest size. ``names`` are those of tables;
-    None means all.
+    A number stands under each protocol and at each size that has results for it. It counts once as
+    measured: the verdict of runs trained in full counts first (see ``tidy.FULL``), then that of the
+    protocol that comes first, of runs that are complete, and of the largest size.
     """
     tables = {name: TABLES[name] for name in (TABLES if names is None else names)}
     found: list[dict[str, Any]] = []

@@ -5,9 +5,8 @@ from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
-from statemix_lab.studies.higher_order.comparisons import HOLDS, Claim, Comparison
 from statemix_lab.studies.higher_order.contenders import Contender, layer_price
-from statemix_lab.studies.higher_order.paper_claims import CLAIMS
+from statemix_lab.studies.higher_order.paper_claims import CLAIMS, HOLDS, Claim, Comparison
 from statemix_lab.studies.higher_order.protocols import cell
 from statemix_lab.studies.result_text import accuracy_text
 from statemix_lab.studies.store import StoredRow
@@ -18,14 +17,9 @@ ClaimVerdict = Literal["holds", "does not hold", "open"]
 
 
 class Finding(NamedTuple):
-    """A condition with what decides it.
+    """A condition with the accuracies, or numbers of parameters, that decide it.
 
-    Attributes:
-        condition: the condition.
-        values: accuracies of its models, or their numbers of parameters; None where not measured,
-            and 0 where no run of a model has a result, as all diverged.
-        control: accuracy of its control; None where not measured, or without one.
-        as_published: whether the runs have the data of the paper and are trained in full.
+    A value is None where it is not measured, and 0 where all runs of a model diverged.
     """
 
     condition: Comparison
@@ -108,10 +102,7 @@ def claim_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
 
 
 def decide(rows: Mapping[str, StoredRow], protocol: ProtocolName) -> list[Decision]:
-    """Decide every claim from the rows of results stores, by key.
-
-    A comparison reads one size: the largest at which it is decided.
-    """
+    """Decide every claim from the rows of results stores, by key."""
     entries = [entry for size in SIZES for entry in begun(claim_entries(protocol, size), rows)]
     known = _accuracies(entries, rows) if entries else {}
 
@@ -140,10 +131,7 @@ def decide(rows: Mapping[str, StoredRow], protocol: ProtocolName) -> list[Decisi
 def _accuracies(
     entries: Iterable[StudyEntry], rows: Mapping[str, StoredRow]
 ) -> dict[tuple[str, str, str, str], tuple[float, float]]:
-    """Return (size, column, model, whether its state size is fixed) -> accuracy, and the share.
-
-    The share is that of the paper's optimiser steps, 0 if these are not known.
-    """
+    """Return (size, column, model, whether its state size is fixed) -> accuracy, and the share."""
     known = (
         scores(tidy(entries, rows))
         .with_columns(

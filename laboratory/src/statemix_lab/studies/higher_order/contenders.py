@@ -12,16 +12,9 @@ from statemix_lab.studies.result_text import counts_text
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """A model of the paper's tables.
+    """A model of the paper's tables by its name there; ``layer`` maps a state size to a layer.
 
-    Attributes:
-        name: its name there.
-        layer: state size -> the sequence layer to try. A model whose state is set by its width or
-            its heads ignores the size.
-        variants: further layers that the paper tries at its full size.
-        growing: layers of protocol "mad" with ever larger states; empty if ``layer`` grows with the
-            state size.
-        fixed: whether it has one state size whatever size is asked for.
+    ``growing`` are those of protocol "mad" if ``layer`` ignores the size.
     """
 
     name: str

@@ -8,15 +8,7 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure
 
-from statemix_lab.studies.higher_order import run_spectra
-from statemix_lab.studies.higher_order.cell_table import (
-    LEGEND,
-    cell_table,
-    overview,
-    point_panels,
-    point_table,
-    price_table,
-)
+from statemix_lab.studies.higher_order import cell_table, run_spectra
 from statemix_lab.studies.higher_order.claims import claim_entries, decide, decision_text
 from statemix_lab.studies.higher_order.paper_figures import FIGURES
 from statemix_lab.studies.higher_order.paper_tables import (
@@ -34,12 +26,12 @@ from statemix_lab.studies.study_entries import PROTOCOLS, SIZES, Planned, Protoc
 class TableStudy(Study):
     """Numbers beside a table of the paper."""
 
-    table: Any = cell_table
+    table: Any = cell_table.cell_table
     panels: Any = lambda _: []
     whole = True
 
     def counts(self, rows: Mapping[str, StoredRow]) -> tuple[int, int, int]:
-        found = overview(rows, (self.name,))
+        found = cell_table.overview(rows, (self.name,))
         return found["measured"], found["agree"], found["of"]
 
 
@@ -47,12 +39,12 @@ class TableStudy(Study):
 class FigureStudy(Study):
     """Points of a figure of the paper."""
 
-    table: Any = lambda runs, _: point_table(runs)
-    panels: Any = point_panels
+    table: Any = lambda runs, _: cell_table.point_table(runs)
+    panels: Any = cell_table.point_panels
 
     def report(self, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]) -> list[str]:
         del rows
-        return [self.legend, price_table(entries).as_text()]
+        return [self.legend, cell_table.price_table(entries).as_text()]
 
 
 class ClaimsStudy(TableStudy):
@@ -78,7 +70,7 @@ class ClaimsStudy(TableStudy):
 class SpectraStudy(Study):
     """Eigenvalues of trained runs, which are kept beside the store."""
 
-    table: Any = lambda runs, _: point_table(runs.with_columns(panel=pl.col("data")))
+    table: Any = lambda runs, _: cell_table.point_table(runs.with_columns(panel=pl.col("data")))
     caption = "Eigenvalues of all units on two test sequences, and the unit circle."
 
     def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
@@ -101,7 +93,9 @@ def _study(
     paper: str = "",
 ) -> Study:
     """Return a study; each number counts in the table that the paper has it in."""
-    return kind(name, title, lambda *of: tuple(entries(*of)), protocols, SIZES, LEGEND, paper)
+    return kind(
+        name, title, lambda *of: tuple(entries(*of)), protocols, SIZES, cell_table.LEGEND, paper
+    )
 
 
 STUDIES = (

@@ -29,11 +29,7 @@ Lines = dict[str, list[tuple[float, Contender]]]
 
 @dataclass(frozen=True)
 class View:
-    """Panels of a figure that have the same lines and the same x axis, one for each column.
-
-    The title says what they show beside their data; it may be empty. Lines may depend on the size.
-    With ``sparse``, size "laptop" has the first, last and middle point of each line.
-    """
+    """Panels of a figure, one for each column; if ``sparse``, a laptop has three points a line."""
 
     title: str
     x_label: str
@@ -85,10 +81,6 @@ def _compression(size: SizeName) -> tuple[Column, ...]:
 
 def _copying(size: SizeName) -> tuple[Column, ...]:
     return (SHORT_COPYING if size == "laptop" else column("table3", "selective_copying").first,)
-
-
-def _compression_and_copying(size: SizeName) -> tuple[Column, ...]:
-    return (*_compression(size), *_copying(size))
 
 
 @cache
@@ -195,7 +187,14 @@ FIGURES = {
     "fig2": PaperFigure("normalisations on compression", (View("", "m", _BY_GATE, _compression),)),
     "fig5": PaperFigure(
         "accuracy and state size",
-        (View("", "entries of the state", _by_state_size, _compression_and_copying),),
+        (
+            View(
+                "",
+                "entries of the state",
+                _by_state_size,
+                lambda size: (*_compression(size), *_copying(size)),
+            ),
+        ),
     ),
     "fig6": PaperFigure(
         "non-selective models on compression",

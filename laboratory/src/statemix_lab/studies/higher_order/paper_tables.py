@@ -26,26 +26,14 @@ PAPER = "Dubinin et al."
 
 
 def published_table(name: str) -> dict[str, dict[str, float]]:
-    """Return a table of ``lru_tables.json``: model -> column -> accuracy.
-
-    Example:
-        >>> published_table("table4_permutation")["BD-LRU m=3"]["s4_3k"]
-        0.43
-    """
+    """Return a table of ``lru_tables.json``: model -> column -> accuracy."""
     path = resources.files("statemix_lab.studies.higher_order").joinpath("lru_tables.json")
     return cast(dict[str, dict[str, float]], json.loads(path.read_text(encoding="utf-8"))[name])
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of the paper.
-
-    Attributes:
-        title: what it shows.
-        columns: its columns, those first that cost least and say most.
-        published: model -> column -> the number of the paper.
-        first: models in the order in which they are run; the others follow.
-    """
+    """A table of the paper: the columns that cost least and say most, and ``first``, run first."""
 
     title: str
     columns: tuple[Column, ...]
@@ -53,10 +41,7 @@ class PaperTable:
     first: tuple[str, ...] = ()
 
     def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[StudyEntry]:
-        """Yield the entries in the order in which they should be filled.
-
-        Protocol "mlp" leaves out models that have an MLP of their own, as that of compression.
-        """
+        """Yield the entries in the order in which they should be filled."""
         models = list(dict.fromkeys([*self.first, *self.published]))
         for one in self.columns:
             if protocol == "mlp" and one.data[0].backbone != "causal":
@@ -160,7 +145,6 @@ _COPYING = Data(
     epochs={"laptop": 40, "workstation": 40, "paper": 200},
 )
 SHORT_COPYING = Column("copying of 6", (_COPYING,), is_papers=False)
-"""Copy 6 of 32 tokens."""
 
 _COMPRESSION = Data(
     "compression of 16 tokens",
@@ -171,7 +155,6 @@ _COMPRESSION = Data(
     epochs={"laptop": 60, "workstation": 60, "paper": 200},
 )
 SHORT_COMPRESSION = Column("compression of 16", (_COMPRESSION,), is_papers=False)
-"""Rebuild 16 tokens from one vector."""
 
 
 _LONG: Mapping[str, object] = {"schedules.epochs": 200}
@@ -229,9 +212,9 @@ def wrapper_entries(protocol: ProtocolName, size: SizeName) -> Iterator[StudyEnt
 
 @cache
 def _changed(change: str, trials: Trials) -> Trials:
-    return Trials(lambda: (_changed_trial(change, trial) for trial in trials)) if change else trials
+    def changed() -> Iterator[Trial]:
+        for trial in trials:
+            runs = (with_settings(configured(run), CHANGES[change]) for run in trial.runs)
+            yield Trial(f"{trial.setting}, {change}", tuple(runs))
 
-
-def _changed_trial(change: str, trial: Trial) -> Trial:
-    runs = (with_settings(configured(run), CHANGES[change]) for run in trial.runs)
-    return Trial(f"{trial.setting}, {change}", tuple(runs))
+    return Trials(changed) if change else trials

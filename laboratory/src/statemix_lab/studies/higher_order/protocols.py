@@ -33,10 +33,9 @@ from statemix_lab.studies.study_entries import (
 )
 
 MLP_DECODER = MixerSpec("mlp", intermediate_size=32)
-"""What protocol "mlp" adds behind the layer: the paper's "MLP decoder", as we read it.
+"""What protocol "mlp" adds behind the layer: the paper's "MLP decoder", whose width it lacks.
 
-The paper does not state the width of its MLP. Ours is narrow because a wide MLP keeps BD-LRU from
-learning S_4 from few examples, unlike in the paper (docs/studies/wrapper.md).
+A wide MLP keeps BD-LRU from learning S_4 from few examples (docs/studies/wrapper.md).
 """
 
 # About as many evaluations in a run that is not as long as the paper's.
@@ -56,16 +55,9 @@ _LEAST_STEPS = 1000
 class Grid:
     """How much of the paper's grid is run.
 
-    Attributes:
-        learning_rates: learning rates of protocols "paper" and "mlp".
-        state_sizes: state sizes N to try. The paper says "hidden size up to 6144", which we read as
-            the number of entries of the state.
-        screened_sizes: state sizes N of protocol "mad".
-        num_settings: settings of protocol "tuned", the same for every model.
-        kept: settings of protocol "mad" that are trained in full.
-        seeds: seeds of every setting.
-        all_variants: try every state size, kernel and number of heads of the baselines.
-        every_epoch: evaluate after every epoch, as the paper does, or about 25 times.
+    The paper says "hidden size up to 6144", which we read as the number of entries of the state.
+    ``screened_sizes`` and ``kept`` (settings trained in full) are those of protocol "mad", and
+    ``num_settings`` those of "tuned". Runs are evaluated after every epoch, or about 25 times.
     """
 
     learning_rates: tuple[float, ...]
@@ -108,11 +100,10 @@ GRIDS: dict[SizeName, Grid] = {
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set of a table by its name in the plan, and the length of training on it.
+    """A data set of a table by its name in the plan.
 
-    Durations are epochs, or optimiser steps on fresh examples, by size. ``lengths`` are further
-    test lengths, ``backbone`` says how the model reads its outputs, and ``metric`` is the score
-    that the paper reports. Protocol "mad" trains on ``fixed`` for ``epochs``, by size, if given.
+    Durations are epochs, or optimiser steps on fresh examples, by size; ``lengths`` are further
+    test lengths. Protocol "mad" trains on ``fixed`` for ``epochs``, by size, if given.
     """
 
     name: str
@@ -136,10 +127,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table by its key there: the mean over its data sets.
-
-    ``is_papers`` says whether the paper has these data; ours are shorter.
-    """
+    """A column of a table: the mean over its data sets, which the paper has or ours are shorter."""
 
     name: str
     data: tuple[Data, ...]
@@ -161,11 +149,7 @@ def cell(
     change: Callable[[Trials], Trials] = lambda trials: trials,
     **labels: str | float,
 ) -> list[StudyEntry]:
-    """Return the entries of one model and column, one for each data set.
-
-    ``published`` is the number of the paper; None if it only draws it. ``change`` changes the
-    settings to try.
-    """
+    """Return the entries of one model and column, one for each data set."""
     shared: dict[str, Any] = {
         "protocol": protocol,
         "size": size,
@@ -214,9 +198,8 @@ def _trials(protocol: ProtocolName, size: SizeName, contender: Contender, data: 
 def _screened(size: SizeName, contender: Contender, data: Data) -> ScreenedTrials:
     """Return the settings of protocol "mad": every state size and rate, first in screening runs.
 
-    The model is MAD's, in all parts: embedding, the layer and an MLP, each with a norm and a
-    residual connection, norm and linear readout. The model of compression is MAD's autoencoder,
-    whose encoder then has the MLP too.
+    The model is MAD's: the layer and an MLP, each with a norm and a residual connection, norm and
+    linear readout. The model of compression is MAD's autoencoder.
     """
     grid = GRIDS[size]
     layers = tried(contender, "mad", size)
@@ -266,12 +249,9 @@ def trials(
 ) -> Iterator[Trial]:
     """Yield the settings to try for one model on one data set.
 
-    Protocol "mad" first tries every state size and learning rate in short runs with one seed (see
-    ``_screened``). Protocol "paper" tries the learning rates and state sizes of the paper. The
-    score of both is the best test accuracy of all runs. Protocol "mlp" adds an MLP behind the
-    layer, unless the model has its own, as that of compression. Protocol "tuned" tries settings
-    drawn at random, the same for every model, and that of "paper" with its first learning rate, and
-    selects one by validation accuracy.
+    Protocol "mad" screens every state size and learning rate (see ``_screened``); "paper" tries
+    those of the paper, "mlp" with an MLP behind the layer unless the model has its own. "tuned"
+    tries settings drawn at random, the same for every model, and that of "paper".
     """
     grid = GRIDS[size]
     layers = tried(contender, protocol, size)

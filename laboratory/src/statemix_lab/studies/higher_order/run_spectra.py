@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import polars as pl
 import torch
@@ -40,17 +40,9 @@ SEQUENCES = 2
 """Test sequences whose eigenvalues are kept."""
 
 
-class RunSpectrum(TypedDict):
-    """Eigenvalues of the transitions of one trained run, with its last weights.
-
-    At each of the steps, counted from 1, stand the eigenvalues [real, imaginary] of all units on
-    test sequences 0 ... sequences - 1. The key is that of the run in the results store.
-    """
-
-    key: str
-    sequences: int
-    steps: list[int]
-    eigenvalues: list[list[list[float]]]
+RunSpectrum = dict[str, Any]
+"""Eigenvalues of a trained run, with its last weights: its "key", "sequences" (their number),
+"steps" (counted from 1), and at each step the [real, imaginary] "eigenvalues" of all units."""
 
 
 def read_spectra(folder: Path) -> dict[str, RunSpectrum]:
@@ -81,10 +73,7 @@ _LINES: dict[str, list[tuple[int, Contender]]] = {
 
 
 def spectra_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
-    """Return a run for each line and m: the first setting with the first seed.
-
-    All lines at one m come before all at the next, the most telling m first.
-    """
+    """Return a run for each line and m: the first setting with the first seed."""
     data, order = column("table4", "s5_100k"), [*_TELLING, *ORDERS]
     points = [(m, line, model) for line, models in _LINES.items() for m, model in models]
     return [
@@ -102,11 +91,7 @@ def _first_run(trials: Trials) -> Trials:
 def due_with_spectra(
     planned: Sequence[Planned], rows: Mapping[str, StoredRow], folder: Path, *, retry: bool
 ) -> list[Planned]:
-    """Return the runs to train for a figure of eigenvalues.
-
-    A run that has a result, but whose eigenvalues are not in the folder and whose own folder is
-    gone, is due again.
-    """
+    """Return the runs to train for a figure of eigenvalues."""
 
     def is_lost(run: Planned) -> bool:
         is_kept = (folder / f"{run.key}.json").exists() or _is_trained(run.job.folder)

@@ -57,16 +57,7 @@ class StudyCorpus:
 
 @dataclass(frozen=True)
 class LanguageRun(StudyRun):
-    """A language model to train.
-
-    The tokens are prepared once, beside the folders of the runs, and all runs share them.
-
-    Attributes:
-        model: arguments of ``StatemixConfig`` but the tokens.
-        training: arguments of ``LanguageSettings`` but the seed.
-        seed: seed of the weights and of the order of the data.
-        num_threads: threads of the processor; None means PyTorch's number.
-    """
+    """A language model to train on tokens that are prepared beside the folders of all runs."""
 
     corpus: StudyCorpus
     model: Mapping[str, Any]
@@ -120,10 +111,19 @@ class LanguageRun(StudyRun):
             with threads(self.num_threads or torch.get_num_threads()):
                 scored = {"validation": validation, "test": test, "held_out": held_out}
                 scores = {name: bits_per_byte(model, part) for name, part in scored.items()}
+        lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+        points = [
+            {
+                **{name: row[name] for name in ("step", "tokens", "cpu_s", "time_s")},
+                **row["scores"],
+                "loss": row["train"]["loss"],
+            }
+            for row in map(json.loads, lines)
+        ]
         found = {
             **count_sizes(config),
             "scores": scores,
-            "curve": curve(folder),
+            "curve": points,
             "corpus": {
                 "sha256": {**tokens.info["sha256"], **held_out.info["sha256"]},
                 "tokenizer_sha256": held_out.info["tokenizer_sha256"],
@@ -212,11 +212,7 @@ class ProcessorTime(Hook):
 
 
 def split(held_out: "TokenFile") -> "tuple[TokenFile, TokenFile]":
-    """Return the held-out documents that choose and draw, and those that score.
-
-    The first documents choose, up to a share of the bytes; documents of one package are
-    neighbours.
-    """
+    """Return the held-out documents that choose and draw, and those that score."""
     counts = held_out.info["document_bytes"]
     cut, size = 0, 0
     while cut < len(counts) - 1 and VALIDATION_SHARE * size < sum(counts):
@@ -248,19 +244,6 @@ def _prepare(corpus: StudyCorpus, folder: Path) -> dict[str, float]:
             bits = compressed_bits_per_byte(tokens, test, tokenizer)
             files.write_file(folder / _XZ, json.dumps(bits).encode())
     return files.read_json(folder / _XZ, "scores")
-
-
-def curve(folder: Path) -> list[dict[str, float]]:
-    """Return the points of a run: step, tokens, CPU seconds, seconds, validation scores, loss."""
-    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
-    return [
-        {
-            **{name: row[name] for name in ("step", "tokens", "cpu_s", "time_s")},
-            **row["scores"],
-            "loss": row["train"]["loss"],
-        }
-        for row in map(json.loads, lines)
-    ]
 
 
 def read_scores(folder: Path) -> dict[str, Any]:

@@ -31,10 +31,7 @@ class LanguageContender(NamedTuple):
 
 
 class _Setting(NamedTuple):
-    """Text and training that the models of a size share.
-
-    ``budget`` is the parameters of the mixers of a model, all layers together.
-    """
+    """Text and training of a size; the budget is the parameters of all mixers of a model."""
 
     corpus: StudyCorpus
     hidden_size: int
@@ -46,6 +43,11 @@ class _Setting(NamedTuple):
     rates: tuple[float, ...]
     precision: Any = "32-true"
     num_threads: int | None = 1
+
+    def model(self, mixer: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+        """Return a model of this size with a mixer, or with changes of its arguments."""
+        size = {"hidden_size": self.hidden_size, "num_layers": self.num_layers, "tied": self.tied}
+        return _model(mixer, **{**size, **changes})
 
 
 _FINEWEB = StudyCorpus(
@@ -118,45 +120,26 @@ def _parameters(name: str, hidden_size: int, options: tuple[tuple[str, int], ...
     return sum(parameter.numel() for parameter in layer.parameters())
 
 
-def unit_count(name: str, unit: str, sizes: Mapping[str, int], hidden_size: int, most: int) -> int:
-    """Return how many units bring the parameters of a layer closest to ``most``.
-
-    Units are blocks or channels, which the option ``unit`` counts. The parameters are linear in
-    them. ``sizes`` are other options.
-    """
-    one, two = (_parameters(name, hidden_size, ((unit, count), *sizes.items())) for count in (1, 2))
-    return max(1, 1 + round((most - one) / (two - one)))
-
-
 def _lru(
     setting: _Setting, name: str, m: int, width: int | None = None, **options: int
 ) -> dict[str, Any]:
-    """Return a model of BD-LRU or H-LRU: the number of blocks or channels is adapted.
-
-    Mixers of other widths have their share of the budget: it grows as the parameters of the MLP.
-    """
+    """Return a model of BD-LRU or H-LRU: the number of blocks or channels is adapted."""
     width = width or setting.hidden_size
     is_block = name == "bd_lru"
     unit, option = ("num_blocks", "block_size") if is_block else ("num_channels", "order")
-    most = setting.budget / setting.num_layers * (width / setting.hidden_size) ** 2
+    most = round(setting.budget / setting.num_layers * (width / setting.hidden_size) ** 2)
     sizes = {option: m, **options}
-    count = unit_count(name, unit, sizes, width, round(most))
-    return _model(
-        {"name": name, unit: count, **sizes},
-        hidden_size=width,
-        num_layers=setting.num_layers,
-        tied=setting.tied,
-    )
+    # The parameters are linear in the number of blocks or channels.
+    one, two = (_parameters(name, width, ((unit, count), *sizes.items())) for count in (1, 2))
+    count = max(1, 1 + round((most - one) / (two - one)))
+    return setting.model({"name": name, unit: count, **sizes}, hidden_size=width)
 
 
 def _run(
     setting: _Setting, model: Mapping[str, Any], rate: float = _RATE, **more: Any
 ) -> LanguageRun:
     training = {**setting.training, "learning_rate": rate, **more}
-    machine: dict[str, Any] = {
-        "precision": setting.precision,
-        "num_threads": setting.num_threads,
-    }
+    machine: dict[str, Any] = {"precision": setting.precision, "num_threads": setting.num_threads}
     return LanguageRun(setting.corpus, model, training, **machine)
 
 
@@ -186,6 +169,7 @@ def figure_entries(_: str, size: SizeName) -> tuple[StudyEntry, ...]:
         columns[LARGER] = setting._replace(budget=_LARGER_BUDGET)
     pairs = [(name, m) for name, sizes in BLOCK_SIZES for m in sizes]
     block = partial(_lru, setting, "bd_lru")
+    fewer = {"steps": 400, "evaluate_every": 100} if setting.tied else {}
     return (
         *(
             entry(column, f"{_NAMES[name]} m={m}", _run(own, _lru(own, name, m)), m)
@@ -203,7 +187,8 @@ def figure_entries(_: str, size: SizeName) -> tuple[StudyEntry, ...]:
             for m in (1, 4)
         ),
         *(
-            entry(FIXED_POINTS, one.name, _fixed_point_run(setting, one.model), 0.0)
+            # An iterated step costs up to ten times the time: a laptop reads fewer tokens.
+            entry(FIXED_POINTS, one.name, _run(setting, one.model, **fewer), 0.0)
             for one in _fixed_points(setting)
         ),
     )
@@ -227,32 +212,15 @@ def _fixed_points(setting: _Setting) -> list[LanguageContender]:
     return [
         LanguageContender(
             kind if kind == "Mamba" else f"FP-Mamba1 {kind}",
-            _model(
-                {"name": "fp_mamba1", **layers[kind]},
-                hidden_size=width,
-                num_layers=setting.num_layers,
-                inner=inner,
-                tied=setting.tied,
-            ),
+            setting.model({"name": "fp_mamba1", **layers[kind]}, hidden_size=width, inner=inner),
         )
         for kind, (width, inner) in sizes.items()
     ]
 
 
-def _fixed_point_run(setting: _Setting, model: Mapping[str, Any]) -> LanguageRun:
-    # An iterated step costs up to ten times the time: a laptop reads fewer tokens.
-    fewer = {"steps": 400, "evaluate_every": 100} if setting.tied else {}
-    return _run(setting, model, **fewer)
-
-
 def contenders() -> tuple[LanguageContender, ...]:
-    """Return the models of the duel, of equal parameters.
-
-    The number of blocks or channels is adapted, and for layers without such a number the inner
-    width of the gated MLP.
-    """
+    """Return the models of the duel, of equal parameters."""
     setting = _SETTINGS["laptop"]
-    size: dict[str, Any] = {"hidden_size": setting.hidden_size, "num_layers": setting.num_layers}
     attention = {"name": "attention", "num_heads": 4, "rope": True}
     delta = {
         "name": "delta_net",
@@ -263,16 +231,10 @@ def contenders() -> tuple[LanguageContender, ...]:
     }
     mamba2 = {"name": "mamba2", "d_state": 64, "head_dim": 32}
     blocks = {"name": "bd_lru", "num_blocks": 38, "block_size": 4}
-    hybrid = _model(
-        blocks,
-        hidden_size=setting.hidden_size,
-        num_layers=4,
-        inner=320,
-        kinds=[RECURRENT, RECURRENT, RECURRENT, ATTENTION],
-        attention=attention,
-    )
-    transformer = _model(
-        {}, **size, inner=640, kinds=[ATTENTION] * setting.num_layers, attention=attention
+    kinds = [RECURRENT, RECURRENT, RECURRENT, ATTENTION]
+    hybrid = setting.model(blocks, num_layers=4, inner=320, kinds=kinds, attention=attention)
+    transformer = setting.model(
+        {}, inner=640, kinds=[ATTENTION] * setting.num_layers, attention=attention
     )
     return (
         LanguageContender("BD-LRU m=4", _lru(setting, "bd_lru", 4)),
@@ -284,9 +246,9 @@ def contenders() -> tuple[LanguageContender, ...]:
             )
             for channels in (4, 8, 16)
         ),
-        LanguageContender("Mamba-2", _model(mamba2, **size, inner=480)),
-        LanguageContender("Gated DeltaNet", _model(delta, **size, inner=584)),
-        LanguageContender("LSTM", _model({"name": "lstm"}, **size, inner=432)),
+        LanguageContender("Mamba-2", setting.model(mamba2, inner=480)),
+        LanguageContender("Gated DeltaNet", setting.model(delta, inner=584)),
+        LanguageContender("LSTM", setting.model({"name": "lstm"}, inner=432)),
         LanguageContender("Transformer", transformer),
         LanguageContender("BD-LRU and attention 3:1", hybrid),
     )
@@ -313,24 +275,15 @@ def duel_entries(_: str, size: SizeName) -> tuple[StudyEntry, ...]:
 
 
 def timed_models(size: SizeName) -> dict[str, Mapping[str, Any]]:
-    """Return models of equal size by name, which ``statemix bench language`` times side by side.
-
-    At size "laptop" they are those of the duel and of Figure 4 against the block size, at size
-    "paper" those of Figure 4 and a Transformer.
-    """
+    """Return models of equal size by name, which ``statemix bench language`` times side by side."""
     setting = _SETTINGS[size]
     if size == "laptop":
         more, models = {}, {one.name: one.model for one in contenders()}
     else:
         more = {"vocab_size": _VOCABULARY}
-        transformer = _model(
-            {},
-            hidden_size=setting.hidden_size,
-            num_layers=setting.num_layers,
-            tied=setting.tied,
-            kinds=[ATTENTION] * setting.num_layers,
-            attention={"name": "attention", "num_heads": 12, "rope": True},
-        )
+        attention = {"name": "attention", "num_heads": 12, "rope": True}
+        kinds = [ATTENTION] * setting.num_layers
+        transformer = setting.model({}, kinds=kinds, attention=attention)
         models = {"Transformer": transformer | more}
     known = list(models.values())
     for name, sizes in BLOCK_SIZES:

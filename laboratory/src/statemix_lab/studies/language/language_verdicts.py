@@ -44,10 +44,7 @@ _CLAIMS = {
 def _compare(
     winner: str, loser: str, winners: Sequence[float], losers: Sequence[float]
 ) -> tuple[SeedVerdict, str]:
-    """Return whether the claimed winner wins beyond seed noise, and the difference of the means.
-
-    Bits per byte are given by seed. The outcome is "open" with fewer than three seeds.
-    """
+    """Return whether the claimed winner wins beyond seed noise, and the difference of the means."""
     if min(len(winners), len(losers)) < ENOUGH_SEEDS:
         counts = f"{len(winners)} and {counted(len(losers), 'seed')}"
         return "open", f"open: {winner} against {loser} ({counts})"
@@ -71,13 +68,9 @@ def _bits_at_end(runs: pl.DataFrame, model: str) -> list[float]:
 def at_equal_time(speeds: Mapping[str, float]) -> _BitsOf:
     """Return a function of runs and a model that returns its bits per byte at equal time, by seed.
 
-    The time is that in which the fastest of the measured models reads all tokens; the others have
-    read fewer by then. Bits are those of the validation text, linear between the points of the
-    curve. Models that are cut off have a larger learning rate than at their end, which counts
-    against them.
-
-    Args:
-        speeds: tokens per second by model; models without a speed have no bits.
+    The time is that in which the fastest of the measured models reads all tokens. Bits are those of
+    the validation text, linear between the points of the curve. Models that are cut off have a
+    larger learning rate than at their end, which counts against them.
     """
 
     def bits_of(runs: pl.DataFrame, model: str) -> list[float]:
@@ -96,10 +89,7 @@ def at_equal_time(speeds: Mapping[str, float]) -> _BitsOf:
 
 
 def training_speeds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return tokens per second of training by model, from rows of ``statemix bench language``.
-
-    Rows of models that have changed since are left out; of several rows, the last counts.
-    """
+    """Return tokens per second of training by model, from rows of ``statemix bench language``."""
     known = {_plain(model): name for name, model in timed_models("laptop").items()}
     return {
         known[_plain(row["model"])]: row["tokens_per_s"]

@@ -54,12 +54,6 @@ class CatBabi(AddressedTask):
             folder within it: ``tasks_1-20_v1-2.tar.gz/en-valid-10k``. A configuration stores the
             path as it is given, so a relative one holds only in the same current folder.
         sha256: SHA-256 of the words and stories; a configuration stores the one of today.
-        length: tokens of a sequence.
-        train_size: number of training sequences; None means an endless stream.
-        seed: seed of the orders, 0 <= seed < 2^64.
-
-    Attributes:
-        words: the vocabulary: token -> word.
     """
 
     name: ClassVar[str] = "catbabi"
@@ -154,18 +148,11 @@ class CatBabi(AddressedTask):
         while count:
             lap, begin = divmod(first, len(stories.tokens))
             end = min(begin + count, len(stories.tokens))
-            places.append(_shuffled(stories, self.seed, split, lap, begin, end))
+            ends, shifts = _order(stories, self.seed, split, lap)
+            here = np.arange(begin, end)
+            places.append(here + shifts[np.searchsorted(ends, here, side="right")])
             first, count = first + end - begin, count - (end - begin)
         return np.concatenate(places)
-
-
-def _shuffled(
-    stories: Stories, seed: int, split: addressing.Split, lap: int, begin: int, end: int
-) -> NDArray[np.int64]:
-    """Return the indices of the tokens ``begin`` ... ``end - 1`` of one pass over the stories."""
-    ends, shifts = _order(stories, seed, split, lap)
-    places = np.arange(begin, end)
-    return places + shifts[np.searchsorted(ends, places, side="right")]
 
 
 @lru_cache(maxsize=8)

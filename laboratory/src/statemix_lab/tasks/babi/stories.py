@@ -47,12 +47,7 @@ Place = tuple[str, str, tuple[tuple[str, int, int], ...]]
 
 
 def locate(folder: str) -> Place:
-    """Return where the files are, without reading them; it changes if files are replaced.
-
-    Args:
-        folder: path of a folder; path of an archive (.tar.gz), or such a path continued by the path
-            of a folder within the archive.
-    """
+    """Return where the files are, without reading them; it changes if files are replaced."""
     path = Path(folder).absolute()
     if path.is_dir():
         found = sorted(entry for entry in path.iterdir() if _NAME.fullmatch(entry.name))
@@ -134,16 +129,12 @@ def _unpacked(archive: str, inside: PurePosixPath) -> dict[str, bytes]:
 
 @dataclass(frozen=True, eq=False)
 class Stories:
-    """The stories of one split, end to end.
-
-    Attributes:
-        tokens: shape (N,), int64.
-        asked: whether the next token is the answer to a question, shape (N,).
-        begins: index of the first token of every story, and N; shape (S + 1,).
-    """
+    """The stories of one split, end to end."""
 
     tokens: NDArray[np.int64]
+    # Whether the next token is the answer to a question.
     asked: NDArray[np.bool_]
+    # Index of the first token of every story, and the number of tokens.
     begins: NDArray[np.int64]
 
     @property
@@ -154,12 +145,7 @@ class Stories:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """All stories of a folder.
-
-    Attributes:
-        words: the vocabulary: token -> word. ``STORY`` is the first, the others are sorted.
-        splits: split -> its stories.
-    """
+    """All stories of a folder by split, and the vocabulary: ``STORY``, then sorted words."""
 
     words: tuple[str, ...]
     splits: dict[Split, Stories]
@@ -210,10 +196,7 @@ def _joined(stories: list[tuple[list[int], list[int]]], renumbered: NDArray[np.i
 
 
 def _parsed(file: TextFile, vocabulary: dict[str, int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the tokens of every story and the places of its question marks.
-
-    New words are added to the vocabulary.
-    """
+    """Yield the tokens of every story and the places of its question marks."""
 
     def token(word: str) -> int:
         return vocabulary.setdefault(word.lower(), len(vocabulary))

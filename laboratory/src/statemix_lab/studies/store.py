@@ -38,10 +38,7 @@ language model have "language" instead of accuracies; older rows have no "cpu_s"
 
 
 def key(config: Runnable) -> str:
-    """Return the name of a run in the store: a hash of what differs from the defaults.
-
-    So a new option changes no key.
-    """
+    """Hash what differs from the defaults, so that a new option changes no key."""
     request = {"schema": SCHEMA, "asked": config.asked()}
     text = json.dumps(request, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -17,7 +17,7 @@ from filelock import FileLock
 from statemix.errors import RequestError
 from statemix.interrupts import SIGNALS
 from statemix.layers import LayerSpec
-from statemix.sweeps import worker_processes as processes
+from statemix.sweeps import runner
 from statemix.sweeps.runner import Job, run_all
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -268,7 +268,7 @@ def test_a_run_of_another_process_is_left_to_it_and_resumed_later(jobs):
 
 
 def test_without_a_worker_left_no_run_blames_the_time(jobs, monkeypatch):
-    monkeypatch.setattr(processes, "_serve", id)
+    monkeypatch.setattr(runner, "_serve", id)
     third = dataclasses.replace(jobs[0], folder=jobs[0].folder.with_name("three"))
     rows = run_all([*jobs, third], num_workers=2, until=time.monotonic() + 3600)
     assert [row.status for row in rows] == ["failed", "failed", "interrupted"]
@@ -276,7 +276,7 @@ def test_without_a_worker_left_no_run_blames_the_time(jobs, monkeypatch):
 
 
 def test_no_run_begins_after_the_time(jobs, monkeypatch):
-    monkeypatch.setattr(processes, "_serve", id)
+    monkeypatch.setattr(runner, "_serve", id)
     rows = run_all(jobs, until=time.monotonic())
     assert [(row.status, row.started) for row in rows] == [("interrupted", False)] * 2
     assert {row.message for row in rows} == {"the time was up"}
@@ -287,7 +287,7 @@ def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch):
     def fail(config, folder, **options):
         raise MemoryError("odd")
 
-    monkeypatch.setattr(processes, "train", fail)
+    monkeypatch.setattr(runner, "train", fail)
     (row,) = run_all(jobs[:1])
     assert (row.status, row.message) == ("failed", "odd")
     assert row.details.startswith("Traceback")

@@ -8,12 +8,12 @@ from numpy.testing import assert_allclose
 from statemix.errors import SettingError
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.training.batches import CrossEntropy
-from statemix.training.transition_hooks import (
+from statemix.training.attempts import (
     PermutationPenalty,
     permutation_penalty,
     token_transitions,
 )
+from statemix.training.batches import CrossEntropy
 
 EXACT = {"runtime.precision": "64-true"}
 # Float64, sums of a hundred terms in another order.

@@ -7,8 +7,8 @@ from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
 from statemix.tasks.groups import shares
 from statemix.training import load_model, train
+from statemix.training.attempts import representations
 from statemix.training.folder import read_metrics
-from statemix.training.transition_hooks import representations
 
 
 def test_the_race_of_representations_is_in_the_metrics(fresh, tmp_path):

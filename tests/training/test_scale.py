@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from statemix.errors import RequestError
-from statemix.training import hooks
+from statemix.training import loop as loops
 from statemix.training.checkpoint import load_optimizer, load_tensors, optimizer_state
 from statemix.training.devices import Ranks
 from statemix.training.outcome import save_outcome
@@ -128,7 +128,7 @@ def test_checkpoints_take_at_most_a_fiftieth_of_the_time(
         saved.append(clock[0])
         clock[0] += cost_s
 
-    monkeypatch.setattr(hooks, "save_checkpoint", save)
+    monkeypatch.setattr(loops, "save_checkpoint", save)
 
     class Loop:
         step, ranks = 0, Ranks()
@@ -139,7 +139,7 @@ def test_checkpoints_take_at_most_a_fiftieth_of_the_time(
         def clock(self):
             return clock[0]
 
-    checkpoints, loop = hooks.Checkpoints(tmp_path, every_s), Loop()
+    checkpoints, loop = loops.Checkpoints(tmp_path, every_s), Loop()
     checkpoints.on_start(loop)
     checkpoints.save(loop)
     for _ in range(2000):

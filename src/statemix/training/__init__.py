@@ -15,7 +15,7 @@ from statemix.training.config import (
     config_from_plain,
 )
 from statemix.training.evaluation import Scores, accuracy, evaluate
-from statemix.training.hooks import Event, Hook
+from statemix.training.loop import Event, Hook
 from statemix.training.outcome import (
     Fitted,
     Outcome,

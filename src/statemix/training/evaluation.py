@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,12 +21,9 @@ from statemix.tasks import IGNORED, Examples, Task
 from statemix.tasks.addressing import Split
 from statemix.tasks.task import check_examples
 from statemix.training.config import RunConfig
-from statemix.training.hooks import Evaluation, Row
+from statemix.training.loop import Evaluation, Loop, Row
 from statemix.training.schedules import attributes_set
 from statemix.training.settings import built, to_plain
-
-if TYPE_CHECKING:
-    from statemix.training.loop import Loop
 
 # Enough work to hide the overhead of a call, while the gates of blocks of 16 stay below 300 MB.
 _TOKENS_PER_CALL = 4096
@@ -128,7 +125,7 @@ class NumberEvaluation(Evaluation):
         self._function, self._criterion, self._stop_at = evaluate, criterion, stop_at
         self._sign = 1 if mode == "max" else -1
 
-    def evaluate(self, loop: "Loop") -> tuple[Row, str]:
+    def evaluate(self, loop: Loop) -> tuple[Row, str]:
         row: Row = {"step": loop.step}
         if self._function is None:
             return row, ""
@@ -202,12 +199,12 @@ class RunEvaluation(Evaluation):
         setting = f"evaluation.{name}"
         return {length: self.on_split(split, n, setting, length) for length, n in counts.items()}
 
-    def score(self, loop: "Loop", evaluator: SplitEvaluator) -> HeadScores:
+    def score(self, loop: Loop, evaluator: SplitEvaluator) -> HeadScores:
         """Return the scores of a loop's model; a signal ends the evaluation."""
         model: Any = loop.model
         return evaluator(model, autocast=loop.fabric.autocast, tick=loop.interrupts.check)
 
-    def evaluate(self, loop: "Loop") -> tuple[Row, str]:
+    def evaluate(self, loop: Loop) -> tuple[Row, str]:
         batches: Any = loop.batches
         with attributes_set(loop.model, self._settings.attributes):
             test, validation = self.score(loop, self._test), self.score(loop, self._validation)
@@ -243,7 +240,7 @@ class RunEvaluation(Evaluation):
         stop_at = self._settings.stop_at
         return stop_at is not None and _stored_accuracy(row["validation"]) > stop_at
 
-    def summary(self, loop: "Loop") -> dict[str, Any]:
+    def summary(self, loop: Loop) -> dict[str, Any]:
         kept = ("step", "epoch", "attributes", "validation", "test")
         summary: dict[str, Any] = {n: {k: row[k] for k in kept} for n, row in self.rows.items()}
         summary["test_at_best_validation"] = summary.pop("best_validation")

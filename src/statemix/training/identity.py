@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from statemix.errors import RequestError
 from statemix.training import folder as runs
 from statemix.training.devices import parameter_names
-from statemix.training.hooks import Hook
+from statemix.training.loop import Hook
 from statemix.training.settings import plain_number
 
 # Version of what `fit` stores; runs of `train` have versions of their own.

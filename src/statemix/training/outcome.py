@@ -21,8 +21,7 @@ from statemix.training.checkpoint import remove_checkpoints
 from statemix.training.config import SCHEMA, RunConfig, config_from_plain
 from statemix.training.devices import whole_tensor
 from statemix.training.evaluation import HeadScores, accuracy
-from statemix.training.hooks import Event, Row
-from statemix.training.loop import Loop
+from statemix.training.loop import Event, Loop, Row
 from statemix.training.schedules import restore_attributes
 from statemix.training.settings import checked
 

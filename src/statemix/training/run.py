@@ -24,7 +24,7 @@ from statemix.tasks.permutation import Permutation
 from statemix.training import config as configs
 from statemix.training import devices, outcome, schedules
 from statemix.training import folder as runs
-from statemix.training.attempts import Attempts
+from statemix.training.attempts import Attempts, PermutationPenalty, Representations
 from statemix.training.batches import (
     Batches,
     CrossEntropy,
@@ -34,12 +34,10 @@ from statemix.training.batches import (
 )
 from statemix.training.config import Device, Precision, RunConfig, RuntimeConfig
 from statemix.training.evaluation import NumberEvaluation, RunEvaluation
-from statemix.training.hooks import Checkpoints, Evaluation, Event, Hook
 from statemix.training.identity import comparable, describe_code, request_of
-from statemix.training.loop import Loop
+from statemix.training.loop import Checkpoints, Evaluation, Event, Hook, Loop
 from statemix.training.outcome import Fitted, Outcome
 from statemix.training.settings import checked, import_modules, source_digests
-from statemix.training.transition_hooks import PermutationPenalty, Representations
 
 
 def train(
@@ -247,7 +245,7 @@ def fit(
             whole request.
         information: JSON data that is stored, and named by a warning if it changes.
         hooks: hooks of your own, such as a schedule of the learning rate. An
-            :class:`~statemix.training.hooks.Evaluation` among them replaces that by ``evaluate``.
+            :class:`~statemix.training.loop.Evaluation` among them replaces that by ``evaluate``.
         clip_norm: largest norm of the gradient.
         precision: precision of weights and arithmetic.
         device: device, to which the model is moved.

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,11 +18,8 @@ from statemix.errors import ABSENT, OptionError, RequestError, SettingError
 from statemix.models import earlier_name
 from statemix.training.checkpoint import TensorFiles
 from statemix.training.config import AttributeSchedule, OptimizerConfig, ScheduleConfig
-from statemix.training.hooks import Evaluation, Hook
+from statemix.training.loop import Evaluation, Hook, Loop
 from statemix.training.settings import plain_number
-
-if TYPE_CHECKING:
-    from statemix.training.loop import Loop
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -90,13 +87,13 @@ class Schedules(Hook):
                 _check_bounds(schedule, module, initial, path)
                 self._followers[follower] = (schedule, module, initial)
 
-    def before_step(self, loop: "Loop") -> None:
+    def before_step(self, loop: Loop) -> None:
         self.attributes(loop.step)
         rate = self.learning_rate(loop.step)
         for group in loop.optimizer.param_groups:
             group["lr"] = rate * group["rate_factor"]
 
-    def row(self, loop: "Loop") -> dict[str, Any]:
+    def row(self, loop: Loop) -> dict[str, Any]:
         rate = self.learning_rate(max(loop.step - 1, 0))
         return {"attributes": self.attributes(loop.step), "learning_rate": rate}
 
@@ -235,13 +232,13 @@ class TorchSchedule(Hook):
         self._is_plateau = isinstance(scheduler, ReduceLROnPlateau)
         self._read_at = 0
 
-    def before_step(self, loop: "Loop") -> None:
+    def before_step(self, loop: Loop) -> None:
         del loop
         if self._is_plateau and self._evaluation.evaluated_at > self._read_at:
             self._scheduler.step(self._evaluation.rows["last"]["scores"][self._criterion])
             self._read_at = self._evaluation.evaluated_at
 
-    def after_step(self, loop: "Loop", loss: float) -> None:
+    def after_step(self, loop: Loop, loss: float) -> None:
         del loop, loss
         if not self._is_plateau:
             self._scheduler.step()

@@ -83,24 +83,19 @@ def run_all(
     Finished runs are not repeated, and interrupted runs are resumed. Runs that diverged or failed
     would do so again: their earlier ending is reported, unless ``retry`` includes it. A run that
     another process trains is left to it, as "interrupted": a later call resumes what that leaves.
+    If a job cannot run here, none starts. Ctrl-C and SIGTERM save the active runs.
 
     Args:
-        jobs: jobs in the order in which they start.
-        num_workers: number of processes; with 1, everything runs in this process. Results do not
-            depend on the number if the configurations fix the number of threads. None means 1.
+        jobs: jobs in the order in which they start, and in which their rows are returned.
+        num_workers: number of processes; with 1 or None, everything runs in this process. Results
+            do not depend on the number if the configurations fix the number of threads.
         retry: earlier endings to try again: "diverged", "failed".
         fresh: remove the jobs' folders first.
         until: time of ``time.monotonic`` at which active runs save a checkpoint and the call
-            returns; their status, and that of runs not begun, is "interrupted". None means never.
+            returns; their status, and that of runs not begun, is "interrupted".
         on_event: function called in this process with each event of each run.
         on_end: function called with the row of each run as soon as the run has ended.
         checkpoint_every_s: as in :func:`statemix.training.train`.
-
-    Returns:
-        One row per job, in the order of the jobs. If a job cannot run here, none starts.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint.
     """
     num_workers = checked(Count | None, num_workers, "num_workers")
     if num_workers is not None:
@@ -135,8 +130,7 @@ def run_all(
         _share_out(due, worker_processes(num_here, checkpoint_every_s), until, tell, note)
         due = []
     for job in due:
-        work = work_of(job.config, job.folder)
-        ending = train_job(work, partial(tell, job), checkpoint_every_s)
+        ending = train_job(_work(job), partial(tell, job), checkpoint_every_s)
         note(_row(job, ending))
         if ending[0] == "interrupted":
             raise KeyboardInterrupt
@@ -159,7 +153,7 @@ def _ended_before(
         return None
     if before.status == "done":
         # Training returns a finished run at once, so it needs no process.
-        ending = train_job(work_of(job.config, job.folder), partial(tell, job), 0.0)
+        ending = train_job(_work(job), partial(tell, job), 0.0)
         return replace(_row(job, ending), started=False)
     try:
         if isinstance(job.config, RunConfig):
@@ -194,7 +188,7 @@ def _share_out(
                 busy[connection] = job
                 # A process that has died is noticed when it is waited for.
                 with suppress(ConnectionError):
-                    connection.send(work_of(job.config, job.folder))
+                    connection.send(_work(job))
             if not busy:
                 break
             for ready in wait(list(busy), None if until is None else until - time.monotonic()):
@@ -222,9 +216,9 @@ def _share_out(
         note(Ended(job, "interrupted", reason, started=job.folder in begun))
 
 
-def work_of(config: Runnable, folder: Path) -> Work:
-    """Return what a process is sent to train a run."""
-    return (config if isinstance(config, StudyRun) else config.to_plain()), folder
+def _work(job: Job) -> Work:
+    config = job.config
+    return (config if isinstance(config, StudyRun) else config.to_plain()), job.folder
 
 
 def train_job(

@@ -80,24 +80,20 @@ class Hook:
     def after_step(self, loop: "Loop", loss: float) -> None:
         """Act after a step that began with this loss."""
 
-    def losses(self, loop: "Loop", batch: Any) -> dict[str, Tensor]:
+    def losses(self, loop: "Loop", batch: Any) -> dict[str, Tensor]:  # noqa: ARG002
         """Return further losses of a batch by name."""
-        del loop, batch
         return {}
 
-    def row(self, loop: "Loop") -> dict[str, Any]:
+    def row(self, loop: "Loop") -> dict[str, Any]:  # noqa: ARG002
         """Return entries for the row of an evaluation, as JSON data."""
-        del loop
         return {}
 
-    def summary(self, loop: "Loop") -> dict[str, Any]:
+    def summary(self, loop: "Loop") -> dict[str, Any]:  # noqa: ARG002
         """Return entries for the summary of a run that has ended, as JSON data."""
-        del loop
         return {}
 
-    def on_divergence(self, loop: "Loop", error: FloatingPointError) -> bool:
+    def on_divergence(self, loop: "Loop", error: FloatingPointError) -> bool:  # noqa: ARG002
         """Return whether the loop may continue although a loss was not finite."""
-        del loop, error
         return False
 
     def on_stop(self, loop: "Loop") -> None:
@@ -118,10 +114,10 @@ class Hook:
         """Restore this hook from the state and the tensors of all hooks."""
 
 
-def add_stored(stored: dict[str, Any], further: Mapping[str, Any], reserved: Sequence[str]) -> None:
+def _add(stored: dict[str, Any], further: Mapping[str, Any], reserved: str) -> None:
     """Add what a hook stores, under names of files that nothing else has."""
     for name in further:
-        if name in stored or name in reserved or Path(name).name != name:
+        if name in stored or name == reserved or Path(name).name != name:
             raise RequestError(f"hooks must store under names of their own, got {name!r}")
     stored |= further
 
@@ -133,8 +129,7 @@ Row = dict[str, Any]
 class Evaluation(Hook):
     """Evaluates from time to time and at the end, and keeps the best weights.
 
-    A subclass defines :meth:`evaluate`, and may define :meth:`scores`, :meth:`ends` and
-    :meth:`summary`. The rows go to the file ``metrics``, which the first process has alone.
+    The rows go to the file ``metrics``, which the first process has alone.
     """
 
     def __init__(self, every: int, metrics: Path | None) -> None:
@@ -150,18 +145,15 @@ class Evaluation(Hook):
         """Return the row of an evaluation, and a line about it for a reader."""
         raise NotImplementedError
 
-    def scores(self, row: Row) -> dict[str, float]:
+    def scores(self, row: Row) -> dict[str, float]:  # noqa: ARG002
         """Return name of a criterion -> its value: the first row with the highest is chosen."""
-        del row
         return {}
 
-    def ends(self, row: Row) -> bool:
+    def ends(self, row: Row) -> bool:  # noqa: ARG002
         """Return whether training ends early."""
-        del row
         return False
 
-    def on_start(self, loop: "Loop") -> None:
-        del loop
+    def on_start(self, loop: "Loop") -> None:  # noqa: ARG002
         if self._metrics is not None:
             # Cut off what a resumed run will write again, and a row that is not whole.
             with self._metrics.open("ab") as file:
@@ -186,11 +178,10 @@ class Evaluation(Hook):
             append(self._metrics, json.dumps(finite(row)) + "\n")
         self.evaluated_at = loop.step
         loop.stopped |= self.ends(row)
-        text = f"step {loop.step}: train loss {row['train']['loss']:.4f}{text}"
-        loop.emit("evaluated", text, row=row)
+        train_loss = row["train"]["loss"]
+        loop.emit("evaluated", f"step {loop.step}: train loss {train_loss:.4f}{text}", row=row)
 
-    def summary(self, loop: "Loop") -> dict[str, Any]:
-        del loop
+    def summary(self, loop: "Loop") -> dict[str, Any]:  # noqa: ARG002
         return self.rows
 
     def forget(self, step: int) -> None:
@@ -203,8 +194,7 @@ class Evaluation(Hook):
             with naming(self._metrics), self._metrics.open("ab") as file:
                 os.fsync(file.fileno())
                 size = file.tell()
-        counts = {"evaluated_at": self.evaluated_at, "metrics_bytes": size}
-        return {**counts, "selections": self.rows}
+        return {"evaluated_at": self.evaluated_at, "metrics_bytes": size, "selections": self.rows}
 
     def tensors(self) -> TensorFiles:
         return self.weights
@@ -230,12 +220,13 @@ class Checkpoints(Hook):
         """Restore a loop from the newest checkpoint; return whether there is one."""
         if loop.ranks.size == 1 and not self._folder.exists():
             return False
-        found = load_checkpoint(self._folder, loop.report, loop.model.state_dict(), loop.ranks)
+        found = load_checkpoint(
+            self._folder, partial(loop.emit, "message"), loop.model.state_dict(), loop.ranks
+        )
         if found is None:
             return False
-        tensors, state = found
         try:
-            loop.load_state_dict(state, tensors)
+            loop.load_state_dict(found[1], found[0])
         except (RuntimeError, KeyError) as error:
             if is_shortage(error):
                 raise
@@ -278,17 +269,9 @@ class Loop:
 
     Every step is a function of its number and of the contents of :meth:`tensors` and
     :meth:`state_dict`, so a loop restored from them continues bit-identically. Each step waits for
-    the device once, to check that loss and gradient are finite before the optimiser uses them. It
-    also seeds PyTorch's global generators.
-
-    The arguments are as in :func:`statemix.training.fit`. Losses are summed over the batches of a
-    step, and over processes, as gradients are. Hooks may be added until the loop runs.
-
-    Attributes:
-        step: optimiser steps done.
-        num_steps: optimiser steps of the whole run; hooks may change it.
-        stopped: whether a hook has ended training early.
-        averages: losses and reported numbers since the last row.
+    the device once, to check that loss and gradient are finite before the optimiser uses them.
+    Losses are summed over the batches of a step and over processes, as gradients are. The arguments
+    and attributes are as in :func:`statemix.training.fit` and :class:`Hook`.
     """
 
     def __init__(
@@ -354,7 +337,7 @@ class Loop:
             raise
 
     def _next_step(self) -> int | None:
-        """Let hooks act between two steps; return the number of the next step, None at the end."""
+        """Let hooks act between two steps; return the next step, None at the end."""
         try:
             for hook in self.hooks:
                 hook.before_step(self)
@@ -367,7 +350,6 @@ class Loop:
         return None if self.stopped or self.step >= self.num_steps else self.step
 
     def _recover(self, error: FloatingPointError) -> None:
-        """Continue if a hook has restarted the loop from other weights."""
         if not any(hook.on_divergence(self, error) for hook in self.hooks):
             raise error
 
@@ -390,7 +372,13 @@ class Loop:
             self._backward(model, part, is_last=place == len(batches))
             loss = loss + part.detach()
             parts.append(losses)
-            reports.append(self.reports())
+            reports.append(
+                {
+                    f"{name}.{key}": number
+                    for name, module in self._reporting.items()
+                    for key, number in module.reports().items()
+                }
+            )
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
         numbers = [loss.double(), norm.double()]
@@ -401,8 +389,7 @@ class Loop:
         value, length, *agreed_on = torch.stack(numbers).tolist()
         if agreed_on:
             self._agreement.read(agreed_on)
-        error = self.refusal(value, length)
-        if error is not None:
+        if error := self.refusal(value, length):
             optimizer.zero_grad()
             raise error
         if self._clip_norm is not None:
@@ -439,9 +426,8 @@ class Loop:
     def _seed_generators(self, step: int) -> None:
         """Let nothing that layers draw depend on the steps before."""
         # An odd multiplier keeps the sequences of two seeds apart.
-        seed = (
-            self._seed * 0x9E3779B97F4A7C15 + self.ranks.rank * 0xBF58476D1CE4E5B9 + step
-        ) % 2**64
+        own = self._seed * 0x9E3779B97F4A7C15 + self.ranks.rank * 0xBF58476D1CE4E5B9
+        seed = (own + step) % 2**64
         # torch.manual_seed looks at every kind of device, which takes a hundred times as long.
         torch.default_generator.manual_seed(seed)
         if self.fabric.device.type == "cuda":
@@ -451,22 +437,14 @@ class Loop:
         """Return why the next step must not be made; None if loss and gradient are finite."""
         if math.isfinite(loss) and math.isfinite(norm):
             return None
-        is_loss = not math.isfinite(loss)
-        name, value = ("loss", loss) if is_loss else ("norm of the gradient", norm)
+        is_norm = math.isfinite(loss)
+        name, value = ("norm of the gradient", norm) if is_norm else ("loss", loss)
         group = self.optimizer.param_groups[0]
         rate = group.get("lr", math.nan) / group.get("rate_factor", 1.0)
         return FloatingPointError(
             f"{name} must be finite, got {value} at step {self.step + 1} of {self.num_steps} with "
             f"learning rate {rate:.3g}; a smaller rate or clip_norm may help"
         )
-
-    def reports(self) -> dict[str, Tensor]:
-        """Return what the layers report about their last forward pass: "MODULE.NAME" -> number."""
-        return {
-            f"{name}.{key}": number
-            for name, module in self._reporting.items()
-            for key, number in module.reports().items()
-        }
 
     def check_weights(self) -> None:
         """Check that calls of the model have made no weights, which a new model would not have."""
@@ -486,13 +464,8 @@ class Loop:
         self.averages = Averages()
 
     def emit(self, kind: Any, text: str = "", **fields: Any) -> None:
-        """Report an event at the present step."""
         if self._emit is not None:
             self._emit(Event(kind, self.step, self.num_steps, text=text, **fields))
-
-    def report(self, text: str) -> None:
-        """Report something that the user should know."""
-        self.emit("message", text)
 
     @property
     def num_parameters(self) -> int:
@@ -515,7 +488,7 @@ class Loop:
         return time.monotonic() if self.ranks.size == 1 else self._agreement.clock
 
     def call(self, function: Callable[[Any], Any]) -> Any:
-        """Return a function of the model, between two steps; shards are gathered for the call."""
+        """Call a function of the model between two steps, with all shards."""
         whole = self._wrapped[0]
         if not any(map(devices.is_sharded, self._parameters)):
             return function(self.model)
@@ -525,7 +498,7 @@ class Loop:
         return found
 
     def tensors(self) -> TensorFiles:
-        """Return weights, state of the optimiser and tensors of hooks, as files of tensors."""
+        """Return weights, state of the optimiser and tensors of hooks."""
         self.check_weights()
         weights = dict(self.model.state_dict())
         files = {"model": weights, "optimizer": optimizer_state(self.optimizer, self.model)[0]}
@@ -533,7 +506,7 @@ class Loop:
         if buffers:
             files["buffers"] = buffers
         for hook in self.hooks:
-            add_stored(files, hook.tensors(), ("buffers",))
+            _add(files, hook.tensors(), "buffers")
         return files
 
     def state_dict(self) -> dict[str, Any]:
@@ -546,7 +519,7 @@ class Loop:
             "optimizer": optimizer_state(self.optimizer, self.model)[1],
         }
         for hook in self.hooks:
-            add_stored(state, hook.state_dict(), ("files",))
+            _add(state, hook.state_dict(), "files")
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
@@ -584,6 +557,5 @@ def _by_name(found: Any) -> dict[str, Tensor]:
 
 
 def _forms(model: nn.Module) -> dict[str, Any]:
-    """Return shape and dtype of each weight."""
     weights = model.state_dict().items()
     return {name: (t.shape, t.dtype) for name, t in weights if isinstance(t, Tensor)}

@@ -17,20 +17,10 @@ from filelock import FileLock
 from statemix.errors import RequestError
 from statemix.interrupts import SIGNALS
 from statemix.layers import LayerSpec
-from statemix.sweeps import worker_processes as processes
+from statemix.sweeps import runner
 from statemix.sweeps.runner import Job, run_all
 from statemix.tasks import TaskSpec
-from statemix.training import (
-    BatchConfig,
-    EvaluationConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    RuntimeConfig,
-    ScheduleConfig,
-    load_outcome,
-    train,
-)
+from statemix.training import RunConfig, load_outcome, train
 from statemix.training.folder import read_status
 
 BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
@@ -40,12 +30,12 @@ TOYS = Path(__file__).parents[1] / "toys"
 def run(layer=BD_LRU, epochs=2, rate=1e-3, **more):
     return RunConfig(
         task=TaskSpec("permutation", group="S_3", length=5, train_size=20),
-        model=ModelConfig(layers=(layer,), hidden_size=8),
-        batches=BatchConfig(size=8),
-        optimizer=OptimizerConfig(learning_rate=rate),
-        schedules=ScheduleConfig(epochs=epochs, learning_rate="constant"),
-        evaluation=EvaluationConfig(test_size=10, validation_size=10),
-        runtime=RuntimeConfig(num_threads=1, device="cpu"),
+        model={"layers": [layer], "hidden_size": 8},
+        batches={"size": 8},
+        optimizer={"learning_rate": rate},
+        schedules={"epochs": epochs, "learning_rate": "constant"},
+        evaluation={"test_size": 10, "validation_size": 10},
+        runtime={"num_threads": 1, "device": "cpu"},
         **more,
     )
 
@@ -106,8 +96,7 @@ def test_runs_that_diverge_or_raise_end_in_rows_and_the_others_are_done(toys, tm
     # A repeated call trains nothing and reports the failures again.
     again = call()
     assert not {kind for _, kind in events} & {"started", "step"}
-    assert again["hot"].message == rows["hot"].message
-    assert again["odd"].message == rows["odd"].message
+    assert [again[n].message for n in ("hot", "odd")] == [rows[n].message for n in ("hot", "odd")]
     assert not any(row.started for row in again.values())
 
     # With ``retry``, only the failed runs are tried again.
@@ -203,40 +192,36 @@ def test_bad_requests_are_named(jobs, monkeypatch, changes, message):
     monkeypatch.setattr("statemix.training.devices.available_processors", lambda: 1)
     with pytest.raises(RequestError, match=f"^{message}"):
         run_all(jobs, **changes)
+    twice = [jobs[0], dataclasses.replace(jobs[1], folder=jobs[0].folder / ".." / "one")]
+    with pytest.raises(RequestError, match="jobs must have distinct folders"):
+        run_all(twice)
     assert not jobs[0].folder.exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"runtime": RuntimeConfig(num_threads=5)}, r"runtime.num_threads must be in 1\.\.4"),
-        ({"runtime": RuntimeConfig(device="cuda")}, "runtime.device must be available"),
+        ({"runtime": {"num_threads": 5}}, r"runtime.num_threads must be in 1\.\.4"),
+        ({"runtime": {"device": "cuda"}}, "runtime.device must be available"),
         ({"task": TaskSpec("permutation", length=0)}, "task: length must be at least 1"),
     ],
 )
 def test_one_job_that_cannot_run_is_one_error_and_none_starts(jobs, monkeypatch, changes, message):
     monkeypatch.setattr("statemix.training.devices.available_processors", lambda: 1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    impossible = jobs[1].config.replace(**changes)
+    impossible = dataclasses.replace(jobs[1], config=jobs[1].config.replace(**changes))
     told = []
     with pytest.raises(RequestError, match=f"^{message}"):
-        run_all(
-            [jobs[0], dataclasses.replace(jobs[1], config=impossible)],
-            num_workers=2,
-            on_event=lambda *row: told.append(row),
-            on_end=told.append,
-        )
+        run_all([jobs[0], impossible], num_workers=2, on_end=told.append)
     assert (told, jobs[0].folder.exists()) == ([], False)
 
 
-def test_jobs_need_a_folder_each(jobs):
-    twice = [jobs[0], dataclasses.replace(jobs[1], folder=jobs[0].folder / ".." / "one")]
-    with pytest.raises(RequestError, match="jobs must have distinct folders"):
-        run_all(twice)
-
-
 def test_fresh_removes_runs_and_nothing_else(jobs):
-    run_all(jobs)
+    # What a run left that was killed as it began.
+    jobs[0].folder.mkdir(parents=True)
+    for name in (".statemix.lock", "environment.json"):
+        (jobs[0].folder / name).touch()
+    run_all(jobs, fresh=True)
     stamp = [(job.folder / "summary.json").stat().st_mtime_ns for job in jobs]
     run_all(jobs, fresh=True)
     assert all(
@@ -268,35 +253,12 @@ def test_a_run_of_another_process_is_left_to_it_and_resumed_later(jobs):
 
 
 def test_without_a_worker_left_no_run_blames_the_time(jobs, monkeypatch):
-    monkeypatch.setattr(processes, "_serve", id)
+    monkeypatch.setattr(runner, "_serve", id)
     third = dataclasses.replace(jobs[0], folder=jobs[0].folder.with_name("three"))
     rows = run_all([*jobs, third], num_workers=2, until=time.monotonic() + 3600)
     assert [row.status for row in rows] == ["failed", "failed", "interrupted"]
     assert (rows[2].message, rows[2].started) == ("every worker process died", False)
-
-
-def test_no_run_begins_after_the_time(jobs, monkeypatch):
-    monkeypatch.setattr(processes, "_serve", id)
+    # No run begins after the time.
     rows = run_all(jobs, until=time.monotonic())
-    assert [(row.status, row.started) for row in rows] == [("interrupted", False)] * 2
-    assert {row.message for row in rows} == {"the time was up"}
-    assert not jobs[0].folder.exists()
-
-
-def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch):
-    def fail(config, folder, **options):
-        raise MemoryError("odd")
-
-    monkeypatch.setattr(processes, "train", fail)
-    (row,) = run_all(jobs[:1])
-    assert (row.status, row.message) == ("failed", "odd")
-    assert row.details.startswith("Traceback")
-    assert "in fail\n" in row.details
-    assert "MemoryError: " in row.details
-
-
-def test_fresh_removes_what_a_run_left_that_was_killed_as_it_began(jobs):
-    jobs[0].folder.mkdir(parents=True)
-    for name in (".statemix.lock", "environment.json"):
-        (jobs[0].folder / name).touch()
-    assert {row.status for row in run_all(jobs, fresh=True)} == {"done"}
+    expected = [("interrupted", "the time was up", False)] * 2
+    assert [(row.status, row.message, row.started) for row in rows] == expected

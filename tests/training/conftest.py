@@ -4,29 +4,21 @@ import pytest
 
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.training import (
-    BatchConfig,
-    EvaluationConfig,
-    ModelConfig,
-    RunConfig,
-    RuntimeConfig,
-    ScheduleConfig,
-)
+from statemix.training import RunConfig, ScheduleConfig
 from statemix.training.attempts import Attempts
 from statemix.training.devices import build_fabric, check_here
 from statemix.training.loop import Loop
 from statemix.training.run import parts_of
 from statemix.training.settings import import_modules
 
+LAYER = LayerSpec("bd_lru", num_blocks=2, block_size=3)
 TINY = RunConfig(
     task=TaskSpec("permutation", group="S_3", length=5, train_size=20),
-    model=ModelConfig(
-        layers=(LayerSpec("bd_lru", num_blocks=2, block_size=3),), hidden_size=8, bos=True
-    ),
-    batches=BatchConfig(size=8),
-    schedules=ScheduleConfig(epochs=4),
-    evaluation=EvaluationConfig(test_size=30, validation_size=20),
-    runtime=RuntimeConfig(num_threads=1, device="cpu"),
+    model={"layers": [LAYER], "hidden_size": 8, "bos": True},
+    batches={"size": 8},
+    schedules={"epochs": 4},
+    evaluation={"test_size": 30, "validation_size": 20},
+    runtime={"num_threads": 1, "device": "cpu"},
 )
 
 

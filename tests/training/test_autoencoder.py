@@ -86,15 +86,9 @@ def test_scores_do_not_depend_on_the_pieces(sums, tiny, begun, monkeypatch):
     assert pieces.loss == pytest.approx(whole.loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["recall", "parity"])
-def test_tasks_that_leave_positions_unscored_are_refused(tiny, tmp_path, name):
+@pytest.mark.parametrize("name", ["recall", "parity", "ragged"])
+def test_tasks_that_leave_positions_unscored_are_refused(toys, tiny, tmp_path, name):
     message = rf"^model.backbone must be 'causal' for a task that leaves .*\({name}\), got 'autoen"
     with pytest.raises(SettingError, match=message):
         train(tiny(AUTO | {"task": TaskSpec(name, train_size=20)}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_ended_sequences_and_unscored_heads_are_told_apart(sums, tiny, begun):
-    begun(tiny(AUTO | {"task": TaskSpec("sums", train_size=20)}))
-    with pytest.raises(SettingError, match=r"leaves positions unscored \(ragged\)"):
-        begun(tiny(AUTO | {"task": TaskSpec("ragged", train_size=20)}))

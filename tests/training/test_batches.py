@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from statemix.tasks import IGNORED, Examples, TaskSpec
+from statemix.tasks import IGNORED, TaskSpec
 from statemix.training.batches import TaskBatches, packed, padded, rows
 
 CPU = torch.device("cpu")
@@ -22,10 +22,6 @@ def batch(batches, step):
     return one
 
 
-def as_rows(tokens):
-    return sorted(map(tuple, tokens.tolist()))
-
-
 def test_an_epoch_shows_every_example_once_and_keeps_the_last_partial_batch(tiny):
     batches = batches_of(tiny())
     assert (batches.steps_per_epoch, batches.num_steps) == (3, 12)
@@ -33,7 +29,12 @@ def test_an_epoch_shows_every_example_once_and_keeps_the_last_partial_batch(tiny
     shown = [batch(batches, step).tokens for step in range(3)]
     assert [len(tokens) for tokens in shown] == [8, 8, 4]
     examples = tiny().build_task().examples("train", 0, 20)
-    assert as_rows(torch.cat(shown)) == as_rows(examples.tokens)
+    assert sorted(map(tuple, torch.cat(shown).tolist())) == sorted(
+        map(tuple, examples.tokens.tolist())
+    )
+    # Targets stay with their tokens.
+    products = torch.from_numpy(tiny().build_task().group.running_products(shown[2].numpy()))
+    assert torch.equal(batch(batches, 2).targets["product"], products)
 
 
 def test_order_changes_between_epochs_and_seeds(tiny):
@@ -51,14 +52,6 @@ def test_any_step_can_be_asked_for_in_any_order(tiny):
         ours = batch(forward, step)
         assert torch.equal(ours.tokens, asked[step].tokens)
         assert torch.equal(ours.targets["product"], asked[step].targets["product"])
-
-
-def test_targets_stay_with_their_tokens(tiny):
-    config = tiny()
-    group = config.build_task().group
-    one = batch(batches_of(config), 4)
-    products = torch.from_numpy(group.running_products(one.tokens.numpy()))
-    assert torch.equal(one.targets["product"], products)
 
 
 def test_fresh_examples_are_taken_in_order_each_once(fresh):
@@ -89,7 +82,7 @@ def test_words_of_several_lengths_are_short_at_first(fresh):
     assert one.num_scored["product"] == one.lengths.sum()
 
 
-@pytest.mark.parametrize(("accumulate", "sizes"), [(1, [8]), (3, [3, 3, 2]), (9, [1] * 8)])
+@pytest.mark.parametrize(("accumulate", "sizes"), [(3, [3, 3, 2]), (9, [1] * 8)])
 def test_a_step_is_split_into_parts_that_know_the_whole(tiny, accumulate, sizes):
     whole = batch(batches_of(tiny()), 0)
     parts = batches_of(tiny({"batches.accumulate": accumulate})).parts(0)
@@ -98,12 +91,8 @@ def test_a_step_is_split_into_parts_that_know_the_whole(tiny, accumulate, sizes)
     assert all(part.num_scored == {"product": 40} for part in parts)
 
 
-def ragged(toys, count=7):
-    return toys.Ragged(length=6).examples("train", 0, count)
-
-
 def test_padding_ends_with_the_longest_and_packing_keeps_what_is_there(toys):
-    examples = ragged(toys)
+    examples = toys.Ragged(length=6).examples("train", 0, 7)
     assert examples.lengths.tolist() == [1, 2, 3, 4, 5, 6, 1]
     short = rows(examples, np.array([2, 1, 6]))
     beside, joined = padded(short, {}), packed(short, {})
@@ -114,38 +103,19 @@ def test_padding_ends_with_the_longest_and_packing_keeps_what_is_there(toys):
     lengths = [3, 2, 1]
     assert (beside.lengths.tolist(), joined.lengths) == (lengths, None)
     for form in ("tokens", "sum", "parity"):
-        one = beside.tokens if form == "tokens" else beside.targets[form]
-        other = joined.tokens if form == "tokens" else joined.targets[form]
-        kept = torch.cat([row[:n] for row, n in zip(one, lengths, strict=True)])
-        assert torch.equal(other[0], kept)
-        assert all((row[n:] == (4 if form == "tokens" else IGNORED)).all()
-                   for row, n in zip(one, lengths, strict=True))  # fmt: skip
-
-
-def test_examples_of_one_length_are_packed_without_lengths():
-    tokens = np.arange(6).reshape(2, 3)
-    joined = packed(Examples(tokens, {"y": tokens}), {})
-    assert joined.cu_seqlens.tolist() == [0, 3, 6]
-    assert joined.tokens.tolist() == [[0, 1, 2, 3, 4, 5]]
-    assert padded(Examples(tokens, {"y": tokens}), {}).lengths is None
+        is_input, filler = form == "tokens", 4 if form == "tokens" else IGNORED
+        one, other = (b.tokens if is_input else b.targets[form] for b in (beside, joined))
+        assert torch.equal(
+            other[0], torch.cat([row[:n] for row, n in zip(one, lengths, strict=True)])
+        )
+        assert all((row[n:] == filler).all() for row, n in zip(one, lengths, strict=True))
 
 
 @pytest.mark.parametrize("form", [False, True])
 def test_scored_positions_are_counted_over_the_whole_step(toys, tiny, form):
-    changes = {
-        "task": TaskSpec("ragged", train_size=12),
-        "batches.accumulate": 3,
-        "batches.packed": form,
-    }
-    parts = batches_of(tiny(changes)).parts(0)
+    changes = {"batches.accumulate": 3, "batches.packed": form}
+    parts = batches_of(tiny({"task": TaskSpec("ragged", train_size=12)} | changes)).parts(0)
     assert len(parts) == 3
     for head in ("sum", "parity"):
         scored = sum(int((part.targets[head] != IGNORED).sum()) for part in parts)
         assert {part.num_scored[head] for part in parts} == {scored}
-
-
-@pytest.mark.parametrize("form", [False, True], ids=["padded", "packed"])
-def test_batches_are_on_the_device_of_the_run(tiny, form):
-    device = torch.device("meta")
-    of_step = batch(batches_of(tiny({"batches.packed": form}), device), 0)
-    assert {one.device for one in (of_step.tokens, *of_step.targets.values())} == {device}

@@ -5,19 +5,13 @@ import os
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 
 from statemix.errors import RequestError, SettingError
 from statemix.layers import LAYERS, LayerSpec
 from statemix.models import MODELS, MixerSpec, ModelKind, backbone
 from statemix.tasks import TaskSpec
-from statemix.training import (
-    AttributeSchedule,
-    RunConfig,
-    config_from_plain,
-    train,
-)
+from statemix.training import RunConfig, config_from_plain, train
 from statemix.training.settings import read_tree
 
 
@@ -27,31 +21,20 @@ from statemix.training.settings import read_tree
         ({"task": "checkers"}, "task.name: task must be one of .*permutation.* got 'checkers'"),
         ({"task": {"name": "permutation", "size": 3}}, "task: options of task .* must be among"),
         ({"model": {"layers": ["gru"]}}, "model.layers.0.name: layer must be .*bd_lru.* got 'gru'"),
-        ({"model": {"norm": "batch"}}, "model.norm must be 'rms', 'layer' or 'none', got 'batch'"),
         ({"model": {"channel_mixer": "glu"}}, "model.channel_mixer.name: channel mixer must be"),
         ({"batches": {"size": True}}, "batches.size must be a valid integer, got True"),
-        ({"schedules": {"learning_rate": "linear"}}, "schedules.learning_rate must be 'cosine' or"),
         (
             {"schedules": {"min_learning_rate": 0.1}},
             "schedules.min_learning_rate must be at most optimizer.learning_rate=0.001, got 0.1",
         ),
-        ({"seed": -1}, "seed must be greater than or equal to 0, got -1"),
-        ({"runtime": {"precision": "16"}}, "runtime.precision must be '32-true', 'bf16-mixed' or"),
-        ({"optimizer": {"learning_rate": 0.0}}, "optimizer.learning_rate must be greater than 0"),
         (
             {"optimizer": {"learning_rate": 10**400}},
             r"optimizer.learning_rate must be a valid number, got 1000.*… \(401 characters\)$",
         ),
         ({"optimizer": {"betas": [0.9, 1.0]}}, r"optimizer.betas.1 must be less than 1, got 1\.0"),
-        ({"optimizer": {"betas": 0.9}}, "optimizer.betas must be a valid tuple, got 0.9"),
-        ({"optimizer": {"groups": [{}]}}, "optimizer.groups.0.parameters must be given"),
-        ({"evaluation": {"lengths": [16, 0]}}, "evaluation.lengths.1 must be greater than or equ"),
         ({"evaluation": {"attributes": [1]}}, "evaluation.attributes must be a table of names and"),
         ({"imports": "json"}, "imports must be a list of module names, got 'json'"),
-        (
-            {"imports": ["no_such_module"]},
-            "imports must name importable modules .*, got 'no_such_module'",
-        ),
+        ({"imports": ["no_such_module"]}, "imports must name importable .*, got 'no_such_module'"),
         ({"lr": 1}, "lr must be one of task, model, batches, .*, got 'lr'"),
         ([], r"configuration must be a table, got \[\]"),
     ],
@@ -66,29 +49,23 @@ def test_bad_value_is_named(tree, message):
     [
         ({"begin": 0.95, "finish": 0.9}, "begin must be at most finish=0.9, got 0.95"),
         ({"end": 0.0, "curve": "reciprocal"}, "end must be above 0 with curve='reciprocal', got"),
-        (
-            {"end": 1.0, "start": -1.0, "curve": "geometric"},
-            "start must be above 0 with curve='geometric', got -1.0",
-        ),
+        ({"start": -1.0, "curve": "geometric"}, "start must be above 0 with curve='geometric', go"),
     ],
 )
 def test_a_bad_schedule_is_named(fields, message):
-    with pytest.raises(SettingError, match=f"^{message}"):
-        AttributeSchedule(**({"attribute": "gate_temperature", "end": 0.5} | fields))
     plain = {"attribute": "gate_temperature", "end": 0.5} | fields
     with pytest.raises(SettingError, match=rf"^schedules.attributes.0.{message}"):
         config_from_plain({"schedules": {"attributes": [plain]}})
 
 
 def test_features_need_a_task_that_has_them_and_a_network_wide_enough(tmp_path):
-    features = {"embedding_init": "features"}
-    tree = {"task": "parity", "model": features}
-    with pytest.raises(SettingError, match=r"model\.embedding_init must be 'normal' for the task"):
-        train(config_from_plain(tree), tmp_path / "run")
-    tree = {"task": {"name": "permutation", "group": "S_4"}, "model": {"hidden_size": 15}}
-    tree["model"].update(features)
-    with pytest.raises(RequestError, match="model: hidden_size must be at least 16, the features"):
-        train(config_from_plain(tree), tmp_path / "run")
+    model = {"embedding_init": "features", "hidden_size": 15}
+    for task, message in (
+        ({"name": "parity"}, r"model\.embedding_init must be 'normal' for the task"),
+        ({"name": "permutation", "group": "S_4"}, "model: hidden_size must be at least 16, the fe"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            train(config_from_plain({"task": task, "model": model}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -101,10 +78,7 @@ def test_choices_are_those_of_the_model():
     ("changes", "message"),
     [
         ({"schedules.num_steps": 5}, "schedules.num_steps must not be given .*train_size=20, "),
-        (
-            {"task": TaskSpec("permutation"), "schedules.num_steps": 5},
-            "schedules.epochs must not be given for a task with fresh examples, got 4",
-        ),
+        ({"task": TaskSpec("permutation")}, "schedules.epochs must not be given for a task with"),
         ({"task": TaskSpec("permutation", length=0)}, "task: length must be at least 1, got 0"),
     ],
 )
@@ -145,15 +119,10 @@ def test_resolved_says_the_whole_run(tiny):
 
 
 def test_a_stack_repeats_its_layers_in_turn(tiny):
-    first, second = LayerSpec("bd_lru", num_blocks=2, block_size=3), LayerSpec("lstm")
-
-    def stack(**changes):
-        model = {f"model.{name}": value for name, value in changes.items()}
-        return tiny(model).model.stack()
-
-    assert stack(layers=(first, second)) == (first, second)
-    assert stack(layers=(first, second), num_layers=5) == (first, second, first, second, first)
-    assert stack(layers=(first, second), num_layers=1) == (first,)
+    first, second = layers = (LayerSpec("bd_lru", num_blocks=2, block_size=3), LayerSpec("lstm"))
+    for depth, expected in ((None, layers), (1, (first,)), (3, (first, second, first))):
+        changes = {"model.layers": layers, "model.num_layers": depth}
+        assert tiny(changes).model.stack() == expected
 
 
 def test_task_seed_can_be_held_while_the_run_seed_moves(tiny):
@@ -161,15 +130,6 @@ def test_task_seed_can_be_held_while_the_run_seed_moves(tiny):
     assert tiny(task=task, seed=1).build_task().seed == 9
     assert tiny(task=task, seed=1).resolved().task.options["seed"] == 9
     assert tiny(seed=1).build_task().seed == 1
-
-
-def test_another_seed_gives_a_stored_run_other_examples(tiny):
-    stored = tiny(seed=1).resolved().to_plain()
-    repeated = config_from_plain(stored | {"seed": 2}).resolved()
-    assert repeated.to_plain() == tiny(seed=2).resolved().to_plain()
-    words = config_from_plain(stored).build_task().examples("train", 0, 20).tokens
-    others = repeated.build_task().examples("train", 0, 20).tokens
-    assert not np.array_equal(words, others)
 
 
 def test_configuration_survives_a_file(tiny, tmp_path):
@@ -205,17 +165,6 @@ def test_what_never_ends_is_not_read(tmp_path):
     for path in (tmp_path / "pipe.json", Path("/dev/zero")):
         with pytest.raises(RequestError, match=f"^{path} must be a regular file$"):
             read_tree(path)
-
-
-def test_modules_are_imported_before_their_names_are_used(toys, tiny):
-    tree = {"imports": ["statemix_toys"], "model": {"layers": ["solver"]}, "task": "ragged"}
-    config = config_from_plain(tree)
-    assert "solver" in LAYERS
-    assert config.asked() == {
-        "imports": ["statemix_toys"],
-        "model": {"layers": [{"name": "solver"}]},
-        "task": {"name": "ragged"},
-    }
 
 
 def test_defaults_are_those_of_the_protocol():

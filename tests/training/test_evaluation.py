@@ -42,27 +42,13 @@ def slow_mad(predictions, targets):
     return sum(recalls) / len(recalls)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_mad_accuracy_is_the_mean_recall_of_occurring_classes(seed):
-    generator = torch.Generator().manual_seed(seed)
+def test_mad_accuracy_is_the_mean_recall_of_occurring_classes():
+    generator = torch.Generator().manual_seed(0)
     predictions = torch.randint(9, (4, 6), generator=generator)
     targets = torch.randint(7, (4, 6), generator=generator)
     targets[torch.rand(4, 6, generator=generator) < 0.3] = -100
     assert mad_accuracy(predictions, targets) == pytest.approx(slow_mad(predictions, targets))
-
-
-@pytest.mark.parametrize("classes", [1, 8])
-def test_one_spurious_class_costs_a_factor(classes):
-    """Perfect but for one prediction of a class that is no target: 8 classes give about .8886."""
-    targets = torch.arange(classes).repeat(1000)
-    predictions = targets.clone()
-    predictions[0] = classes
-    expected = (classes - 1 / 1000) / (classes + 1)
-    assert mad_accuracy(predictions, targets) == pytest.approx(expected)
     assert mad_accuracy(targets, targets) == 1.0
-
-
-def test_nothing_scored_is_no_accuracy():
     assert mad_accuracy(torch.tensor([1, 2]), torch.tensor([-100, -100])) == 0.0
 
 
@@ -92,28 +78,21 @@ def test_scores_match_their_slow_definitions(model):
     assert scores.mad_accuracy == pytest.approx(mad)
 
 
-@pytest.mark.parametrize(("tokens_per_call", "rows"), [(1, 1), (12, 3)])
-def test_scores_do_not_depend_on_the_pieces(model, monkeypatch, tokens_per_call, rows):
+@pytest.mark.parametrize(("tokens_per_call", "rows", "count"), [(1, 1, 55), (12, 3, 6)])
+def test_scores_do_not_depend_on_the_pieces(model, monkeypatch, tokens_per_call, rows, count):
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(6, (5, 11), generator=generator)
     targets = torch.randint(6, (5, 11), generator=generator)
     whole = score(model, tokens, targets)
     monkeypatch.setattr(evaluation, "_TOKENS_PER_CALL", tokens_per_call)
     monkeypatch.setattr(evaluation, "_ROWS_AT_LEAST", rows)
-    pieces = score(model, tokens, targets)
+    ticks = []
+    pieces = score(model, tokens, targets, tick=lambda: ticks.append(1))
+    # Three rows and then two, each in four, four and three steps.
+    assert len(ticks) == count
     assert pieces.token_accuracy == whole.token_accuracy
     assert pieces.mad_accuracy == whole.mad_accuracy
     assert pieces.loss == pytest.approx(whole.loss, rel=1e-5)
-
-
-def test_tick_ends_an_evaluation(model):
-    tokens = torch.zeros(2, 3, dtype=torch.int64)
-
-    def stop():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        score(model, tokens, tokens, tick=stop)
 
 
 @pytest.fixture
@@ -157,21 +136,13 @@ def test_a_split_is_scored_on_its_first_sequences_of_a_length(toys, two_heads, s
         assert evaluator(two_heads) == evaluator(two_heads) == expected
 
 
-NONE_SCORED = r"targets\['y'\] must score at least one position"
-
-
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
         ({"tokens": ids(3)}, ValueError, r"tokens must have shape \(N, T\), got \(3,\)"),
-        (
-            {"targets": ids(2, 4)},
-            ValueError,
-            r"targets\['y'\] must have shape \(N=2, T=3\), got \(2, 4\)",
-        ),
+        ({"targets": ids(2, 4)}, ValueError, r"must have shape \(N=2, T=3\), got \(2, 4\)"),
         ({"targets": ids(2, 3).int()}, TypeError, r"targets\['y'\] must be int64, got .*int32"),
-        ({"targets": ids(2, 3) - 100}, ValueError, NONE_SCORED),
-        ({"tokens": ids(0, 3), "targets": ids(0, 3)}, ValueError, NONE_SCORED),
+        ({"targets": ids(2, 3) - 100}, ValueError, "must score at least one position, got none"),
         ({"targets": ids(2, 3) - 1}, ValueError, r"must be in 0\.\.5 or -100, got -1"),
         ({"tokens": ids(2, 3) + 6}, ValueError, r"tokens must be in 0\.\.5 .* got 6"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
@@ -180,13 +151,8 @@ NONE_SCORED = r"targets\['y'\] must score at least one position"
 def test_bad_input_is_named(model, changed, error, message):
     with pytest.raises(error, match=message):
         score(model, **({"tokens": ids(2, 3), "targets": ids(2, 3)} | changed))
-
-
-def test_heads_that_the_model_does_not_have_are_named(model):
-    examples = Examples(ids(2, 3).numpy(), {"z": ids(2, 3).numpy()})
-    message = r"targets must have the heads \['y'\] of the model, got \['z'\]"
-    with pytest.raises(ValueError, match=message):
-        evaluate(model, examples)
+    with pytest.raises(ValueError, match=r"targets must have the heads \['y'\] of the model"):
+        evaluate(model, Examples(ids(2, 3).numpy(), {"z": ids(2, 3).numpy()}))
 
 
 def test_longer_words_are_fewer_but_at_least_one():
@@ -214,25 +180,15 @@ ROW = np.zeros((1, 4), np.int64)
 @pytest.mark.parametrize(
     ("changed", "length", "message"),
     [
-        ({"tokens": ROW.astype(float)}, None, "integer tokens, got float64"),
-        ({"tokens": ROW[0]}, None, r"of shape \(N, T\), got \(4,\)$"),
         ({"tokens": ROW + 2}, None, "have tokens in 0..1, got 2..2"),
         ({"targets": {"y": ROW + 3}}, None, "targets of head 'y' in 0..2, got 3..3"),
         ({"targets": {"x": ROW}}, None, r"targets of head 'y' of shape \(1, 4\), got none"),
-        ({}, 3, "have at most 3 tokens, got 4"),
         ({}, 9, "follow the length asked for, got the same tokens at lengths 4 and 9"),
     ],
 )
 def test_examples_that_do_not_fit_their_task_are_named(changed, length, message):
     with pytest.raises(RequestError, match=f"^task 'constant': examples must .*{message}"):
         SplitEvaluator(Constant(**changed), "test", 1, length)
-
-
-def test_examples_may_be_partly_scored():
-    SplitEvaluator(Constant(), "test", 1, 4)
-    # Where lengths are stated, an example may be the same one at several lengths.
-    SplitEvaluator(Constant(lengths=np.array([3])), "test", 1, 9)
-    SplitEvaluator(Constant(targets={"y": ROW - 100}), "test", 1)
 
 
 def test_mad_accuracy_uses_batches_of_128_as_mad_does(model):
@@ -242,17 +198,3 @@ def test_mad_accuracy_uses_batches_of_128_as_mad_does(model):
     assert default == score(model, tokens, targets, batch_size=128).mad_accuracy
     for other in (127, 129, 300):
         assert default != score(model, tokens, targets, batch_size=other).mad_accuracy
-
-
-def test_pieces_are_as_long_as_their_budget_allows(model, monkeypatch):
-    monkeypatch.setattr(evaluation, "_TOKENS_PER_CALL", 12)
-    monkeypatch.setattr(evaluation, "_ROWS_AT_LEAST", 3)
-    pieces = 0
-
-    def tick():
-        nonlocal pieces
-        pieces += 1
-
-    tokens = torch.zeros(5, 11, dtype=torch.int64)
-    score(model, tokens, tokens, tick=tick)
-    assert pieces == 2 * 3  # rows 0-2 and 3-4, each in steps 0-3, 4-7 and 8-10

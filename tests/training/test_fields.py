@@ -3,12 +3,9 @@
 A field without a row in ``ROWS`` fails: a new field needs a row that shows its effect.
 """
 
-import dataclasses
 import math
 import sys
 import typing
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -49,12 +46,12 @@ class Tools:
         run.step()
         return run.loop.optimizer.param_groups[place]
 
-    def attributes(self, step):
-        return self.run().schedules.attributes(step)
+    def outcome(self, on_event=None):
+        folder = self._folder / f"run-{len(list(self._folder.iterdir()))}"
+        return train(self.config, folder, on_event=on_event)
 
     def last(self, on_event=None):
-        folder = self._folder / f"run-{len(list(self._folder.iterdir()))}"
-        return train(self.config, folder, on_event=on_event).last
+        return self.outcome(on_event).last
 
     def start(self):
         try:
@@ -63,8 +60,7 @@ class Tools:
             return error.path
 
     def attempts(self, quantity):
-        folder = self._folder / f"run-{len(list(self._folder.iterdir()))}"
-        return [getattr(one, quantity) for one in train(self.config, folder).attempts]
+        return [getattr(one, quantity) for one in self.outcome().attempts]
 
     def tested(self):
         return self.run().attempts._evaluator._examples().tokens.shape
@@ -73,9 +69,6 @@ class Tools:
         events = []
         self.last(events.append)
         return [event.row for event in events if event.row is not None]
-
-    def steps_with_rows(self):
-        return [row["step"] for row in self.rows()]
 
     def threads(self):
         seen = set()
@@ -90,45 +83,32 @@ class Tools:
 
     def clipped_norm(self):
         run = self.run()
-        norms = []
+        norms, weights = [], list(run.model.parameters())
         run.loop.optimizer.register_step_pre_hook(
-            lambda *_: norms.append(
-                math.hypot(*(float(p.grad.norm()) for p in run.model.parameters()))
-            )
+            lambda *_: norms.append(math.hypot(*(float(p.grad.norm()) for p in weights)))
         )
         run.step()
         return norms[0] > 0.02
 
 
-@dataclass
-class Row:
+class Row(typing.NamedTuple):
     """A change of a field, how to observe it, and the expected value (None: any other)."""
 
-    value: Any
-    seen: typing.Callable[[Tools], Any]
-    expected: Any = None
-    base: dict = dataclasses.field(default_factory=dict)
+    value: typing.Any
+    seen: typing.Callable[[Tools], typing.Any]
+    expected: typing.Any = None
+    base: dict = {}  # noqa: RUF012
 
 
 def temperature_at(step):
-    return lambda t: t.attributes(step)["backbone.blocks.0.mixer.gate_temperature"]
+    return lambda t: t.run().schedules.attributes(step)["backbone.blocks.0.mixer.gate_temperature"]
 
 
-FRESH = {
-    "task": TaskSpec("permutation", group="S_3", length=5),
-    "schedules.epochs": None,
-    "schedules.num_steps": 4,
-}
+FRESH = {"task": TaskSpec("permutation", group="S_3", length=5)}
+FRESH |= {"schedules.epochs": None, "schedules.num_steps": 4}
 # The first attempt leaves its plateau with its second step. All attempts fail all their tests.
-SEARCH = {
-    "search.attempts": 2,
-    "search.max_steps": 40,
-    "search.plateau": 1.0,
-    "search.every": 2,
-    "search.tests": 2,
-    "search.accept": 1.0,
-    "search.accept_last": 1.0,
-}
+SEARCH = {"search.attempts": 2, "search.max_steps": 40, "search.plateau": 1.0, "search.every": 2}
+SEARCH |= {"search.tests": 2, "search.accept": 1.0, "search.accept_last": 1.0}
 LONGER = {"evaluation.lengths": (10, 40), "evaluation.tokens": 200}
 
 ROWS = {
@@ -194,11 +174,13 @@ ROWS = {
         {"schedules.first_length": 2},
     ),
     "schedules.attributes": Row(
-        (SCHEDULE,), lambda t: t.attributes(12), {"backbone.blocks.0.mixer.gate_temperature": 0.5}
+        (SCHEDULE,),
+        lambda t: t.run().schedules.attributes(12),
+        {"backbone.blocks.0.mixer.gate_temperature": 0.5},
     ),
     "schedules.attributes.*.attribute": Row(
         "iterations",
-        lambda t: list(t.attributes(12)),
+        lambda t: list(t.run().schedules.attributes(12)),
         ["backbone.blocks.1.mixer.iterations"],
         {
             "model.layers": (BD_LRU, LayerSpec("bd_lru", num_blocks=1, block_size=1)),
@@ -227,7 +209,7 @@ ROWS = {
     "search.attributes": Row(
         Assignments(gate_temperature=0.01), lambda t: t.attempts("accuracy"), None, SEARCH
     ),
-    "evaluation.every": Row(3, lambda t: t.steps_with_rows(), [9, 12]),
+    "evaluation.every": Row(3, lambda t: [row["step"] for row in t.rows()], [9, 12]),
     "evaluation.test_size": Row(7, lambda t: t.last().test[5]["product"].num_sequences, 7),
     "evaluation.validation_size": Row(7, lambda t: t.last().validation["product"].num_sequences, 7),
     "evaluation.lengths": Row((10, 40), lambda t: list(t.last().test), [5, 10, 40]),
@@ -295,9 +277,7 @@ def test_the_field_reaches_the_run(tiny, begun, tmp_path, request, monkeypatch, 
             monkeypatch.setattr("statemix.training.settings.importlib.import_module",
                                 lambda name: sys.modules.setdefault(name, toys))  # fmt: skip
         else:
-            row = dataclasses.replace(
-                row, base=row.base | {"model.layers": (BD_LRU, LayerSpec("solver"))}
-            )
+            row = row._replace(base=row.base | {"model.layers": (BD_LRU, LayerSpec("solver"))})
     tools.config = tiny(row.base)
     before = row.seen(tools)
     tools.config = with_value(tiny, row.base, name, row.value)

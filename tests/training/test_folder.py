@@ -12,11 +12,10 @@ import pytest
 
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.tasks import TaskSpec
 from statemix.training import evaluate, load_config, load_model, load_outcome, train
 from statemix.training import folder as runs
 from statemix.training.folder import read_metrics, read_status, write_status
-from statemix.training.outcome import load_asked
+from statemix.training.outcome import WEIGHT_FILES, load_asked
 from statemix.training.schedules import attributes_set
 
 
@@ -54,22 +53,12 @@ def test_a_folder_that_holds_something_else_is_refused_untouched(
 # Stored runs come from one.
 ON_ANOTHER_MACHINE = pytest.mark.filterwarnings("ignore:.*resumes a run with other results")
 
-PERMUTATION = {"group": "S_3", "length": 5, "train_size": 20}
-
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"optimizer.learning_rate": 0.5}, r"optimizer\.learning_rate=0\.5, not its default;"),
         ({"model.bos": False}, r"model\.bos=its default, not True;"),
-        (
-            {"task": TaskSpec("permutation", **PERMUTATION, seed=4)},
-            r"task\.seed=4, not its default;",
-        ),
-        (
-            {"model.layers": (LayerSpec("bd_lru", num_blocks=2, block_size=3, gate="sigmoid"),)},
-            r"model\.layers\.0\.gate='sigmoid', not its default;",
-        ),
+        ({"schedules.warmup_steps": 5}, r"schedules\.warmup_steps=5, not its default;"),
     ],
 )
 def test_another_run_is_refused_with_the_field_and_both_values(tiny, tmp_path, asked, message):
@@ -96,12 +85,8 @@ def test_a_lock_that_fails_says_why(tiny, tmp_path, monkeypatch):
     message = r"^folder must be on a file system that can lock files, got .*: No locks available"
     with pytest.raises(RequestError, match=message):
         train(tiny(), tmp_path / "run")
-
-
-def test_a_folder_that_cannot_be_made_is_named(tiny, tmp_path):
     (tmp_path / "file").write_text("")
-    message = r"folder must be writable, got .*file/run: Not a directory"
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=r"must be writable, got .*file/run: Not a directory"):
         train(tiny(), tmp_path / "file" / "run")
 
 
@@ -131,16 +116,25 @@ def test_how_a_run_stands_is_noted(tiny, tmp_path, monkeypatch):
     assert set(seen) == {"running"}
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"status": "well", "message": ""}'])
-def test_a_status_that_says_nothing_counts_as_interrupted(tiny, tmp_path, content):
-    begin(tiny(), tmp_path)
-    path = tmp_path / "status.json"
-    path.unlink() if content is None else path.write_text(content)
-    assert read_status(tmp_path).status == "interrupted"
+def test_damaged_weights_are_not_loaded(tiny, tmp_path):
+    train(tiny({"schedules.epochs": 1}), tmp_path)
+    files = {weights: tmp_path / file for weights, file in WEIGHT_FILES.items()}
+    content = bytearray(files["last"].read_bytes())
+    content[-3] ^= 1
+    files["last"].write_bytes(content)
+    files["best_test"].unlink()
+    # As if they were of another run.
+    files["best_validation"].write_bytes((tmp_path / "optimizer.safetensors").read_bytes())
+    for weights, path in files.items():
+        with pytest.raises(RequestError, match=rf"^{path} must hold the run's weights, got: "):
+            load_model(tmp_path, weights)
 
 
 def test_a_run_whose_process_is_gone_was_interrupted(tiny, tmp_path, monkeypatch):
     begin(tiny(), tmp_path)
+    for content in ("{", '{"status": "well", "message": ""}'):
+        (tmp_path / "status.json").write_text(content)
+        assert read_status(tmp_path).status == "interrupted"
     write_status(tmp_path, "running")
     assert read_status(tmp_path) == runs.Status("interrupted", "its process died")
     with runs.lock_folder(tmp_path):
@@ -149,28 +143,6 @@ def test_a_run_whose_process_is_gone_was_interrupted(tiny, tmp_path, monkeypatch
         monkeypatch.setattr(runs, "fcntl", None)
         assert read_status(tmp_path).status == "running"
     assert read_status(tmp_path).status == "interrupted"
-
-
-@pytest.mark.parametrize(
-    ("weights", "damage"),
-    [("model", "flipped bit"), ("best_test", "missing"), ("best_validation", "of another run")],
-)
-def test_damaged_weights_are_not_loaded(tiny, tmp_path, weights, damage):
-    train(tiny({"schedules.epochs": 1}), tmp_path / "run")
-    path = tmp_path / "run" / f"{weights}.safetensors"
-    content = bytearray(path.read_bytes())
-    if damage == "flipped bit":
-        content[-3] ^= 1
-        path.write_bytes(content)
-    elif damage == "missing":
-        path.unlink()
-    else:
-        train(tiny({"schedules.epochs": 1}, seed=1), tmp_path / "other")
-        shutil.copy2(tmp_path / "other" / path.name, path)
-    name = "last" if weights == "model" else weights
-    message = rf"^{path} must hold the run's weights, got: "
-    with pytest.raises(RequestError, match=message):
-        load_model(tmp_path / "run", name)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +162,12 @@ def test_a_damaged_summary_is_named(tiny, tmp_path, text, message):
             load(tmp_path)
 
 
-@pytest.mark.parametrize("load", [load_outcome, load_model, load_config])
-def test_a_folder_without_a_run_is_named(tmp_path, load):
-    with pytest.raises(RequestError, match=r"^folder must hold a run, got .* without config.json"):
-        load(tmp_path)
+def test_a_folder_without_a_run_is_named(tmp_path):
+    for load in (load_outcome, load_model, load_config):
+        with pytest.raises(RequestError, match=r"^folder must hold a run, got .* without config.j"):
+            load(tmp_path)
+    with pytest.raises(RequestError, match=r"^weights must be one of \['last', .*, got 'first'"):
+        load_model(tmp_path, "first")
 
 
 def test_what_hand_edits_made_impossible_is_refused(tiny, tmp_path):
@@ -215,11 +189,6 @@ def test_what_hand_edits_made_impossible_is_refused(tiny, tmp_path):
     path.write_text(json.dumps(stored))
     with pytest.raises(RequestError, match=r"config.json: model.layers.0.name: .* must be one of"):
         load_model(tmp_path)
-
-
-def test_weights_of_another_name_are_refused(tmp_path):
-    with pytest.raises(RequestError, match=r"^weights must be one of \['last', .*, got 'first'"):
-        load_model(tmp_path, "first")
 
 
 STORED = Path(__file__).parents[1] / "data" / "runs"
@@ -306,9 +275,7 @@ def test_a_run_killed_while_it_noted_its_end_is_tidied(tiny, tmp_path):
     ("change", "message"),
     [
         (lambda s: s.update(num_parameters="many"), "num_parameters: .* valid integer"),
-        (lambda s: s["last"]["test"]["5"]["product"].update(token_accuracy="x"), "token_accuracy"),
         (lambda s: s["best_test"].update(test={}), "best_test.test: .* at least 1"),
-        (lambda s: s.update(weights={"model.safetensors": 1}), "valid string"),
     ],
 )
 def test_a_summary_with_a_field_of_another_type_is_refused(tiny, tmp_path, change, message):
@@ -323,22 +290,16 @@ def test_a_summary_with_a_field_of_another_type_is_refused(tiny, tmp_path, chang
 def test_a_poller_of_the_status_keeps_no_run_from_starting(tiny, tmp_path):
     begin(tiny(), tmp_path)
     stop = threading.Event()
-
-    def poll():
-        while not stop.is_set():
-            read_status(tmp_path)
-
-    pollers = [threading.Thread(target=poll) for _ in range(2)]
-    for poller in pollers:
-        poller.start()
+    polls = (read_status(tmp_path) for _ in iter(stop.is_set, True))
+    poller = threading.Thread(target=list, args=[polls])
+    poller.start()
     try:
         for _ in range(100):
             with runs.lock_folder(tmp_path):
                 pass
     finally:
         stop.set()
-        for poller in pollers:
-            poller.join()
+        poller.join()
 
 
 def test_what_is_no_number_is_null_in_every_file(tiny, tmp_path):

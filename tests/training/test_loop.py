@@ -40,8 +40,8 @@ def trained(run, steps=5):
 @pytest.mark.parametrize(
     ("layer", "bos", "accumulate", "packed"),
     [
-        *(("bd_lru", False, 3, False), ("bd_lru", True, 8, True), ("h_lru", False, 1, True)),
-        *(("h_lru", True, 3, False), ("lstm", False, 8, True), ("lstm", True, 1, True)),
+        *(("bd_lru", False, 3, False), ("bd_lru", True, 8, True)),
+        *(("h_lru", False, 1, True), ("lstm", True, 3, True)),
     ],
 )
 def test_steps_do_not_depend_on_the_form_of_their_batches(
@@ -96,13 +96,8 @@ def test_averages_are_means_over_steps_and_over_calls(toys, tiny, begun, accumul
         for block in (0, 1):
             assert averages[f"backbone.blocks.{block}.mixer.iterations"] == pytest.approx(expected)
         if accumulate == 1:
-            assert averages["backbone.blocks.1.mixer.size"] == pytest.approx(
-                sum(sizes) / 3, rel=1e-6
-            )
-        names = {
-            f"backbone.blocks.{n}.mixer.{key}" for n in (0, 1) for key in ("iterations", "size")
-        }
-        assert averages.keys() == {"loss", "loss/sum", "loss/parity"} | names
+            size = averages["backbone.blocks.1.mixer.size"]
+            assert size == pytest.approx(sum(sizes) / 3, rel=1e-6)
     assert run.loop.averages.read() == {}
 
 

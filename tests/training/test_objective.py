@@ -1,4 +1,4 @@
-"""Weights of positions, the penalty on what does not permute, and noise."""
+"""Weights of positions, noise, the penalty on what does not permute, and representations."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,16 @@ from numpy.testing import assert_allclose
 from statemix.errors import SettingError
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.training.batches import CrossEntropy
-from statemix.training.transition_hooks import (
+from statemix.tasks.groups import shares
+from statemix.training import load_model, train
+from statemix.training.attempts import (
     PermutationPenalty,
     permutation_penalty,
+    representations,
     token_transitions,
 )
+from statemix.training.batches import CrossEntropy
+from statemix.training.folder import read_metrics
 
 EXACT = {"runtime.precision": "64-true"}
 # Float64, sums of a hundred terms in another order.
@@ -90,32 +94,12 @@ def test_the_penalty_is_the_distance_of_all_transitions_from_permutations(tiny, 
     assert not run.model.backbone.embedding.weight.grad[6:].any()
 
 
-def test_permutations_have_no_penalty_and_merging_does(tiny, begun):
-    run = begun(tiny(EXACT))
-    layer = run.model.backbone.blocks[0].mixer
-    layer.gate_proj.weight.data.zero_()
-    bias = layer.gate_proj.bias.data.view(3, 4, 2)
-    for entry in range(3):
-        bias[entry, (entry + 1) % 3] = 800.0
-    assert permutation_penalty(run.model).item() == 0.0
-    # Two entries of block 0 copy the same one: A A^T then has two ones off its diagonal.
-    bias[0, 1, 0], bias[0, 2, 0] = 0.0, 800.0
-    assert permutation_penalty(run.model).item() == pytest.approx(2 / 2)
-
-
-def test_the_penalty_is_part_of_the_loss_and_lowers_the_distance(tiny, begun):
-    distances = {}
-    for coefficient in (0.0, 2.0):
-        run = begun(tiny(EXACT | {"objective.permutation_penalty": coefficient}))
-        before = permutation_penalty(run.model).item()
-        (batch,) = run.loop.batches.parts(0)
-        task = CrossEntropy()(run.model, batch)["product"].item()
-        loss = run.step()
-        assert loss == pytest.approx(task + coefficient * before, **TIGHT)
-        for _ in range(10):
-            run.step()
-        distances[coefficient] = permutation_penalty(run.model).item()
-    assert distances[2.0] < distances[0.0]
+def test_the_penalty_is_part_of_the_loss(tiny, begun):
+    run = begun(tiny(EXACT | {"objective.permutation_penalty": 2.0}))
+    before = permutation_penalty(run.model).item()
+    (batch,) = run.loop.batches.parts(0)
+    task = CrossEntropy()(run.model, batch)["product"].item()
+    assert run.step() == pytest.approx(task + 2.0 * before, **TIGHT)
 
 
 def test_a_penalty_needs_transitions(tiny, begun):
@@ -123,22 +107,12 @@ def test_a_penalty_needs_transitions(tiny, begun):
     message = r"^objective.permutation_penalty must be 0 with a first layer .* got 0.1"
     with pytest.raises(SettingError, match=message):
         begun(tiny(changes))
-    begun(tiny(changes | {"objective.permutation_penalty": 0.0}))
 
 
 def test_in_a_search_attempts_are_penalised_when_they_have_left_their_plateau(fresh, begun):
-    run = begun(
-        fresh(
-            {
-                "search.attempts": 2,
-                "search.plateau": 1.0,
-                "search.every": 3,
-                "search.tests": 1,
-                "search.accept_last": 1.0,
-                "objective.permutation_penalty": 0.5,
-            }
-        )
-    )
+    search = {"search.attempts": 2, "search.plateau": 1.0, "search.every": 3, "search.tests": 1}
+    search |= {"search.accept_last": 1.0, "objective.permutation_penalty": 0.5}
+    run = begun(fresh(search))
     seen = {}
     (penalty,) = (hook for hook in run.loop.hooks if isinstance(hook, PermutationPenalty))
     losses = penalty.losses
@@ -151,22 +125,17 @@ def test_in_a_search_attempts_are_penalised_when_they_have_left_their_plateau(fr
     penalty.losses = spy
     run.loop.run()
     first, second = run.attempts.search.attempts
-    assert first.left is not None
-    assert second.left is not None
     expected = [*range(first.left, first.ended), *range(second.left, run.loop.step)]
     assert [number for number, penalised in seen.items() if penalised] == expected
     assert not seen[0]
     assert not seen[second.began]
 
 
-NOISY = {
-    "model.layers": (LayerSpec("bd_lru", num_blocks=2, block_size=3, gate_noise=0.5),),
-}
-
-
 def test_noise_depends_on_seed_and_step_alone(tiny, begun):
+    layer = LayerSpec("bd_lru", num_blocks=2, block_size=3, gate_noise=0.5)
+
     def first_loss(seed, steps):
-        run = begun(tiny(NOISY))
+        run = begun(tiny({"model.layers": (layer,)}))
         run.loop._seed, run.loop.step = seed, steps
         # The batch of step 0, whatever the step.
         (batch,) = run.loop.batches.parts(0)
@@ -193,3 +162,32 @@ def test_weights_do_not_move_the_plateau(fresh, begun):
         run.attempts.before_step(run.loop)
         run.attempts.after_step(run.loop, run.step())
         assert seen[-1] == (1, pytest.approx(plain, rel=1e-12))
+
+
+def test_the_race_of_representations_is_in_the_metrics(fresh, tmp_path):
+    config = fresh()
+    train(config, tmp_path)
+    rows = read_metrics(tmp_path)
+    model = load_model(tmp_path)
+    tokens = torch.arange(6)
+    x = model.backbone.blocks[0].norm(model.backbone.embedding(tokens)).unsqueeze(0)
+    with torch.no_grad():
+        table = model.backbone.blocks[0].mixer.recurrence(x).transitions[0].flatten(1).double()
+    assert rows[-1]["representations"] == pytest.approx(shares(table.numpy(), "S_3"))
+    assert set(rows[0]["representations"]) == {"1'", "2"}
+    assert rows[0]["representations"] != rows[-1]["representations"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"task": TaskSpec("parity")},
+        {"task": TaskSpec("permutation", group="S_3", generators=True)},
+        {"model.layers": (LayerSpec("lstm"),)},
+        # 120 blocks of 10 entries have 12,000 transitions.
+        {"model.layers": (LayerSpec("bd_lru", num_blocks=120, block_size=10),)},
+    ],
+)
+def test_other_networks_and_tasks_have_no_race(fresh, begun, changes):
+    run = begun(fresh(changes))
+    assert representations(run.model, run.task) == {}

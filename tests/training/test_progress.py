@@ -2,7 +2,6 @@
 
 import errno
 import io
-import re
 from types import SimpleNamespace
 
 from statemix.training import Event, progress
@@ -27,14 +26,3 @@ def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch):
     monkeypatch.setattr(progress.sys, "stderr", Full())
     with progress.shown() as show:
         show("run", Event("started", 0, 1000, text="started"))
-
-
-def test_a_narrow_terminal_shows_all_of_a_line(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-    text = "loss 5.1511, 4.312 bits per byte, 10,149 tokens/s, utilisation 6%, about 9 s left"
-    with progress.shown() as show:
-        show("python", Event("step", 7, 2000, text=text))
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
-    assert all(word in shown for word in text.split())
-    assert "7/2000" in shown

@@ -9,19 +9,8 @@ import signal
 import pytest
 
 from statemix.interrupts import SIGNALS
-from statemix.layers import LayerSpec
-from statemix.tasks import TaskSpec
-from statemix.training import (
-    AttributeSchedule,
-    OptimizerConfig,
-    RunConfig,
-    RuntimeConfig,
-    SearchConfig,
-    load_config,
-    train,
-)
+from statemix.training import AttributeSchedule, RunConfig, train
 from statemix.training.folder import read_status
-from statemix.training.settings import Assignments
 
 # Runs in a process of its own and kills it, as kill -9 does: at the n-th event, or half way through
 # the n-th file that a checkpoint writes, or between a checkpoint's last file and its renaming.
@@ -69,9 +58,8 @@ processes.set_forkserver_preload(["statemix.training", "lightning_fabric"])
 def run_killed(config, folder, *, events=0, files=0, renames=0):
     """Return whether the run was killed before its end."""
     moments = {"events": events, "files": files, "renames": renames}
-    process = processes.Process(
-        target=exec, args=(KILLED, {"config": config, "folder": folder, **moments})
-    )
+    names = {"config": config, "folder": folder, **moments}
+    process = processes.Process(target=exec, args=(KILLED, names))
     process.start()
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)
@@ -90,16 +78,10 @@ def result(folder):
 
 @pytest.fixture(scope="module")
 def config(tiny) -> RunConfig:
-    sharpen = AttributeSchedule(
-        "gate_temperature", end=1 / 8, begin=0.5, finish=0.9, curve="reciprocal"
-    )
-    return tiny(
-        {
-            "schedules.attributes": (sharpen,),
-            "schedules.warmup_steps": 2,
-            "evaluation.lengths": (10, 20),
-        }
-    )
+    form = {"begin": 0.5, "finish": 0.9, "curve": "reciprocal"}
+    sharpen = AttributeSchedule("gate_temperature", end=1 / 8, **form)
+    changes = {"schedules.attributes": (sharpen,), "schedules.warmup_steps": 2}
+    return tiny(changes | {"evaluation.lengths": (10, 20)})
 
 
 @pytest.fixture(scope="module")
@@ -144,19 +126,9 @@ def rows_of(folder):
 
 @pytest.mark.parametrize("tests", [{"accept": 1.0}, {"accept": 0.0, "confirm": 1.0}])
 def test_killed_during_a_search(config, run, tmp_path, tests):
-    search = SearchConfig(
-        attempts=3,
-        max_steps=7,
-        plateau=0.999,
-        every=2,
-        tests=2,
-        accept_last=1.0,
-        length=9,
-        size=8,
-        attributes=Assignments(gate_temperature=0.5),
-        **tests,
-    )
-    config = config.replace(search=search)
+    tests |= {"attempts": 3, "max_steps": 7, "plateau": 0.999, "every": 2, "tests": 2, "length": 9}
+    tests |= {"accept_last": 1.0, "size": 8, "attributes": {"gate_temperature": 0.5}}
+    config = config.replace(search=tests)
     assert len(train(config, tmp_path / "whole").attempts) == 3
     killed_again_and_again(config, run, 6, 30)
     assert result(run) == result(tmp_path / "whole")
@@ -176,9 +148,7 @@ def test_killed_again_and_again_at_random_events(config, whole, run):
 
 
 @pytest.mark.parametrize(
-    "moment",
-    [*({"files": n} for n in (1, 3, 34)), *({"renames": n} for n in (1, 8))],
-    ids=str,
+    "moment", [*({"files": n} for n in (1, 3, 34)), *({"renames": n} for n in (1, 8))], ids=str
 )
 def test_killed_inside_a_save(config, whole, run, moment):
     assert run_killed(config, run, **moment)
@@ -194,8 +164,7 @@ def test_killed_on_fresh_examples(fresh, run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"),
-    [("step", SIGNALS[0]), ("evaluated", SIGNALS[1]), ("saved", SIGNALS[1])],
+    ("kind", "number"), [("step", SIGNALS[0]), ("evaluated", SIGNALS[1]), ("saved", SIGNALS[1])]
 )
 def test_interrupted_twice(config, whole, run, kind, number):
     """A signal saves a checkpoint at its step, even where an evaluation is due."""
@@ -214,21 +183,6 @@ def test_interrupted_at_every_step(config, whole, run):
         kind = "step" if call % 2 else "started"
         interrupted(config, run, signal_at(kind, number=SIGNALS[call // 2 % 2]))
     ends_as(whole, config, run)
-
-
-def test_reported_numbers_survive_an_interrupt_between_two_rows(toys, tiny, run, tmp_path):
-    changes = {
-        "model.layers": (LayerSpec("solver", iterations=2),),
-        "task": TaskSpec("ragged", train_size=20),
-        "evaluation.every": 2,
-        "imports": ("statemix_toys",),
-    }
-    config = tiny(changes)
-    train(config, tmp_path / "whole")
-    interrupted(config, run, signal_at("step", 5))
-    ends_as(result(tmp_path / "whole"), config, run)
-    rows = result(run)[0]
-    assert [row["train"]["backbone.blocks.0.mixer.iterations"] for row in rows] == [2, 2]
 
 
 def test_interrupted_after_a_kill_that_followed_an_evaluation(config, whole, run):
@@ -256,7 +210,9 @@ def test_second_interrupt_ends_at_once_and_saves_nothing_half_done(config, whole
 def test_interrupted_while_the_further_lengths_are_scored(config, whole, run):
     interrupted(config, run, signal_at("evaluated", text="length 10"))
     assert not (run / "summary.json").exists()
-    ends_as(whole, config, run)
+    # An interrupt at the very end is not swallowed.
+    interrupted(config, run, signal_at("finished"))
+    assert result(run) == whole
 
 
 def test_a_run_that_had_stopped_early_stays_stopped(tiny, run, tmp_path):
@@ -265,11 +221,6 @@ def test_a_run_that_had_stopped_early_stays_stopped(tiny, run, tmp_path):
     assert train(early, tmp_path / "whole").last.step < 12
     interrupted(early, run, signal_at("evaluated", text="length 10"))
     ends_as(result(tmp_path / "whole"), early, run)
-
-
-def test_interrupt_at_the_very_end_is_not_swallowed(config, whole, run):
-    interrupted(config, run, signal_at("finished"))
-    assert result(run) == whole
 
 
 def test_killed_between_the_summary_and_the_removal_of_the_checkpoints(
@@ -317,16 +268,6 @@ def test_a_run_whose_rows_are_damaged_continues(config, whole, run, kept):
     assert rows == [*first, *whole[0][2:]]
 
 
-def test_open_number_of_threads_is_the_runs(config, run, monkeypatch):
-    """Another default number of threads would round sums differently."""
-    open_config = config.replace(runtime=RuntimeConfig(device="cpu"))
-    assert run_killed(open_config, run, events=11)
-    before = load_config(run).runtime.num_threads
-    monkeypatch.setattr("torch.get_num_threads", lambda: before + 1)
-    outcome = train(open_config, run)
-    assert outcome.config.runtime.num_threads == before
-
-
 def test_a_default_that_has_changed_since_changes_nothing(config, whole, run, tmp_path):
     """The request identifies a run, and the run keeps its resolved configuration."""
     assert run_killed(config, run, events=11)
@@ -340,7 +281,7 @@ def test_a_default_that_has_changed_since_changes_nothing(config, whole, run, tm
     shutil.rmtree(run / "checkpoints")
     outcome = train(config, run)
     assert outcome.config.optimizer.learning_rate == 0.0625
-    asked = config.replace(optimizer=OptimizerConfig(learning_rate=0.0625))
+    asked = config.replace(optimizer={"learning_rate": 0.0625})
     train(asked, tmp_path / "asked")
     assert result(run) == result(tmp_path / "asked")
     assert result(run)[2] != whole[2]

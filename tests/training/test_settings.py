@@ -1,30 +1,17 @@
 """Settings: types alone define the values a field accepts, and requests can be compared."""
 
-import itertools
 import json
 import pickle
 from typing import Annotated, Literal
 
 import pytest
 from annotated_types import Ge, Gt, MinLen
-from pydantic import ValidationError, create_model
+from pydantic import create_model
 
 from statemix.errors import ABSENT, OptionError, RequestError, SettingError
 from statemix.layers import LAYERS, LayerSpec
 from statemix.models import MixerSpec
-from statemix.tasks import TaskSpec
-from statemix.training import (
-    AttributeSchedule,
-    BatchConfig,
-    EvaluationConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParameterGroup,
-    RunConfig,
-    RuntimeConfig,
-    ScheduleConfig,
-    config_from_plain,
-)
+from statemix.training import RunConfig, config_from_plain
 from statemix.training.settings import (
     SPEC,
     Assignments,
@@ -64,17 +51,12 @@ class Outer(Settings):
     ("annotation", "value", "message"),
     [
         (int, True, "x must be a valid integer, got True"),
-        (int, 1.0, r"x must be a valid integer, got 1\.0"),
         (int, "1", "x must be a valid integer, got '1'"),
-        (str, 1, "x must be a valid string, got 1"),
         (float, "0.5", "x must be a valid number, got '0.5'"),
         (float, float("nan"), "x must be a finite number, got nan"),
-        (Annotated[int, Ge(1)], 0, "x must be greater than or equal to 1, got 0"),
         (Annotated[float, Gt(0)] | None, 0.0, r"x must be greater than 0, got 0\.0"),
-        (Literal["a", "b"], "c", "x must be 'a' or 'b', got 'c'"),
         (Literal[True, False, "p"], 2, "x must be .*'p', got 2"),
         (tuple[int, ...], (1, "2"), r"x\.1 must be a valid integer, got '2'"),
-        (tuple[int, int], (1,), r"x\.1 must be given"),
         (Annotated[tuple[int, ...], MinLen(1)], (), r"x must .*at least 1 item.*, got \(\)"),
         (LayerSpec, "lsmt", "x.name: layer must be one of .*got 'lsmt'; did you mean 'lstm'."),
         (Inner, {"nam": "a"}, "x.name must be given"),
@@ -85,38 +67,25 @@ def test_a_value_of_another_type_is_named(annotation, value, message):
         checked(annotation, value, "x")
 
 
-def test_an_integer_serves_as_a_number_and_becomes_one():
-    assert type(checked(float, 3, "x")) is float
-    assert type(Outer(rate=2).rate) is float
-
-
 @pytest.mark.parametrize(
     ("plain", "path", "message"),
     [
         ({"wrong": 1}, "wrong", "wrong must be one of inner, several, .*, got 'wrong'"),
-        ({"inner": 3}, "inner", "inner must be a table, got 3"),
         ({"inner": {}}, "inner.name", "inner.name must be given$"),
         (
             {"inner": {"name": "odd", "count": 2}},
             "inner.count",
-            "inner.count must be odd with name='odd', got 2",
+            "inner.count must be odd with name",
         ),
         (
-            {"several": [{"name": "a"}, {"name": "b", "count": 0}]},
-            "several.1.count",
-            "several.1.count must be greater than or equal to 1, got 0",
+            {"several": [{"name": "b", "count": 0}]},
+            "several.0.count",
+            "several.0.count must be grea",
         ),
-        ({"several": {"name": "a"}}, "several", "several must be a valid tuple, got {"),
-        ({"layers": []}, "layers", "layers must .*at least 1 item"),
         (
             {"layers": [{"name": "lstm", "gate": "x"}]},
             "layers.0",
             r"layers.0: options of layer 'lstm' must be among \['memory_size'\], got 'gate'",
-        ),
-        (
-            {"layers": ["lstm", {"name": "bd_lru", "num_blocks": 2}]},
-            "layers.1",
-            "layers.1: block_size of layer 'bd_lru' must be given$",
         ),
         ({"layers": [{"num_blocks": 2}]}, "layers.0", "layers.0 must be a table with a name, got"),
         ({"values": [1]}, "values", r"values must be a table of names and values, got \(1,\)"),
@@ -145,27 +114,17 @@ def refuse(value):
 def test_what_a_part_refuses_is_a_request_error():
     with pytest.raises(RequestError, match=r"^part: size must be at least 1, got 0$"):
         built("part", refuse, 0)
-
-
-@pytest.mark.parametrize(
-    "build", [lambda: refuse(None), lambda: int("x"), lambda: refuse(), lambda: {}["x"]]
-)
-def test_a_defect_of_a_part_keeps_its_error(build):
-    with pytest.raises((TypeError, ValueError, KeyError)) as caught:
-        built("part", build)
+    # A defect keeps its error.
+    with pytest.raises(TypeError):
+        built("part", refuse, None)
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        built("part", int, "x")
     assert not isinstance(caught.value, RequestError)
 
 
 @pytest.mark.parametrize(
     ("annotation", "natural", "expected"),
-    [
-        (int, 3, 3),
-        (str, 3, "3"),
-        (int | None, None, None),
-        (str, None, "3"),
-        (tuple[int, ...], [1, 2], (1, 2)),
-        (float, 3, 3.0),
-    ],
+    [(int, 3, 3), (str, 3, "3"), (int | None, None, None), (tuple[int, ...], [1, 2], (1, 2))],
 )
 def test_the_type_decides_how_a_text_is_read(annotation, natural, expected):
     assert checked(annotation, Text("3", natural), "x") == expected
@@ -176,28 +135,16 @@ def test_a_changed_copy_is_checked():
     assert outer.replace(rate=2) == Outer(flag=True, rate=2.0)
     with pytest.raises(SettingError, match=r"^rate must be greater than 0, got 0\.0$"):
         outer.replace(rate=0.0)
-    with pytest.raises(SettingError, match="did you mean 'rate'"):
-        outer.replace(rat=1.0)
-
-
-def test_a_bare_name_stands_for_an_entry_without_options():
-    outer = Outer(layers=["lstm"], mixer="mlp")
-    assert outer == Outer(mixer=MixerSpec("mlp"))
 
 
 BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3, selective="pointwise")
-RATES = OptimizerConfig(
-    betas=(0.5, 0.9), clip_norm=1.0, groups=(ParameterGroup("*.bias", weight_decay=0.0),)
-)
-SCHEDULES = ScheduleConfig(attributes=(AttributeSchedule("gain", 0.5, curve="geometric"),))
+RATES = {"betas": (0.5, 0.9), "groups": [{"parameters": "*.bias", "weight_decay": 0.0}]}
+SCHEDULES = {"attributes": [{"attribute": "gain", "end": 0.5, "curve": "geometric"}]}
 CONFIGURATIONS = [
     RunConfig(),
-    RunConfig(task=TaskSpec("permutation", group="S_2", train_size=9, seed=4)),
-    RunConfig(model=ModelConfig(layers=(LayerSpec("lstm"), BD_LRU), num_layers=5)),
-    RunConfig(model=ModelConfig(channel_mixer=MixerSpec("mlp"), linear_init="own")),
-    RunConfig(batches=BatchConfig(size=2**31 - 1), optimizer=RATES, seed=2**63 - 1),
-    RunConfig(schedules=SCHEDULES, runtime=RuntimeConfig(device="cpu", num_threads=4096)),
-    RunConfig(evaluation=EvaluationConfig(lengths=(9, 40), attributes=Assignments(gain=2))),
+    RunConfig(model={"layers": ["lstm", BD_LRU], "channel_mixer": "mlp"}),
+    RunConfig(schedules=SCHEDULES, optimizer=RATES, seed=2**63 - 1),
+    RunConfig(evaluation={"lengths": (9, 40), "attributes": {"gain": 2}}),
 ]
 
 
@@ -213,14 +160,6 @@ def test_configurations_survive_plain_data_and_pickling(config):
     assert copy.to_plain() == plain
 
 
-@pytest.mark.parametrize(("config", "other"), list(itertools.pairwise(CONFIGURATIONS)))
-def test_what_was_asked_identifies_a_configuration(config, other):
-    assert not list(differences(config.asked(), config_from_plain(config.asked()).asked()))
-    path, ours, theirs = next(differences(config.asked(), other.asked()))
-    assert path.split(".")[0] in RunConfig.model_fields
-    assert ours is ABSENT or theirs is ABSENT or ours != theirs
-
-
 def test_nothing_asked_is_nothing_stored():
     assert RunConfig().asked() == {}
     assert Outer().asked() == {}
@@ -231,7 +170,6 @@ def test_a_new_field_with_a_default_changes_no_request():
     later = create_model("Later", __base__=Inner, added=(int, 7))
     before, after = Inner("a", count=4).asked(), later("a", count=4).asked()
     assert before == after
-    assert not list(differences(before, after))
     assert list(differences(before, later("a", count=4, added=8).asked())) == [("added", ABSENT, 8)]
 
 
@@ -249,17 +187,12 @@ def test_a_new_option_with_a_default_changes_no_request(monkeypatch):
 @pytest.mark.parametrize(
     ("ours", "theirs", "expected"),
     [
-        ({}, {}, None),
         ({"a": 1}, {"a": 1}, None),
-        ({"a": 1}, {"a": 2}, ("a", 1, 2)),
         ({"a": 1}, {"a": 1.0}, ("a", 1, 1.0)),
-        ({"a": True}, {"a": 1}, ("a", True, 1)),
         ({"a": 1}, {}, ("a", 1, ABSENT)),
         ({"a": None}, {}, ("a", None, ABSENT)),
         ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, ("a.c", 2, 3)),
-        ({"a": {"b": 1}}, {}, ("a.b", 1, ABSENT)),
         ({}, {"a": {"b": {"c": 1}}}, ("a.b.c", ABSENT, 1)),
-        ({"task": {"name": "t"}}, {}, ("task.name", "t", ABSENT)),
         ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, ("a.1.b", 2, 3)),
         ({"a": [1]}, {"a": [1, 2]}, ("a", [1], [1, 2])),
         ({"a": [1]}, {"a": {"b": 1}}, ("a", [1], {"b": 1})),
@@ -271,16 +204,8 @@ def test_the_first_difference_is_named_with_both_values(ours, theirs, expected):
     assert found is None or [type(part) for part in found] == [type(part) for part in expected]
 
 
-def test_settings_and_assignments_are_immutable():
-    with pytest.raises(ValidationError, match="frozen"):
-        Outer().flag = True
-    with pytest.raises(TypeError):
-        Assignments(a=1)["a"] = 2
-
-
 def test_assignments_are_mappings_that_compare_by_their_items():
     one, other = Assignments({"a": 1, "b": 2}), Assignments(b=2, a=1)
     assert one == other
     assert hash(one) == hash(other)
     assert to_plain(one) == {"a": 1, "b": 2}
-    assert repr(one) == "{'a': 1, 'b': 2}"

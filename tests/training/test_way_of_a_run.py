@@ -9,7 +9,7 @@ import torch
 import statemix
 from statemix.training import train
 
-MODULES, OF_TRAINING = 40, 10
+MODULES, OF_TRAINING = 38, 9
 ROOT = Path(statemix.__file__).parent
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from statemix.errors import RequestError
 from statemix.training.checkpoint import TensorFiles
-from statemix.training.hooks import Event, Hook
-from statemix.training.loop import Loop
+from statemix.training.loop import Event, Hook, Loop
 
 
 class CurveLog(Hook):

@@ -10,8 +10,7 @@ from torch import nn
 
 from statemix.errors import RequestError
 from statemix.lm.presets import LanguageSettings, OptimizerName
-from statemix.training.hooks import Hook
-from statemix.training.loop import Loop
+from statemix.training.loop import Hook, Loop
 
 _BETAS = (0.9, 0.95)
 # Matrices of a layer that Muon changes. It would treat a fused projection (qkv_proj, in_proj) as a

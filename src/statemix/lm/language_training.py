@@ -31,7 +31,7 @@ from statemix.training import Fitted, fit
 from statemix.training.config import Device, Precision, chosen_device
 from statemix.training.devices import ALONE, Ranks, ranks_here
 from statemix.training.folder import WRITING_S, lock_folder
-from statemix.training.hooks import Event, Hook
+from statemix.training.loop import Event, Hook
 
 # Sequences that an error names.
 _SHOWN = 8

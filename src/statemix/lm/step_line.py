@@ -7,8 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from statemix.training.hooks import Event, Hook
-from statemix.training.loop import Loop
+from statemix.training.loop import Event, Hook, Loop
 
 # Steps whose mean speed the line shows.
 _RECENT = 20

@@ -64,26 +64,22 @@ def exact(task: TaskSpec) -> RunConfig:
     """Return the settings that make a BD-LRU track an automaton or places exactly.
 
     One layer begins in a known state, and its input gates begin closed, so that tokens only mix
-    what the blocks hold. Attempts from new weights are trained until one answers test words with
-    sharp gates; where nothing else is said, these words have four times the training length. Then
-    the gates are sharpened while the learning rate falls, and the attempt is tested again; if it
-    fails, the next one begins. ``statemix certify`` sets the gates to 0 and 1, keeps the blocks
-    that track, and proves the result.
+    what the blocks hold. Attempts are trained until one answers test words, usually of four times
+    the training length, with sharp gates. Then the gates are sharpened while the learning rate
+    falls, and the attempt is tested again. ``statemix certify`` sets the gates to 0 and 1, keeps
+    the blocks that track, and proves the result.
 
     - The layer of a group, or of a task with an automaton of its own, has six blocks with learned
-      initial states. A block has an entry for each point that the group permutes, or for each state
-      of the automaton. Half of the blocks, drawn anew for every word, are hidden from the readout
-      while the gates are sharpened.
+      initial states and an entry for each point or state. Half of the blocks, drawn anew for every
+      word, are hidden from the readout while the gates are sharpened.
     - The layer of an automaton of the user has one block with column gates and two entries for each
-      state. Noise in the gates makes the letters choose clearly. The test after the schedules is
-      the proof itself. Where states share answers or only the last letters have labels, attempts
-      are tested more often, on more words, up to the training length.
+      state. Noise in the gates makes the letters choose clearly. The last test is the proof itself.
+      Where states share answers or only the last letters have labels, tests are more and larger.
     - The layer of n places has one block of 1.5 n entries of eight values each, and noise in the
       gates from the beginning. Words have 4 n tokens, but at most 64, if the task does not give
       their length. The width is 8 n, but at least 128.
 
-    Why this works is in ``docs/state_tracking.md``. The task has a finite automaton of at most 16
-    states, places, or labelled traces, and two answers or more.
+    Why this works is in ``docs/state_tracking.md``.
     """
     built = task.build()
     if max(built.heads.values()) < 2:

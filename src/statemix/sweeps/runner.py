@@ -1,26 +1,45 @@
 """Many training runs, in this process or in parallel processes, each with its own ending."""
 
+import multiprocessing
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from statemix.errors import RequestError
-from statemix.interrupts import TERMINABLE, handled
-from statemix.sweeps.study_runs import Runnable
-from statemix.sweeps.worker_processes import RunEnding, train_job, work_of, worker_processes
-from statemix.training import Event, RunConfig
+from statemix.interrupts import IGNORED, TERMINABLE, handled
+from statemix.sweeps.study_runs import Runnable, StudyRun
+from statemix.training import Event, RunConfig, config_from_plain, train
 from statemix.training.config import SCHEMA, Count, NotNegative
 from statemix.training.devices import check_here, check_threads
-from statemix.training.folder import Status, StoredConfig, read_status, remove_runs, resolve_config
+from statemix.training.folder import (
+    FolderInUseError,
+    Status,
+    StoredConfig,
+    read_status,
+    remove_runs,
+    resolve_config,
+)
 from statemix.training.settings import checked, import_modules
 
+# Time for an interrupted run to save a checkpoint; if it fails, the run resumes from an older one.
+GRACE_S = 10.0
+
 JobEnding = Literal["done", "diverged", "failed", "interrupted"]
+
+RunEnding = tuple[JobEnding | Literal["in use"], str, str]
+"""Status, message and details of a run that has ended. "interrupted" also stops the worker.
+"in use": another process trains the run."""
+
+Work = tuple[Mapping[str, Any] | StudyRun, Path]
+"""A run and its folder. A configuration is plain data: reading it imports the user's modules."""
 
 
 @dataclass(frozen=True)
@@ -64,24 +83,19 @@ def run_all(
     Finished runs are not repeated, and interrupted runs are resumed. Runs that diverged or failed
     would do so again: their earlier ending is reported, unless ``retry`` includes it. A run that
     another process trains is left to it, as "interrupted": a later call resumes what that leaves.
+    If a job cannot run here, none starts. Ctrl-C and SIGTERM save the active runs.
 
     Args:
-        jobs: jobs in the order in which they start.
-        num_workers: number of processes; with 1, everything runs in this process. Results do not
-            depend on the number if the configurations fix the number of threads. None means 1.
+        jobs: jobs in the order in which they start, and in which their rows are returned.
+        num_workers: number of processes; with 1 or None, everything runs in this process. Results
+            do not depend on the number if the configurations fix the number of threads.
         retry: earlier endings to try again: "diverged", "failed".
         fresh: remove the jobs' folders first.
         until: time of ``time.monotonic`` at which active runs save a checkpoint and the call
-            returns; their status, and that of runs not begun, is "interrupted". None means never.
+            returns; their status, and that of runs not begun, is "interrupted".
         on_event: function called in this process with each event of each run.
         on_end: function called with the row of each run as soon as the run has ended.
         checkpoint_every_s: as in :func:`statemix.training.train`.
-
-    Returns:
-        One row per job, in the order of the jobs. If a job cannot run here, none starts.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint.
     """
     num_workers = checked(Count | None, num_workers, "num_workers")
     if num_workers is not None:
@@ -116,8 +130,7 @@ def run_all(
         _share_out(due, worker_processes(num_here, checkpoint_every_s), until, tell, note)
         due = []
     for job in due:
-        work = work_of(job.config, job.folder)
-        ending = train_job(work, partial(tell, job), checkpoint_every_s)
+        ending = train_job(_work(job), partial(tell, job), checkpoint_every_s)
         note(_row(job, ending))
         if ending[0] == "interrupted":
             raise KeyboardInterrupt
@@ -140,7 +153,7 @@ def _ended_before(
         return None
     if before.status == "done":
         # Training returns a finished run at once, so it needs no process.
-        ending = train_job(work_of(job.config, job.folder), partial(tell, job), 0.0)
+        ending = train_job(_work(job), partial(tell, job), 0.0)
         return replace(_row(job, ending), started=False)
     try:
         if isinstance(job.config, RunConfig):
@@ -175,7 +188,7 @@ def _share_out(
                 busy[connection] = job
                 # A process that has died is noticed when it is waited for.
                 with suppress(ConnectionError):
-                    connection.send(work_of(job.config, job.folder))
+                    connection.send(_work(job))
             if not busy:
                 break
             for ready in wait(list(busy), None if until is None else until - time.monotonic()):
@@ -201,6 +214,86 @@ def _share_out(
             reason = "the time was up"
     for job in (*busy.values(), *waiting):
         note(Ended(job, "interrupted", reason, started=job.folder in begun))
+
+
+def _work(job: Job) -> Work:
+    config = job.config
+    return (config if isinstance(config, StudyRun) else config.to_plain()), job.folder
+
+
+def train_job(
+    work: Work, on_event: Callable[[Event], None], checkpoint_every_s: float | None
+) -> RunEnding:
+    """Train one run in this process; return its ending, whatever it is."""
+    asked, folder = work
+    error: Exception
+    status: JobEnding | Literal["in use"] = "failed"
+    details = ""
+    try:
+        if isinstance(asked, StudyRun):
+            asked.train(folder, on_event, checkpoint_every_s)
+        else:
+            config = config_from_plain(asked)
+            train(config, folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
+    except KeyboardInterrupt:
+        return "interrupted", "stopped before its end", ""
+    except FloatingPointError as caught:
+        status, error = "diverged", caught
+    except FolderInUseError as caught:
+        status, error = "in use", caught
+    except (RequestError, OSError) as caught:
+        error = caught
+    except Exception as caught:  # noqa: BLE001  one failing run must not stop the others
+        error, details = caught, traceback.format_exc()
+    else:
+        return "done", "", ""
+    return status, " ".join(str(error).split()) or type(error).__name__, details
+
+
+@contextmanager
+def worker_processes(count: int, checkpoint_every_s: float | None) -> Iterator[list[Connection]]:
+    """Start processes that receive work and send events; on exit, their runs save a checkpoint."""
+    context = multiprocessing.get_context("spawn")
+    connections: list[Connection] = []
+    workers: list[BaseProcess] = []
+    try:
+        # Workers inherit ignored signals. Ctrl-C reaches the workers too, and must not end them
+        # while they are still importing.
+        with handled(IGNORED):
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                worker: BaseProcess = context.Process(
+                    target=_serve, args=(theirs, checkpoint_every_s), daemon=True
+                )
+                worker.start()
+                theirs.close()
+                connections.append(ours)
+                workers.append(worker)
+        yield connections.copy()
+    finally:
+        for connection in connections:
+            connection.close()
+        deadline = time.monotonic() + GRACE_S
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+
+
+def _serve(connection: Connection, checkpoint_every_s: float | None) -> None:
+    """Train one job after another until the connection is closed."""
+
+    def send(content: Event | RunEnding) -> None:
+        try:
+            connection.send(content)
+        except OSError as error:
+            # The parent has closed the connection: end as after Ctrl-C, with a checkpoint.
+            raise KeyboardInterrupt from error
+
+    with suppress(KeyboardInterrupt, EOFError, ConnectionResetError):
+        while True:
+            send(train_job(connection.recv(), send, checkpoint_every_s))
 
 
 def request(config: RunConfig) -> StoredConfig:

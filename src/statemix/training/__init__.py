@@ -15,7 +15,7 @@ from statemix.training.config import (
     config_from_plain,
 )
 from statemix.training.evaluation import Scores, accuracy, evaluate
-from statemix.training.hooks import Event, Hook
+from statemix.training.loop import Event, Hook
 from statemix.training.outcome import (
     Fitted,
     Outcome,
@@ -27,29 +27,8 @@ from statemix.training.outcome import (
 from statemix.training.run import fit, train
 
 __all__ = [
-    "AttributeSchedule",
-    "BatchConfig",
-    "EvaluationConfig",
-    "Event",
-    "Fitted",
-    "Hook",
-    "ModelConfig",
-    "ObjectiveConfig",
-    "OptimizerConfig",
-    "Outcome",
-    "ParameterGroup",
-    "RunConfig",
-    "RuntimeConfig",
-    "ScheduleConfig",
-    "Scores",
-    "SearchConfig",
-    "Selection",
-    "accuracy",
-    "config_from_plain",
-    "evaluate",
-    "fit",
-    "load_config",
-    "load_model",
-    "load_outcome",
-    "train",
-]
+    "AttributeSchedule", "BatchConfig", "EvaluationConfig", "Event", "Fitted", "Hook",
+    "ModelConfig", "ObjectiveConfig", "OptimizerConfig", "Outcome", "ParameterGroup", "RunConfig",
+    "RuntimeConfig", "ScheduleConfig", "Scores", "SearchConfig", "Selection", "accuracy",
+    "config_from_plain", "evaluate", "fit", "load_config", "load_model", "load_outcome", "train",
+]  # fmt: skip

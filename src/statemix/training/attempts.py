@@ -1,4 +1,4 @@
-"""Attempts from new weights until one passes a test; a tool of experiments."""
+"""Tools of experiments: attempts from new weights, and hooks that look at the first layer."""
 
 import copy
 import dataclasses
@@ -8,25 +8,31 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from statemix.automaton import HasAutomaton
 from statemix.errors import SettingError
+from statemix.layers import Layer
+from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel
 from statemix.place_rules import HasPlaces
 from statemix.proofs import prove_task
-from statemix.tasks import Task
+from statemix.tasks import IGNORED, Task
+from statemix.tasks.groups import shares
+from statemix.tasks.permutation import Permutation
 from statemix.tasks.task_registry import names_of
 from statemix.training.batches import CrossEntropy
 from statemix.training.checkpoint import TensorFiles
 from statemix.training.config import RunConfig, SearchConfig
 from statemix.training.evaluation import RunEvaluation, accuracy
-from statemix.training.hooks import Hook
-from statemix.training.loop import Loop
+from statemix.training.loop import Hook, Loop
 from statemix.training.schedules import Schedules, attributes_set
 
 MAX_PAIRS = 5000
 """Pairs after which the search for a proof stops; networks that track have a few hundred."""
 
+# Entries of the transitions of one token; more would slow evaluations.
+_MOST_ENTRIES = 10_000
 # Decay per step of the moving average of the loss.
 _DECAY = 0.97
 
@@ -73,7 +79,7 @@ class Search:
 
     @property
     def on_plateau(self) -> bool:
-        """Return whether the attempt's loss has yet to leave its plateau."""
+        """Whether the attempt's loss has yet to leave its plateau."""
         return self.origin is None and self.attempts[-1].left is None
 
     @property
@@ -88,12 +94,11 @@ class Search:
 
     @property
     def unconfirmed(self) -> bool:
-        """Return whether the attempt is to be tested when the schedules have ended."""
+        """Whether the attempt is to be tested when the schedules have ended."""
         last = self.attempts[-1]
         return self._config.confirm is not None and last.passed and last.confirmed is None
 
     def saw(self, step: int, loss: float) -> None:
-        """Take note of the loss of a step, when ``step`` steps are done."""
         if self.origin is not None:
             return
         now = self.attempts[-1]
@@ -126,7 +131,7 @@ class Search:
         self._change(accuracy=accuracy, passed=passed, ended=step if last or passed else None)
 
     def confirm(self, step: int, accuracy: float, *, passed: bool) -> None:
-        """Take note of the test after the schedules, when ``step`` steps are done."""
+        """Take note of the test after the schedules."""
         self._change(confirmed=accuracy)
         if not passed:
             # After the last attempt nothing begins anew, so its schedules stay where they are.
@@ -140,14 +145,12 @@ class Search:
         return True
 
     def restart(self, step: int) -> None:
-        """Begin the next attempt."""
         self.attempts.append(Attempt(step))
 
     def _change(self, **changes: Any) -> None:
         self.attempts[-1] = dataclasses.replace(self.attempts[-1], **changes)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return everything that changes with the steps, as plain data."""
         attempts = [dataclasses.asdict(attempt) for attempt in self.attempts]
         return {"attempts": attempts, "first": self._first, "average": self._average}
 
@@ -158,10 +161,7 @@ class Search:
 
 
 class Attempts(Hook):
-    """Lets the schedules wait until an attempt has passed, and begins the next one if it fails.
-
-    ``losses`` is the loss whose plateau is watched.
-    """
+    """Lets the schedules wait until an attempt has passed, and begins the next one if it fails."""
 
     def __init__(
         self,
@@ -183,7 +183,11 @@ class Attempts(Hook):
         self._evaluator = evaluation.on_split("validation", size, setting, length)
 
     def on_start(self, loop: Loop) -> None:
-        self._follow(loop)
+        """Let the schedules wait for the end of the search."""
+        origin, scheduled = self.search.origin, loop.batches.num_steps
+        self._schedules.origin, self._schedules.began = origin, self.search.began
+        waiting = self.search.most_steps(scheduled) if origin is None else origin
+        loop.num_steps = scheduled + waiting
 
     def before_step(self, loop: Loop) -> None:
         # The last attempt of a run that has got more attempts has failed.
@@ -199,8 +203,7 @@ class Attempts(Hook):
         # The loss of the next step alone.
         self._losses.unweighted = [] if self.search.origin is None else None
 
-    def after_step(self, loop: Loop, loss: float) -> None:
-        del loss
+    def after_step(self, loop: Loop, loss: float) -> None:  # noqa: ARG002
         if self._losses.unweighted is not None:
             self.search.saw(loop.step, torch.stack(self._losses.unweighted).sum().item())
 
@@ -217,32 +220,29 @@ class Attempts(Hook):
             reached = accuracy(self._evaluation.score(loop, self._evaluator))
         text = f"accuracy {reached:.4f} on validation sequences"
         confirm = self._config.search.confirm
-        if not self.search.unconfirmed:
+        if not self.search.unconfirmed or confirm is None:
             text += f" ({self.search.needed(loop.step):g} needed)"
             self.search.judge(loop.step, reached)
         else:
             if confirm == "proof":
                 passed, why = self._prove(model)
             else:
-                assert confirm is not None
                 passed, why = reached >= confirm, f" ({confirm:g} needed)"
             self.search.confirm(loop.step, reached, passed=passed)
             text += f" after the schedules{why}"
         self._go_on(loop, text)
 
     def _prove(self, model: ReadoutModel) -> tuple[bool, str]:
-        """Return whether the network is proven, and what the proof says."""
         assert isinstance(self._task, HasAutomaton | HasPlaces)
         network = copy.deepcopy(model).cpu()
         with attributes_set(network, self._config.evaluation.attributes):
             proof = prove_task(network, self._task, max_pairs=MAX_PAIRS)
         result, (letters, _) = proof.result, names_of(self._task, proof.head)
-        details = {
-            "proven": "",
-            "refuted": f": wrong after {' '.join(letters[token] for token in result.word)}",
-            "open": f": {result.reason}",
-        }
-        return result.verdict == "proven", f", {result.verdict}{details[result.verdict]}"
+        if result.verdict == "proven":
+            return True, ", proven"
+        word = " ".join(letters[token] for token in result.word)
+        why = f"wrong after {word}" if result.verdict == "refuted" else result.reason
+        return False, f", {result.verdict}: {why}"
 
     def _go_on(self, loop: Loop, text: str) -> None:
         """Begin another attempt, or the schedules, if the attempt has ended."""
@@ -262,30 +262,22 @@ class Attempts(Hook):
             self._evaluation.forget(step)
             loop.stopped = False
             text += ": failed, the next attempt begins"
-        self._follow(loop)
+        self.on_start(loop)
         self._schedules.before_step(loop)
-        loop.report(f"step {step}: attempt {number} of {self._config.search.attempts}, {text}")
+        loop.emit(
+            "message", f"step {step}: attempt {number} of {self._config.search.attempts}, {text}"
+        )
 
-    def _follow(self, loop: Loop) -> None:
-        """Let the schedules wait for the end of the search."""
-        origin, scheduled = self.search.origin, loop.batches.num_steps
-        self._schedules.origin, self._schedules.began = origin, self.search.began
-        waiting = self.search.most_steps(scheduled) if origin is None else origin
-        loop.num_steps = scheduled + waiting
-
-    def row(self, loop: Loop) -> dict[str, Any]:
-        del loop
+    def row(self, loop: Loop) -> dict[str, Any]:  # noqa: ARG002
         return {"attempt": len(self.search.attempts)}
 
-    def summary(self, loop: Loop) -> dict[str, Any]:
-        del loop
+    def summary(self, loop: Loop) -> dict[str, Any]:  # noqa: ARG002
         return {"attempts": self.search.to_plain()["attempts"]}
 
     def state_dict(self) -> dict[str, Any]:
         return {"search": self.search.to_plain()}
 
-    def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
-        del tensors
+    def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:  # noqa: ARG002
         self.search.restore(state["search"])
 
 
@@ -294,3 +286,84 @@ def seed_of(seed: int, attempt: int) -> int:
     if attempt == 0:
         return seed
     return int(np.random.SeedSequence([seed, attempt]).generate_state(1, np.uint64)[0] >> 1)
+
+
+class PermutationPenalty(Hook):
+    """Adds the penalty to the loss; an attempt has it when it has left its plateau."""
+
+    def __init__(self, coefficient: float, model: ReadoutModel, attempts: Attempts | None) -> None:
+        self._coefficient, self._model, self._attempts = coefficient, model, attempts
+        if token_transitions(model, 1) is None:
+            condition = "must be 0 with a first layer that has no transitions"
+            raise SettingError("objective.permutation_penalty", condition, coefficient)
+
+    def losses(self, loop: Loop, batch: Any) -> dict[str, Tensor]:  # noqa: ARG002
+        if self._attempts is not None and self._attempts.search.on_plateau:
+            return {}
+        head, classes = next(iter(batch.targets.items()))
+        # Splitting a step into several batches changes nothing.
+        share = (classes != IGNORED).sum() / batch.num_scored[head]
+        penalty = self._coefficient * share * permutation_penalty(self._model)
+        return {"permutation_penalty": penalty}
+
+
+def permutation_penalty(model: ReadoutModel) -> Tensor:
+    r"""Return how far the transitions of a model's first layer are from permutations.
+
+    .. math:: \mathrm{mean}_{x, k} \, \lVert A_x^k (A_x^k)^\top - I \rVert_F^2
+
+    over tokens x and units k, such as blocks. A matrix that is not negative and whose rows sum to 1
+    has penalty 0 if and only if it permutes.
+    """
+    transitions = token_transitions(model, model.backbone.vocab_size)
+    assert transitions is not None
+    products = transitions @ transitions.mT
+    eye = torch.eye(products.shape[-1], dtype=products.dtype, device=products.device)
+    return (products - eye).square().sum((-1, -2)).mean()
+
+
+def token_transitions(model: ReadoutModel, num_tokens: int) -> Tensor | None:
+    """Return the first layer's transitions at the beginning of a sequence for each first token.
+
+    The shape is (num_tokens, units, m, m); None means that the layer runs no linear recurrence.
+    """
+    layer = model.backbone.blocks[0].mixer
+    if not isinstance(layer, Layer):
+        return None
+    x = model.backbone.blocks[0].norm(model.backbone.embedding.weight[:num_tokens])
+    recurrence = layer.recurrence(x.unsqueeze(1))
+    return None if recurrence is None else recurrence.transitions[:, 0]
+
+
+@torch.no_grad()
+def representations(model: ReadoutModel, task: Task) -> dict[str, float]:
+    r"""Split the transitions of a model's first layer by irreducible representation of the group.
+
+    The table of transitions :math:`A(g)`, one for each token g, is a function on the group. The
+    part that belongs to the group's action on its points can be sharpened into permutations of the
+    entries; a network whose gates hold another part tracks short words alone, or a quotient.
+
+    Returns name of each representation but the constant one -> its share of the table's energy. It
+    is empty without all elements of a group, or without gates of the first layer, or with too many.
+    """
+    layer = model.backbone.blocks[0].mixer
+    if not isinstance(task, Permutation) or task.vocab_size < task.group.order:
+        return {}
+    if not isinstance(layer, GatedRecurrence):
+        return {}
+    first = token_transitions(model, 1)
+    assert first is not None
+    if first.numel() > _MOST_ENTRIES:
+        return {}
+    table = token_transitions(model, task.group.order)
+    assert table is not None
+    return shares(table.flatten(1).double().cpu().numpy(), task.group.name)
+
+
+class Representations(Hook):
+    """Adds the shares of the representations to every row of the metrics."""
+
+    def row(self, loop: Loop) -> dict[str, Any]:
+        model: Any = loop.model
+        batches: Any = loop.batches
+        return {"representations": representations(model, batches.task)}

@@ -24,31 +24,28 @@ _TRIED = 32
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences for one forward pass, padded or packed.
-
-    Attributes:
-        tokens: shape (B, T), or (1, T) if packed, int64.
-        targets: head -> classes, like ``tokens``; ``IGNORED`` is not scored.
-        cu_seqlens: bounds of packed sequences, shape (N+1,), or None.
-        lengths: tokens of each row before its padding, shape (B,); None if no row is padded.
-        num_scored: head -> scored positions of the whole optimiser step, which may have several
-            batches; 1 if there is none.
-    """
+    """Sequences for one forward pass, padded or packed."""
 
     tokens: Tensor
+    """Shape (B, T), or (1, T) if packed, int64."""
     targets: dict[str, Tensor]
+    """Head -> classes, like ``tokens``; ``IGNORED`` is not scored."""
     cu_seqlens: Tensor | None
+    """Bounds of packed sequences, shape (N+1,), or None."""
     lengths: Tensor | None
+    """Tokens of each row before its padding, shape (B,); None if no row is padded."""
     num_scored: Mapping[str, int]
+    """Head -> scored positions of the whole step, which may have several batches; at least 1."""
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device, without waiting for the device."""
 
         def move(tensor: Any) -> Any:
-            if tensor is not None and device.type == "cuda":
-                # From pinned memory, the copy overlaps with the device's work.
-                tensor = tensor.pin_memory()
-            return None if tensor is None else tensor.to(device, non_blocking=True)
+            if tensor is None:
+                return None
+            # From pinned memory, the copy overlaps with the device's work.
+            tensor = tensor.pin_memory() if device.type == "cuda" else tensor
+            return tensor.to(device, non_blocking=True)
 
         targets = {head: move(classes) for head, classes in self.targets.items()}
         others = (move(self.cu_seqlens), move(self.lengths))
@@ -77,7 +74,6 @@ class FunctionBatches:
     steps_per_epoch: int = 1
 
     def parts(self, step: int) -> Sequence[Any]:
-        """Return the batch of a step."""
         return [self.batch(step)]
 
 
@@ -104,7 +100,6 @@ class LoaderBatches:
         self._epoch, self._next = -1, 0
 
     def parts(self, step: int) -> Sequence[Any]:
-        """Return the batch of a step."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch or place < self._next:
             self._begin(epoch)
@@ -156,8 +151,6 @@ class TaskBatches:
 
     A fixed training set is drawn once. Every epoch permutes it by (seed, epoch), and the last step
     of an epoch uses the remaining examples. Fresh examples are used in order, each once.
-
-    Schedules give the length of training, and of its first sequences.
     """
 
     def __init__(
@@ -196,9 +189,8 @@ class TaskBatches:
     def parts(self, step: int) -> list[Batch]:
         """See :class:`Batches`. A step has at most one batch per sequence."""
         examples = self._of_step(step)
-        kept = self._schedules.length_at(step, self.num_steps)
-        if kept is not None:
-            examples = beginnings(examples, kept)
+        if step < self._schedules.first_share * self.num_steps:
+            examples = beginnings(examples, self._schedules.first_length)
         num_scored = {
             head: max(int((classes != IGNORED).sum()), 1)
             for head, classes in examples.targets.items()
@@ -228,8 +220,10 @@ def rows(examples: Examples, index: NDArray[np.int64]) -> Examples:
     return Examples(examples.tokens[index], targets, lengths)
 
 
-def beginnings(examples: Examples, length: int) -> Examples:
-    """Cut examples to their first tokens."""
+def beginnings(examples: Examples, length: int | None) -> Examples:
+    """Cut examples to their first tokens; None means all."""
+    if length is None:
+        return examples
     targets = {head: classes[:, :length] for head, classes in examples.targets.items()}
     lengths = None if examples.lengths is None else examples.lengths.clip(max=length)
     return Examples(examples.tokens[:, :length], targets, lengths)
@@ -237,16 +231,16 @@ def beginnings(examples: Examples, length: int) -> Examples:
 
 def padded(examples: Examples, num_scored: Mapping[str, int]) -> Batch:
     """Make a batch of examples as rows, up to the end of the longest."""
-    longest = examples.tokens.shape[1]
+    lengths = None
     if examples.lengths is not None:
-        longest = int(examples.lengths.max(initial=0))
-
-    def cut(array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array[:, :longest]))
-
-    targets = {head: cut(classes) for head, classes in examples.targets.items()}
-    lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)
-    return Batch(cut(examples.tokens), targets, None, lengths, num_scored)
+        lengths = torch.from_numpy(examples.lengths)
+        examples = beginnings(examples, int(examples.lengths.max(initial=0)))
+    tokens, *targets = map(
+        torch.from_numpy, map(np.ascontiguousarray, (examples.tokens, *examples.targets.values()))
+    )
+    return Batch(
+        tokens, dict(zip(examples.targets, targets, strict=True)), None, lengths, num_scored
+    )
 
 
 def packed(examples: Examples, num_scored: Mapping[str, int]) -> Batch:
@@ -266,13 +260,10 @@ def packed(examples: Examples, num_scored: Mapping[str, int]) -> Batch:
 
 
 class CrossEntropy:
-    r"""Each head's mean cross-entropy over the scored positions of the step, in nats.
+    r"""Each head's mean cross-entropy over the scored positions of the whole step, in nats.
 
     .. math:: \frac1N \sum_t w_t \, \mathrm{CE}_t, \qquad
         w_t = t^p \Big/ \tfrac1T \textstyle\sum_{s=1}^T s^p
-
-    The mean is over the whole step, so that splitting a step into several batches changes nothing.
-    The arguments are p and T.
     """
 
     def __init__(self, power: float = 0.0, length: int = 1) -> None:
@@ -339,11 +330,9 @@ class Averages:
         return {"loss": math.fsum(losses), **means}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
         return {"sums": self._values(), "counts": dict(self._counts)}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Undo :meth:`state_dict`."""
         self._counts = dict(state["counts"])
         self._totals = {
             name: torch.tensor(value, dtype=torch.float64, device=device)

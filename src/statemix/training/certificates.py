@@ -18,13 +18,7 @@ from statemix.tasks import Task
 from statemix.tasks.automata.language_tasks import Regex
 from statemix.tasks.task_registry import names_of
 from statemix.training import folder as runs
-from statemix.training.outcome import (
-    WEIGHT_FILES,
-    Weights,
-    load_model,
-    load_outcome,
-    model_with,
-)
+from statemix.training.outcome import WEIGHT_FILES, Weights, load_model, load_outcome, model_with
 from statemix.training.schedules import attributes_set
 
 
@@ -39,20 +33,13 @@ def certify_run(
 ) -> tuple[proofs.Certificate, list[Path]]:
     """Prove or refute the network of a finished run, and write its certificate.
 
-    If the task has an automaton, all pairs of states are searched
-    (:func:`statemix.proofs.prove`). If it has places, the proof is one by structure, or by search
-    if few arrangements are possible (:func:`statemix.proofs.prove_places`).
+    If the task has an automaton, all pairs of states are searched (:func:`statemix.proofs.prove`),
+    and after ``max_pairs`` the verdict is open. If it has places, the proof is one by structure, or
+    by search if few arrangements are possible (:func:`statemix.proofs.prove_places`). ``soft``
+    searches the network as it was trained. The certificate is written to ``output``, or else into
+    the run's folder. ``on_progress`` is called with the number of pairs so far.
 
-    Args:
-        folder: folder of the run.
-        weights: weights of the network.
-        soft: search the network as it was trained.
-        max_pairs: pairs after which the verdict is open.
-        output: folder for the certificate; None means the run's folder.
-        on_progress: function called with the number of pairs so far.
-
-    Returns:
-        The certificate and the files that were written; no files if a stored proof stays.
+    Returns the certificate and the files that were written; no files if a stored proof stays.
     """
     outcome = load_outcome(folder)
     config, sha256 = outcome.config, outcome.weights[WEIGHT_FILES[weights]]
@@ -64,10 +51,12 @@ def certify_run(
         )
     if config.model.backbone != "causal":
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
-    path, _ = certificate_paths(output or folder, weights, soft=soft)
+    path, network = certificate_paths(output or folder, weights, soft=soft)
     advice = "; choose a folder by --output" if output is None else ""
     files.open_for_append("certificate" if output is None else "output", path, advice)
-    if output is not None and _is_proof_of_others(path, sha256):
+    before = _stored(path)
+    is_proof = before.get("verdict") == "proven"
+    if output is not None and is_proof and before.get("weights_sha256") != sha256:
         raise RequestError(f"output must hold no proof of another run, got {path}")
     model = load_model(folder, weights)
     tables: dict[str, Any] | str
@@ -85,10 +74,18 @@ def certify_run(
             tables = "the task has a head for each place"
         # The attributes of evaluation are part of the network that is written.
         with runs.lock_folder(path.parent, patience_s=runs.WRITING_S):
-            written = _save_certificate(
-                folder, certificate, tables, task, weights=weights, soft=soft, output=output
-            )
-    return certificate, written
+            if certificate.verdict != "proven":
+                # Another verdict may only mean that fewer pairs were visited.
+                with contextlib.suppress(RequestError):
+                    load_proven(folder, weights, soft=soft, output=output)
+                    return certificate, []
+            row = {"weights": weights, "weights_sha256": sha256}
+            try:
+                return certificate, _write(path, network, row, certificate, tables, task)
+            except OSError as error:
+                name = "folder" if output is None else "output"
+                text = f"{name} must be writable, got {path.parent}: {error.strerror}"
+                raise RequestError(text) from error
 
 
 def check_property(
@@ -111,9 +108,8 @@ def check_property(
     ending. Other weights and ``soft`` change the name, as in :func:`certificate_paths`. It is open
     after ``max_states`` states of the network. The other arguments are as in :func:`certify_run`.
 
-    Returns:
-        The verdict, with the names of letters and answers; and the file that was written. It is
-        None if the verdict is open and the file holds another one on the same network and property.
+    Returns the verdict, with the names of letters and answers; and the file that was written: None
+    if the verdict is open and the file holds another one on the same network and property.
     """
     outcome = load_outcome(folder)
     config, task = outcome.config, outcome.config.build_task()
@@ -122,9 +118,9 @@ def check_property(
             raise ValueError(f"{property_file} is not a regular file")
         text = property_file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        message = f"property must be a text file, got {property_file}: {reason}"
-        raise RequestError(message) from error
+        reason = getattr(error, "strerror", None) or error
+        text = f"property must be a text file, got {property_file}: {reason}"
+        raise RequestError(text) from error
     model = load_model(folder, weights)
     if not isinstance(model, TokenClassifier):
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
@@ -163,42 +159,32 @@ def check_property(
         "reason": result.reason,
     }
     with runs.lock_folder(path.parent, patience_s=runs.WRITING_S):
-        if result.verdict == "open" and _is_decided(path, row):
+        before, same = _stored(path), ("property", "network", "weights_sha256")
+        is_decided = before.get("verdict", "open") != "open"
+        if result.verdict == "open" and is_decided and all(before.get(n) == row[n] for n in same):
             return row, None
         files.write_file(path, (json.dumps(row, indent=1) + "\n").encode())
     return row, path
 
 
-def _is_proof_of_others(path: Path, sha256: str) -> bool:
+def _stored(path: Path) -> dict[str, Any]:
+    """Return a verdict that was written before; empty if there is none, or it is damaged."""
     with contextlib.suppress(RequestError):
-        stored = files.read_json(path, "a certificate")
-        return stored.get("verdict") == "proven" and stored.get("weights_sha256") != sha256
-    return False
-
-
-def _is_decided(path: Path, row: dict[str, Any]) -> bool:
-    """Return whether a file holds a verdict on the property and the network of an open one."""
-    try:
-        stored = files.read_json(path, "a verdict")
-    except RequestError:
-        return False
-    names = ("property", "network", "weights_sha256")
-    same = all(stored.get(name) == row[name] for name in names)
-    return same and stored.get("verdict", "open") != "open"
+        return files.read_json(path, "a verdict")
+    return {}
 
 
 @dataclass(frozen=True)
 class ExploredRun:
-    """A network with gates of 0 and 1, all of whose states were visited."""
+    """The smallest machine that answers like a network, and its share of the labels of test words.
+
+    ``letters`` and ``answers`` are their names.
+    """
 
     machine: proofs.StateMachine
-    """The smallest machine that answers like the network."""
     letters: list[str]
-    """Name of each letter."""
     answers: list[str]
-    """Name of each answer."""
     accuracy: float
-    """Share of the labels of test words that the machine answers."""
 
 
 def explore_run(
@@ -208,11 +194,7 @@ def explore_run(
     max_states: int = 100_000,
     on_progress: Callable[[int], None] | None = None,
 ) -> ExploredRun:
-    """Visit all states, up to ``max_states``, of a run's network with gates of 0 and 1.
-
-    A network that cannot be hardened, has more states, or in which rounding may change a gate or an
-    answer is a RequestError.
-    """
+    """Visit all states, up to ``max_states``, of a run's network with gates of 0 and 1."""
     config = load_outcome(folder).config
     task, model = config.build_task(), load_model(folder, weights)
     if not isinstance(model, TokenClassifier) or not proofs.can_harden(model):
@@ -232,64 +214,44 @@ def explore_run(
 
 
 def certificate_paths(folder: Path, weights: Weights, *, soft: bool) -> tuple[Path, Path]:
-    """Return the path of a certificate, and that of the proven network.
-
-    Each choice of weights and of ``soft`` has its own files, so that certificates of different
-    networks never replace each other.
-    """
+    """Return the paths of a certificate and of the proven network; each choice has its own."""
     about = _about(weights, soft=soft)
     return folder / f"certificate{about}.json", folder / f"certified{about}.safetensors"
 
 
 def _about(weights: Weights, *, soft: bool) -> str:
-    """Return what the names of files say about the network."""
     return ("" if weights == "last" else f"-{weights}") + ("-soft" if soft else "")
 
 
-def _save_certificate(
-    folder: Path,
+def _write(
+    path: Path,
+    network: Path,
+    row: dict[str, Any],
     certificate: proofs.Certificate,
     tables: dict[str, Any] | str,
     task: Task,
-    *,
-    weights: Weights,
-    soft: bool,
-    output: Path | None,
 ) -> list[Path]:
-    """Write a certificate and, if it is a proof, the network; return the files.
-
-    A stored proof of the same weights stays: another verdict may only mean that fewer pairs were
-    visited.
-    """
-    target = output or folder
-    path, network = certificate_paths(target, weights, soft=soft)
-    proven = certificate.verdict == "proven"
-    if not proven:
-        with contextlib.suppress(RequestError):
-            load_proven(folder, weights, soft=soft, output=output)
-            return []
-    sha256 = load_outcome(folder).weights[WEIGHT_FILES[weights]]
-    row = {"weights": weights, "weights_sha256": sha256, **certificate.to_plain()}
-    try:
-        network.unlink(missing_ok=True)
-        if proven:
-            row["sha256"] = runs.save_weights(target, network.name, certificate.model.state_dict())
-        row["without_tables"] = tables if isinstance(tables, str) else None
-        row["letters"], row["answers"] = names_of(task, certificate.head)
-        if isinstance(task, Regex):
-            row["checked_against"] = task.checked_against
-        if certificate.method == "structure":
-            row["places"] = list(task.heads)
-        text = json.dumps(row, indent=1, allow_nan=False)
-        if not isinstance(tables, str):
-            # With a line for each number, the file would be many times as large.
-            compact = json.dumps(tables, separators=(",", ":"))
-            text = text.removesuffix("\n}") + f',\n "tables": {compact}\n}}'
-        files.write_file(path, f"{text}\n".encode())
-    except OSError as error:
-        name = "folder" if output is None else "output"
-        raise RequestError(f"{name} must be writable, got {target}: {error.strerror}") from error
-    return [path, network] if proven else [path]
+    """Write a certificate and, if it is a proof, the network; return the files."""
+    row |= certificate.to_plain()
+    written = [path]
+    network.unlink(missing_ok=True)
+    if certificate.verdict == "proven":
+        weights = certificate.model.state_dict()
+        row["sha256"] = runs.save_weights(network.parent, network.name, weights)
+        written.append(network)
+    row["without_tables"] = tables if isinstance(tables, str) else None
+    row["letters"], row["answers"] = names_of(task, certificate.head)
+    if isinstance(task, Regex):
+        row["checked_against"] = task.checked_against
+    if certificate.method == "structure":
+        row["places"] = list(task.heads)
+    text = json.dumps(row, indent=1, allow_nan=False)
+    if not isinstance(tables, str):
+        # With a line for each number, the file would be many times as large.
+        compact = json.dumps(tables, separators=(",", ":"))
+        text = text.removesuffix("\n}") + f',\n "tables": {compact}\n}}'
+    files.write_file(path, f"{text}\n".encode())
+    return written
 
 
 def load_proven(

@@ -8,8 +8,9 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -45,10 +46,7 @@ _COMPLEX = "#complex"
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return tensors as bytes in the safetensors format.
-
-    Tensors that share memory, such as tied weights, are stored once each.
-    """
+    """Return tensors in the safetensors format; those that share memory are stored once each."""
     stored, storages = {}, set()
     for name, tensor in tensors.items():
         tensor = tensor.detach()
@@ -82,13 +80,6 @@ def save_checkpoint(
     is renamed. So a checkpoint with its final name is whole. The manifest holds the SHA-256 of each
     file, and the state their names. All processes call this. The first one writes, unless the
     tensors are sharded: then each process writes its shards.
-
-    Args:
-        folder: folder of the run's checkpoints; made if absent.
-        step: optimiser steps done.
-        tensors: name of a file without its suffix -> name of a tensor -> tensor.
-        state: everything else, as JSON.
-        ranks: processes of the run.
     """
     sharded = any(is_sharded(tensor) for group in tensors.values() for tensor in group.values())
     unfinished = folder / _UNFINISHED
@@ -100,7 +91,7 @@ def save_checkpoint(
         unfinished.mkdir(exist_ok=True)
     if sharded:
         ranks.wait()
-        tensors, state = {}, {**state, _TIES: write_shards(unfinished, tensors)}
+        tensors, state = {}, {**state, _TIES: _write_shards(unfinished, tensors)}
     if not ranks.is_first:
         return
     # The shards are there already.
@@ -134,8 +125,7 @@ def load_checkpoint(
 
     Newer damaged ones are renamed, and ``report`` gets a line for each: the next save would count
     them among the newest, which it keeps. A checkpoint that cannot be read is not renamed: it may
-    be whole. All processes call this. Tensors are on the CPU, except those that belong to sharded
-    weights of ``like``: they are sharded like these.
+    be whole. All processes call this. Tensors are on the CPU, or sharded like those of ``like``.
     """
     loaded: list[tuple[TensorFiles, dict[str, Any]]] = []
 
@@ -160,13 +150,16 @@ def load_checkpoint(
     if name is None:
         return None
     tensors, state = loaded[0] if loaded else _load(folder / name)
+    like = like or {}
     if _TIES in state:
-        return read_shards(folder / name, state.pop(_TIES), like or {}), state
-    return spread_tensors(tensors, like or {}), state
+        return _read_shards(folder / name, state.pop(_TIES), like), state
+    for group in tensors.values():
+        group.update({key: _spread(tensor, _weight_of(key, like)) for key, tensor in group.items()})
+    return tensors, state
 
 
 def newest_before(folder: Path, step: int) -> Path | None:
-    """Return the newest checkpoint of fewer steps, or None if there is none."""
+    """Return the newest checkpoint of fewer steps, if there is one."""
     return next((path for path in _newest_first(folder) if _step(path.name) < step), None)
 
 
@@ -184,9 +177,8 @@ def _step(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _remove(checkpoint: Path) -> None:
-    # Files of a network file system may stay, and must not end a run.
-    shutil.rmtree(checkpoint, ignore_errors=True)
+# Files of a network file system may stay, and must not end a run.
+_remove = partial(shutil.rmtree, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:
@@ -196,12 +188,10 @@ def _sha256(path: Path) -> str:
 
 def _set_aside(path: Path) -> str:
     """Give a damaged checkpoint another name, which is returned."""
-    number, target = 1, path.with_name(_DAMAGED + path.name)
-    while target.exists() or target.is_symlink():
-        number += 1
-        target = path.with_name(f"{_DAMAGED}{path.name}-{number}")
-    path.rename(target)
-    return target.name
+    names = (f"{_DAMAGED}{path.name}{end}" for end in ("", *(f"-{n}" for n in range(2, 10**6))))
+    name = next(name for name in names if not os.path.lexists(path.with_name(name)))
+    path.rename(path.with_name(name))
+    return name
 
 
 def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
@@ -238,10 +228,10 @@ def _newest_first(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(found, key=_step, reverse=True)]
 
 
-def write_shards(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
-    """Write tensors, of which each process holds shards or all; all processes must call this.
+def _write_shards(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
+    """Write tensors; return "file/name" of each that is another one, such as a tied weight -> it.
 
-    Returns "file/name" of each tensor that is another one, such as a tied weight -> that other one.
+    All processes call this, and each holds its shards or the whole tensors.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
@@ -263,8 +253,8 @@ def write_shards(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> d
     return ties
 
 
-def read_shards(folder: Path, ties: Mapping[str, str], like: Mapping[str, Tensor]) -> TensorFiles:
-    """Read the tensors of :func:`write_shards`, which returned ``ties``, sharded like ``like``."""
+def _read_shards(folder: Path, ties: Mapping[str, str], like: Mapping[str, Tensor]) -> TensorFiles:
+    """Undo :func:`_write_shards`, which returned ``ties``."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 
@@ -273,11 +263,10 @@ def read_shards(folder: Path, ties: Mapping[str, str], like: Mapping[str, Tensor
     metadata: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
     for key, stored in metadata.items():
         weight = _weight_of(key.partition("/")[2], like)
-        dtype = stored.properties.dtype
-        if weight is not None and weight.shape == stored.size:
-            flat[key] = torch.empty_like(weight, dtype=dtype)
-        else:
-            flat[key] = torch.empty(stored.size, dtype=dtype)
+        # A tensor of another shape than its weight, such as a factor, is not sharded.
+        fits = weight is not None and weight.shape == stored.size
+        form = weight if fits else torch.empty(stored.size)
+        flat[key] = torch.empty_like(cast(Tensor, form), dtype=stored.properties.dtype)
     with warnings.catch_warnings():
         # Every process reads by itself, and PyTorch warns of it.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
@@ -287,14 +276,6 @@ def read_shards(folder: Path, ties: Mapping[str, str], like: Mapping[str, Tensor
         file, _, name = key.partition("/")
         found.setdefault(file, {})[name] = tensor
     return found
-
-
-def spread_tensors(tensors: TensorFiles, like: Mapping[str, Tensor]) -> TensorFiles:
-    """Return tensors whose weights, and what belongs to them, are sharded as ``like`` is."""
-    return {
-        file: {name: _spread(tensor, _weight_of(name, like)) for name, tensor in group.items()}
-        for file, group in tensors.items()
-    }
 
 
 def _spread(tensor: Tensor, weight: Any) -> Tensor:
@@ -317,11 +298,7 @@ def _weight_of(name: str, like: Mapping[str, Tensor]) -> Tensor | None:
 def optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the state of an optimiser of a model's parameters.
-
-    It is a table of tensors, such as moments and step counts, by "parameter/quantity"; and JSON
-    data: the options of each group, and whatever else the state holds.
-    """
+    """Return an optimiser's tensors by "parameter/quantity", and the rest of its state as JSON."""
     own = set(model.parameters())
     further: list[Any] = [key for key in optimizer.state if key not in own]
     further += sorted(optimizer.state_dict().keys() - {"state", "param_groups"})
@@ -352,10 +329,7 @@ def load_optimizer(
     tensors: Mapping[str, Tensor],
     numbers: Mapping[str, Any],
 ) -> None:
-    """Restore the result of :func:`optimizer_state`, bit-identical and in its own dtypes.
-
-    Stored options, such as the learning rate, replace the options of the optimiser's groups.
-    """
+    """Restore the result of :func:`optimizer_state`, bit-identical and in its own dtypes."""
     groups = numbers.get("groups", [{}] * len(optimizer.param_groups))
     for group, options in zip(optimizer.param_groups, groups, strict=True):
         group.update({name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})

@@ -73,11 +73,6 @@ class ModelConfig(Settings):
         return tuple(self.layers[place % len(self.layers)] for place in range(depth))
 
 
-# Fields that are options of the model, too.
-_PASSED_ON = ["bos", "residual", "norm", "channel_mixer", "zero_biases", "linear_init"]
-_PASSED_ON += ["readout_sizes"]
-
-
 class BatchConfig(Settings):
     """Size and layout of the batches."""
 
@@ -163,10 +158,6 @@ class ScheduleConfig(Settings):
     position. Long sequences may teach little before short ones are learned."""
     first_share: Annotated[float, Gt(0), Lt(1)] = 0.4
     """Share of the steps with such sequences; the others have whole ones."""
-
-    def length_at(self, step: int, num_steps: int) -> int | None:
-        """Return the tokens to which sequences are cut at a step; None means all."""
-        return self.first_length if step < self.first_share * num_steps else None
 
 
 class SearchConfig(Settings):
@@ -304,7 +295,8 @@ class RunConfig(Settings):
     def build_model(self, task: Task, seed: int | None = None) -> ReadoutModel:
         """Build the network of the run, with initial weights of a seed: the run's if None."""
         model = self.model
-        options = {name: getattr(model, name) for name in _PASSED_ON}
+        same = ("bos", "residual", "norm", "channel_mixer", "zero_biases", "linear_init")
+        options = {name: getattr(model, name) for name in (*same, "readout_sizes")}
         if model.embedding_init == "features":
             if not isinstance(task, HasTokenFeatures):
                 condition = f"must be 'normal' for the task {self.task.name}"

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from statemix import provenance
 from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
 from statemix.training.config import Device, Precision, RuntimeConfig, chosen_device
@@ -49,11 +48,7 @@ def check_here(runtime: RuntimeConfig) -> None:
 
 
 def check_threads(path: str, number: int) -> None:
-    """Check that a number of CPU threads or processes is at most four times the processors.
-
-    Results depend on the number of threads, so a request may exceed the number of processors, but
-    many more threads would freeze the machine.
-    """
+    """Check a number of CPU threads or processes: many more than processors freeze the machine."""
     processors = available_processors()
     if not 1 <= number <= 4 * processors:
         condition = f"must be in 1..{4 * processors} (processors available: {processors})"
@@ -81,21 +76,9 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextlib.contextmanager
-def own_random_numbers(device: Device) -> Iterator[None]:
+def own_random_numbers(device: Device) -> contextlib.AbstractContextManager[None]:
     """Leave PyTorch's global generators as they were."""
-    devices = [torch.cuda.current_device()] if device == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
-
-
-def environment(runtime: RuntimeConfig) -> dict[str, Any]:
-    """Describe software and machine of a run, whose device and threads are chosen."""
-    return {
-        **provenance.describe(),
-        "num_threads": runtime.num_threads,
-        "device": torch.cuda.get_device_name() if runtime.device == "cuda" else "cpu",
-    }
+    return torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else [])
 
 
 @dataclass(frozen=True)
@@ -159,10 +142,7 @@ ALONE = Ranks()
 
 
 def ranks_here() -> Ranks:
-    """Return the processes of the run by the environment variables that torchrun sets.
-
-    Without ``RANK`` or ``WORLD_SIZE``, this process is alone.
-    """
+    """Return the processes of the run by the environment variables that torchrun sets."""
     names = ("RANK", "WORLD_SIZE")
     if any(name not in os.environ for name in names):
         return ALONE
@@ -229,10 +209,7 @@ class WholeModel(nn.Module):
 
 
 def shard_model(whole: WholeModel, mesh: Any) -> WholeModel:
-    """Shard each block of a model, and the rest of the model, with FSDP2.
-
-    Blocks are the entries of each outermost ``nn.ModuleList``. The parameters become DTensors.
-    """
+    """Shard each entry of the outermost ``nn.ModuleList``s, and the rest of a model, with FSDP2."""
     from torch.distributed.fsdp import fully_shard
 
     for block in _blocks(whole):

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,12 +21,9 @@ from statemix.tasks import IGNORED, Examples, Task
 from statemix.tasks.addressing import Split
 from statemix.tasks.task import check_examples
 from statemix.training.config import RunConfig
-from statemix.training.hooks import Evaluation, Row
+from statemix.training.loop import Evaluation, Loop, Row
 from statemix.training.schedules import attributes_set
 from statemix.training.settings import built, to_plain
-
-if TYPE_CHECKING:
-    from statemix.training.loop import Loop
 
 # Enough work to hide the overhead of a call, while the gates of blocks of 16 stay below 300 MB.
 _TOKENS_PER_CALL = 4096
@@ -84,10 +81,7 @@ class SplitEvaluator:
         try:
             last = task.examples(split, num_sequences - 1, num_sequences, length)
         except OptionError as error:
-            subject, must, condition = str(error).partition(" must ")
-            if subject != "stop":
-                raise
-            raise OptionError(f"num_sequences{must}{condition}") from error
+            raise OptionError(str(error).replace("stop must", "num_sequences must", 1)) from error
         check_examples(task, last, length)
         if length is not None and last.lengths is None and last.tokens.shape[1] != length:
             # An example of this number may not exist at the training length.
@@ -102,7 +96,7 @@ class SplitEvaluator:
         self._batch_size = batch_size
 
     def __call__(self, model: ReadoutModel, **options: Any) -> HeadScores:
-        """Return the scores by head; options are ``autocast`` and ``tick`` of :func:`evaluate`."""
+        """Return the scores by head; the options are those of :func:`evaluate`."""
         return evaluate(model, self._examples(), batch_size=self._batch_size, **options)
 
 
@@ -112,7 +106,7 @@ def sequences_at(length: int, *, at_most: int, tokens: int) -> int:
 
 
 class NumberEvaluation(Evaluation):
-    """Keeps the numbers that a function of the model returns, as the options of ``fit`` say."""
+    """Keeps the numbers that the function ``evaluate`` of ``fit`` returns."""
 
     def __init__(
         self,
@@ -128,7 +122,7 @@ class NumberEvaluation(Evaluation):
         self._function, self._criterion, self._stop_at = evaluate, criterion, stop_at
         self._sign = 1 if mode == "max" else -1
 
-    def evaluate(self, loop: "Loop") -> tuple[Row, str]:
+    def evaluate(self, loop: Loop) -> tuple[Row, str]:
         row: Row = {"step": loop.step}
         if self._function is None:
             return row, ""
@@ -179,8 +173,8 @@ class RunEvaluation(Evaluation):
     def _check_all_scored(self, count: int) -> None:
         """Refuse a task that leaves positions unscored: an autoencoder rebuilds every position."""
         tokens, targets, lengths = self._task.examples("test", 0, count)
-        places = np.arange(tokens.shape[1])
-        present = np.ones(tokens.shape, np.bool_) if lengths is None else places < lengths[:, None]
+        ends = np.array([tokens.shape[1]] * len(tokens)) if lengths is None else lengths
+        present = np.arange(tokens.shape[1]) < ends[:, None]
         if any((classes[present] == IGNORED).any() for classes in targets.values()):
             name = self._task.name
             condition = f"must be 'causal' for a task that leaves positions unscored ({name})"
@@ -190,24 +184,23 @@ class RunEvaluation(Evaluation):
         self, split: Split, count: int, setting: str, length: int | None = None
     ) -> SplitEvaluator:
         """Return an evaluator on the first sequences of a split; messages name the setting."""
-        options = {"batch_size": self._batch_size}
-        return built(setting, SplitEvaluator, self._task, split, count, length, **options)
+        given = (self._task, split, count, length)
+        return built(setting, SplitEvaluator, *given, batch_size=self._batch_size)
 
     def _at(self, split: Split, name: str) -> dict[int, SplitEvaluator]:
         at_most, tokens = getattr(self._settings, f"{split}_size"), self._settings.tokens
-        counts = {
-            length: sequences_at(length, at_most=at_most, tokens=tokens)
-            for length in getattr(self._settings, name)
-        }
-        setting = f"evaluation.{name}"
-        return {length: self.on_split(split, n, setting, length) for length, n in counts.items()}
+        found = {}
+        for length in getattr(self._settings, name):
+            count = sequences_at(length, at_most=at_most, tokens=tokens)
+            found[length] = self.on_split(split, count, f"evaluation.{name}", length)
+        return found
 
-    def score(self, loop: "Loop", evaluator: SplitEvaluator) -> HeadScores:
+    def score(self, loop: Loop, evaluator: SplitEvaluator) -> HeadScores:
         """Return the scores of a loop's model; a signal ends the evaluation."""
         model: Any = loop.model
         return evaluator(model, autocast=loop.fabric.autocast, tick=loop.interrupts.check)
 
-    def evaluate(self, loop: "Loop") -> tuple[Row, str]:
+    def evaluate(self, loop: Loop) -> tuple[Row, str]:
         batches: Any = loop.batches
         with attributes_set(loop.model, self._settings.attributes):
             test, validation = self.score(loop, self._test), self.score(loop, self._validation)
@@ -243,7 +236,7 @@ class RunEvaluation(Evaluation):
         stop_at = self._settings.stop_at
         return stop_at is not None and _stored_accuracy(row["validation"]) > stop_at
 
-    def summary(self, loop: "Loop") -> dict[str, Any]:
+    def summary(self, loop: Loop) -> dict[str, Any]:
         kept = ("step", "epoch", "attributes", "validation", "test")
         summary: dict[str, Any] = {n: {k: row[k] for k in kept} for n, row in self.rows.items()}
         summary["test_at_best_validation"] = summary.pop("best_validation")
@@ -260,7 +253,6 @@ class RunEvaluation(Evaluation):
 
 
 def _stored_accuracy(heads: Mapping[str, Mapping[str, float]]) -> float:
-    """Return the mean token accuracy over heads of a row."""
     return math.fsum(scores["token_accuracy"] for scores in heads.values()) / len(heads)
 
 
@@ -305,9 +297,13 @@ def evaluate(
                 tick()
             yield piece.to(model.device)
 
+    num_rows, length = tokens.shape
+    at_once = max(_TOKENS_PER_CALL // length, _ROWS_AT_LEAST)
+    span = max(1, _TOKENS_PER_CALL // min(at_once, num_rows))
     model.eval()
     with torch.inference_mode(), autocast():
-        for rows, span in _parts(*examples.tokens.shape):
+        for row in range(0, num_rows, at_once):
+            rows = slice(row, row + at_once)
             pieces = moved(torch.split(tokens[rows], span, dim=1))
             row_lengths = None if lengths is None else lengths[rows].to(model.device)
             found: dict[str, list[tuple[Tensor, Tensor]]] = {head: [] for head in targets}
@@ -325,14 +321,6 @@ def evaluate(
         head: _scores(predictions[head], classes, losses[head], batch_size)
         for head, classes in targets.items()
     }
-
-
-def _parts(num_sequences: int, length: int) -> Iterator[tuple[slice, int]]:
-    """Yield some rows at a time, and the length of the pieces in which they are processed."""
-    rows = max(_TOKENS_PER_CALL // length, _ROWS_AT_LEAST)
-    span = max(1, _TOKENS_PER_CALL // min(rows, num_sequences))
-    for row in range(0, num_sequences, rows):
-        yield slice(row, row + rows), span
 
 
 def _check_targets(model: ReadoutModel, tokens: Tensor, wanted: Mapping[str, Tensor]) -> None:

@@ -60,10 +60,9 @@ class FolderInUseError(RequestError):
 
 @dataclass(frozen=True)
 class StoredConfig:
-    """The configuration of a run as it is stored."""
+    """The configuration of a run as it is stored, with the version of its meaning."""
 
     schema: int
-    """Version of the meaning of the fields."""
     asked: dict[str, Any]
     """The request, which identifies the run: fields that differ from their defaults."""
     resolved: dict[str, Any]
@@ -111,10 +110,9 @@ def check_imported(path: Path, names: Any) -> None:
 def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) -> StoredConfig:
     """Return the configuration with which a run in this folder starts or resumes.
 
-    The request identifies the run. A stored run resumes with its own resolved configuration, even
-    if a default, the device or the number of threads has changed since. With ``extend``, the
-    request may ask for a longer training or for more attempts; the stored configuration is then
-    returned with that length.
+    A stored run of the same request resumes with its own resolved configuration, even if a default,
+    the device or the number of threads has changed since. With ``extend``, the request may be
+    longer; the stored configuration is then returned with that length.
     """
     try:
         stored = stored_config(folder, config.schema)
@@ -123,10 +121,9 @@ def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) 
     except OSError as error:
         raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
     if stored is None:
-        for name in names:
-            if name not in _BEGUN:
-                text = f"folder must be empty or hold a run, got {folder} with {name!r}"
-                raise RequestError(text)
+        if others := [name for name in names if name not in _BEGUN]:
+            text = f"folder must be empty or hold a run, got {folder} with {others[0]!r}"
+            raise RequestError(text)
         return config
     if extend:
         stored = _with_length(stored, config)
@@ -172,11 +169,10 @@ def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
 def lock_folder(
     folder: Path, name: str = "folder", *, patience_s: float = _PATIENCE_S
 ) -> Iterator[None]:
-    """Lock a folder that a command writes; make it if absent.
+    """Lock a folder that a command writes by its option ``name``; make it if absent.
 
-    Nothing of the lock stays, and a folder that was made goes again if nothing was put into it.
-    Messages name the option ``name`` that holds the path. If another process is still in the folder
-    after ``patience_s`` seconds, FolderInUseError is raised.
+    Nothing of the lock stays, and a folder that was made goes again if nothing was put into it. If
+    another process is still there after ``patience_s`` seconds, FolderInUseError is raised.
     """
     lock = FileLock(folder / LOCK)
     try:
@@ -223,7 +219,7 @@ def begin_run(folder: Path, config: StoredConfig, environment: Mapping[str, Any]
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """Return what :func:`begin_run` has stored as the environment, without what is damaged."""
+    """Return the stored environment without what is damaged."""
     try:
         stored = read_json(folder / ENVIRONMENT, "the environment of a run")
     except RequestError:
@@ -235,7 +231,7 @@ def read_environment(folder: Path) -> dict[str, Any]:
 def warn_of_changes(folder: Path, environment: Mapping[str, Any]) -> None:
     """Warn if something that decides results, but does not identify a run, differs from its start.
 
-    What a run does not state is not compared. The machine has no influence on a finished run.
+    What a run does not state is not compared, nor, once it is finished, the machine.
     """
     before, finished = read_environment(folder), (folder / SUMMARY).exists()
 
@@ -266,7 +262,7 @@ def warn_of_changes(folder: Path, environment: Mapping[str, Any]) -> None:
 
 
 def _reopen_run(folder: Path) -> None:
-    """Make a run that is to be extended unfinished again, with a checkpoint at its end."""
+    """Let a finished run, which is to be extended, end with a checkpoint instead."""
     summary = read_summary(folder)
     content = "a run's last state to extend it, as finished runs have since 0.1"
     state = read_json(folder / STATE, content)
@@ -282,10 +278,7 @@ def _reopen_run(folder: Path) -> None:
 
 
 def remove_runs(folders: Iterable[Path]) -> None:
-    """Remove folders that hold runs, or the remains of runs that were killed as they began.
-
-    None is removed if another process trains one of the runs, or a folder holds something else.
-    """
+    """Remove folders of runs; none if another process trains one, or one holds something else."""
     folders = [folder for folder in folders if folder.exists()]
     for folder in folders:
         if not (folder / CONFIG).exists():
@@ -303,23 +296,23 @@ def is_finished(folder: Path, config: StoredConfig) -> bool:
 
 
 def write_status(folder: Path, status: Ending, message: str = "") -> None:
-    """Write the status of the run."""
+    """Write the status of the run in a folder."""
     write_file(folder / STATUS, _json(asdict(Status(status, message))))
 
 
 @contextlib.contextmanager
 def record_status(folder: Path) -> Iterator[None]:
     """Record in a run's folder that the run is running, and then how it ends."""
-    endings: dict[type, Ending]
-    endings = {FloatingPointError: "diverged", KeyboardInterrupt: "interrupted"}
     write_status(folder, "running")
     try:
         yield
     except BaseException as error:
-        found = (ending for kind, ending in endings.items() if isinstance(error, kind))
+        ending: Ending = "diverged" if isinstance(error, FloatingPointError) else "failed"
+        if isinstance(error, KeyboardInterrupt):
+            ending = "interrupted"
         # If the disk is full, writing the status must not hide the first error.
         with contextlib.suppress(OSError):
-            write_status(folder, next(found, "failed"), str(error) or type(error).__name__)
+            write_status(folder, ending, str(error) or type(error).__name__)
         raise
     write_status(folder, "done")
 

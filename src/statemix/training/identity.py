@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import json
-import operator
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.utils.data import Dataset
 from statemix.errors import RequestError
 from statemix.training import folder as runs
 from statemix.training.devices import parameter_names
-from statemix.training.hooks import Hook
+from statemix.training.loop import Hook
 from statemix.training.settings import plain_number
 
 # Version of what `fit` stores; runs of `train` have versions of their own.
@@ -34,10 +33,9 @@ _NEUTRAL = ("num_steps", "pin_memory", "pin_memory_device", "prefetch_factor", "
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
-    """Return the kind of an optimiser, and the options and parameters of its groups.
+    """Return the kind of an optimiser, and the options and parameters (None: all) of its groups.
 
-    "parameters" is None for a group of all that are trained. A schedule of PyTorch changes the rate
-    when it is made: the rate before it counts.
+    A schedule of PyTorch changes the rate when it is made: the rate before it counts.
     """
     names = parameter_names(model)
     trained = {name for parameter, name in names.items() if parameter.requires_grad}
@@ -111,8 +109,15 @@ def describe_code(
     batch: Any, loss: Any, evaluate: Any, hooks: Sequence[Hook], scheduler: Any, model: nn.Module
 ) -> dict[str, Any]:
     """Return fingerprints of what a call of ``fit`` is given."""
-    # Tensors do not show the kinds of modules.
+    # Tensors do not show the kinds of modules, nor the code of the user's own ones.
     modules = [(name, type(m).__qualname__, m.extra_repr()) for name, m in model.named_modules()]
+    methods = [
+        (f"{kind.__qualname__}.{name}", fingerprint(member))
+        for kind in {type(module) for module in model.modules()}
+        if kind.__module__.split(".")[0] not in ("torch", "statemix", "transformers")
+        for name, member in vars(kind).items()
+        if isinstance(member, types.FunctionType)
+    ]
     return {
         "batch": fingerprint(batch),
         "loss": fingerprint(loss),
@@ -120,29 +125,16 @@ def describe_code(
         "hooks": [fingerprint(hook) for hook in hooks if hook.changes_results],
         "scheduler": describe_schedule(scheduler),
         "modules of the model": _digest(modules),
-        "methods of the model": _digest(_methods(model)),
+        "methods of the model": _digest(sorted(methods)),
     }
-
-
-def _methods(model: nn.Module) -> list[tuple[str, str]]:
-    """Return fingerprints of the methods of the user's own modules."""
-    kinds = {type(module) for module in model.modules()}
-    return sorted(
-        (f"{kind.__qualname__}.{name}", fingerprint(member))
-        for kind in kinds
-        if kind.__module__.split(".")[0] not in ("torch", "statemix", "transformers")
-        for name, member in vars(kind).items()
-        if isinstance(member, types.FunctionType)
-    )
 
 
 def fingerprint(value: Any) -> str:
     """Return a fingerprint of a function or an object, the same in every process.
 
-    It covers the byte code and the defaults, and what the code refers to in its own module and
-    closure: plain values, tuples, arrays and functions. Of other objects it covers the type, its
-    methods and public attributes of these kinds. Functions of other modules, and of this library,
-    are known by their names.
+    It covers the byte code, and what the code refers to in its own module and closure: plain
+    values, tuples, arrays and functions. Of other objects it covers the type, its methods and
+    public attributes of these kinds. Functions of other modules are known by their names.
     """
     home = getattr(value, "__module__", None) or ""
     return _digest(_traits(value, None if home.startswith("statemix.") else home, set()))
@@ -153,10 +145,7 @@ def _digest(traits: Any) -> str:
 
 
 def _traits(value: Any, home: str | None, seen: set[int]) -> Any:
-    """Return what distinguishes a value, as nested tuples of plain values.
-
-    Functions of the module ``home`` are looked into; ``seen`` has the values around this one.
-    """
+    """Return what distinguishes a value of a module, as nested tuples; ``seen`` is around it."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, _PLAIN):
         return value
@@ -189,11 +178,13 @@ def _traits(value: Any, home: str | None, seen: set[int]) -> Any:
 
 
 def _traits_of_code(function: types.FunctionType, home: str | None, seen: set[int]) -> Any:
-    names = _names(function.__code__)
-    shared = [(name, v) for name, v in function.__globals__.items() if name in names]
+    shared = function.__globals__
     # Tables and other objects may change while the code runs.
-    values = [item for item in shared if isinstance(item[1], _REFERRED)]
-    values.sort(key=operator.itemgetter(0))
+    values = [
+        (name, shared[name])
+        for name in sorted(_names(function.__code__))
+        if isinstance(shared.get(name, shared), _REFERRED)
+    ]
     defaults = (function.__defaults__, *(function.__kwdefaults__ or {}).items())
     cells = tuple(map(_inside, function.__closure__ or ()))
     return _traits((function.__code__, defaults, tuple(values), cells), home, seen)
@@ -208,8 +199,7 @@ def _inside(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        # A name that is not bound yet.
-        return None
+        return None  # A name that is not bound yet.
 
 
 def _content(value: Tensor | np.ndarray[Any, Any]) -> str:

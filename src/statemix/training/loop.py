@@ -1,25 +1,267 @@
-"""The training loop, for any model on any batches."""
+"""The training loop, for any model on any batches, and the hooks around its steps."""
 
+import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from statemix.errors import RequestError
+from statemix.files import append, naming
 from statemix.interrupts import Interrupts
+from statemix.memory import is_shortage
 from statemix.training import devices
 from statemix.training.batches import Averages, Batches
-from statemix.training.checkpoint import TensorFiles, load_optimizer, optimizer_state
+from statemix.training.checkpoint import (
+    TensorFiles,
+    load_checkpoint,
+    load_optimizer,
+    newest_before,
+    optimizer_state,
+    save_checkpoint,
+)
 from statemix.training.devices import ALONE, Agreement, Ranks
-from statemix.training.hooks import Event, Hook, add_stored
+from statemix.training.settings import finite
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a run.
+
+    Attributes:
+        kind: "started" (or resumed), "step", "evaluated" (a row of metrics), "saved" (a
+            checkpoint), "message" (something the user should know), "finished".
+        step: optimiser steps done so far.
+        num_steps: steps of the whole run.
+        loss: training loss of the step, where ``kind`` is "step".
+        row: the row of metrics, where ``kind`` is "evaluated".
+        text: one line for a reader; empty for a "step" that nothing describes.
+    """
+
+    kind: Literal["started", "step", "evaluated", "saved", "message", "finished"]
+    step: int
+    num_steps: int
+    loss: float | None = None
+    row: dict[str, Any] | None = None
+    text: str = ""
+
+
+class Hook:
+    """Something that happens around the steps of a loop; a subclass overrides what it needs.
+
+    The loop has the attributes ``model``, ``optimizer``, ``batches``, ``step`` (number of steps
+    done), ``num_steps`` (steps of the whole run) and ``stopped``. A hook may change ``num_steps``
+    and the options of the optimiser's groups. ``loop.stopped = True`` ends the training early.
+
+    Hooks are called in the order in which the loop holds them. What changes in a hook with the
+    steps belongs into :meth:`state_dict` and :meth:`tensors`, or a resumed run ends differently.
+    """
+
+    changes_results: ClassVar[bool] = True
+    """False for a hook that only looks on: ``fit`` does not compare it."""
+
+    def on_start(self, loop: "Loop") -> None:
+        """Act before the first step of this process; a resumed loop is restored by then."""
+
+    def before_step(self, loop: "Loop") -> None:
+        """Act when ``loop.step`` steps are done: before each further step, and after the last."""
+
+    def after_step(self, loop: "Loop", loss: float) -> None:
+        """Act after a step that began with this loss."""
+
+    def losses(self, loop: "Loop", batch: Any) -> dict[str, Tensor]:  # noqa: ARG002
+        """Return further losses of a batch by name."""
+        return {}
+
+    def row(self, loop: "Loop") -> dict[str, Any]:  # noqa: ARG002
+        """Return entries for the row of an evaluation, as JSON data."""
+        return {}
+
+    def summary(self, loop: "Loop") -> dict[str, Any]:  # noqa: ARG002
+        """Return entries for the summary of a run that has ended, as JSON data."""
+        return {}
+
+    def on_divergence(self, loop: "Loop", error: FloatingPointError) -> bool:  # noqa: ARG002
+        """Return whether the loop may continue although a loss was not finite."""
+        return False
+
+    def on_stop(self, loop: "Loop") -> None:
+        """Act when an interrupt, a divergence or a refused setting ends the loop early."""
+
+    def on_end(self, loop: "Loop") -> None:
+        """Act after the last step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint stores, as JSON data under names that no other hook uses."""
+        return {}
+
+    def tensors(self) -> TensorFiles:
+        """Return the tensors that a checkpoint stores, by names of files."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
+        """Restore this hook from the state and the tensors of all hooks."""
+
+
+def _add(stored: dict[str, Any], further: Mapping[str, Any], reserved: str) -> None:
+    """Add what a hook stores, under names of files that nothing else has."""
+    for name in further:
+        if name in stored or name == reserved or Path(name).name != name:
+            raise RequestError(f"hooks must store under names of their own, got {name!r}")
+    stored |= further
+
+
+Row = dict[str, Any]
+"""What an evaluation leaves in the metrics, as JSON data."""
+
+
+class Evaluation(Hook):
+    """Evaluates from time to time and at the end, and keeps the best weights.
+
+    The rows go to the file ``metrics``, which the first process has alone.
+    """
+
+    def __init__(self, every: int, metrics: Path | None) -> None:
+        self._every, self._metrics, self._size = every, metrics, 0
+        self.rows: dict[str, Row] = {}
+        """The last row ("last") and the best by every criterion."""
+        self.weights: TensorFiles = {}
+        """Name of a criterion -> weights at its best row."""
+        self.evaluated_at = 0
+        """Steps done at the last evaluation."""
+
+    def evaluate(self, loop: "Loop") -> tuple[Row, str]:
+        """Return the row of an evaluation, and a line about it for a reader."""
+        raise NotImplementedError
+
+    def scores(self, row: Row) -> dict[str, float]:  # noqa: ARG002
+        """Return name of a criterion -> its value: the first row with the highest is chosen."""
+        return {}
+
+    def ends(self, row: Row) -> bool:  # noqa: ARG002
+        """Return whether training ends early."""
+        return False
+
+    def on_start(self, loop: "Loop") -> None:  # noqa: ARG002
+        if self._metrics is not None:
+            # Cut off what a resumed run will write again, and a row that is not whole.
+            with self._metrics.open("ab") as file:
+                file.truncate(self._metrics.read_bytes()[: self._size].rfind(b"\n") + 1)
+
+    def before_step(self, loop: "Loop") -> None:
+        is_due = loop.step % self._every == 0 or loop.stopped or loop.step >= loop.num_steps
+        if loop.step == self.evaluated_at or not is_due:
+            return
+        row, text = self.evaluate(loop)
+        for hook in loop.hooks:
+            row |= hook.row(loop)
+        row |= {"train": loop.averages.read(), "time_s": loop.time_s}
+        self.rows["last"] = row
+        for name, value in self.scores(row).items():
+            # Of equal values, the first one counts.
+            if name not in self.rows or value > self.scores(self.rows[name])[name]:
+                self.rows[name] = row
+                weights = loop.model.state_dict()
+                self.weights[name] = {key: t.detach().clone() for key, t in weights.items()}
+        if self._metrics is not None:
+            append(self._metrics, json.dumps(finite(row)) + "\n")
+        self.evaluated_at = loop.step
+        loop.stopped |= self.ends(row)
+        train_loss = row["train"]["loss"]
+        loop.emit("evaluated", f"step {loop.step}: train loss {train_loss:.4f}{text}", row=row)
+
+    def summary(self, loop: "Loop") -> dict[str, Any]:  # noqa: ARG002
+        return self.rows
+
+    def forget(self, step: int) -> None:
+        """Forget all rows: weights that are given up at this step are not the run's."""
+        self.rows, self.weights, self.evaluated_at = {}, {}, step
+
+    def state_dict(self) -> dict[str, Any]:
+        size = 0
+        if self._metrics is not None:
+            with naming(self._metrics), self._metrics.open("ab") as file:
+                os.fsync(file.fileno())
+                size = file.tell()
+        return {"evaluated_at": self.evaluated_at, "metrics_bytes": size, "selections": self.rows}
+
+    def tensors(self) -> TensorFiles:
+        return self.weights
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
+        self.evaluated_at, self._size = state["evaluated_at"], state["metrics_bytes"]
+        self.rows = dict(state["selections"])
+        self.weights = {name: tensors[name] for name in self.rows if name in tensors}
+
+
+# Fewest seconds between checkpoints, and the largest share of the time that they take.
+_LEAST_S, _LARGEST_SHARE = 10.0, 0.02
+
+
+class Checkpoints(Hook):
+    """Saves a checkpoint from time to time, when the loop is interrupted, and at the end."""
+
+    def __init__(self, folder: Path, every_s: float | None) -> None:
+        self._folder, self._every_s = folder, every_s
+        self._wait_s = _LEAST_S if every_s is None else every_s
+
+    def resume(self, loop: "Loop") -> bool:
+        """Restore a loop from the newest checkpoint; return whether there is one."""
+        if loop.ranks.size == 1 and not self._folder.exists():
+            return False
+        found = load_checkpoint(
+            self._folder, partial(loop.emit, "message"), loop.model.state_dict(), loop.ranks
+        )
+        if found is None:
+            return False
+        try:
+            loop.load_state_dict(found[1], found[0])
+        except (RuntimeError, KeyError) as error:
+            if is_shortage(error):
+                raise
+            text = f"{self._folder}: model, optimizer and hooks must match the checkpoint: "
+            raise RequestError(text + " ".join(str(error).split())) from error
+        return True
+
+    def before_failure(self, step: int) -> str:
+        """Say which checkpoint of fewer steps is the newest."""
+        good = newest_before(self._folder, step)
+        return f"the last good checkpoint is {good}" if good else "no good checkpoint was saved yet"
+
+    def on_start(self, loop: "Loop") -> None:
+        self._saved_at = loop.clock
+
+    def before_step(self, loop: "Loop") -> None:
+        if loop.clock - self._saved_at >= self._wait_s:
+            self.save(loop)
+
+    def on_stop(self, loop: "Loop") -> None:
+        self.save(loop)
+
+    def on_end(self, loop: "Loop") -> None:
+        self.save(loop)
+
+    def save(self, loop: "Loop") -> None:
+        """Save a checkpoint."""
+        began = time.monotonic()
+        save_checkpoint(self._folder, loop.step, loop.tensors(), loop.state_dict(), loop.ranks)
+        if self._every_s is None:
+            # All processes must save the next checkpoint at the same step.
+            cost_s = loop.ranks.on_first(lambda: time.monotonic() - began)
+            self._wait_s = max(_LEAST_S, cost_s / _LARGEST_SHARE)
+        self._saved_at = loop.clock
+        loop.emit("saved", f"checkpoint at step {loop.step}")
 
 
 class Loop:
@@ -27,17 +269,9 @@ class Loop:
 
     Every step is a function of its number and of the contents of :meth:`tensors` and
     :meth:`state_dict`, so a loop restored from them continues bit-identically. Each step waits for
-    the device once, to check that loss and gradient are finite before the optimiser uses them. It
-    also seeds PyTorch's global generators.
-
-    The arguments are as in :func:`statemix.training.fit`. Losses are summed over the batches of a
-    step, and over processes, as gradients are. Hooks may be added until the loop runs.
-
-    Attributes:
-        step: optimiser steps done.
-        num_steps: optimiser steps of the whole run; hooks may change it.
-        stopped: whether a hook has ended training early.
-        averages: losses and reported numbers since the last row.
+    the device once, to check that loss and gradient are finite before the optimiser uses them.
+    Losses are summed over the batches of a step and over processes, as gradients are. The arguments
+    and attributes are as in :func:`statemix.training.fit` and :class:`Hook`.
     """
 
     def __init__(
@@ -103,7 +337,7 @@ class Loop:
             raise
 
     def _next_step(self) -> int | None:
-        """Let hooks act between two steps; return the number of the next step, None at the end."""
+        """Let hooks act between two steps; return the next step, None at the end."""
         try:
             for hook in self.hooks:
                 hook.before_step(self)
@@ -116,7 +350,6 @@ class Loop:
         return None if self.stopped or self.step >= self.num_steps else self.step
 
     def _recover(self, error: FloatingPointError) -> None:
-        """Continue if a hook has restarted the loop from other weights."""
         if not any(hook.on_divergence(self, error) for hook in self.hooks):
             raise error
 
@@ -139,7 +372,13 @@ class Loop:
             self._backward(model, part, is_last=place == len(batches))
             loss = loss + part.detach()
             parts.append(losses)
-            reports.append(self.reports())
+            reports.append(
+                {
+                    f"{name}.{key}": number
+                    for name, module in self._reporting.items()
+                    for key, number in module.reports().items()
+                }
+            )
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
         numbers = [loss.double(), norm.double()]
@@ -150,8 +389,7 @@ class Loop:
         value, length, *agreed_on = torch.stack(numbers).tolist()
         if agreed_on:
             self._agreement.read(agreed_on)
-        error = self.refusal(value, length)
-        if error is not None:
+        if error := self.refusal(value, length):
             optimizer.zero_grad()
             raise error
         if self._clip_norm is not None:
@@ -188,9 +426,8 @@ class Loop:
     def _seed_generators(self, step: int) -> None:
         """Let nothing that layers draw depend on the steps before."""
         # An odd multiplier keeps the sequences of two seeds apart.
-        seed = (
-            self._seed * 0x9E3779B97F4A7C15 + self.ranks.rank * 0xBF58476D1CE4E5B9 + step
-        ) % 2**64
+        own = self._seed * 0x9E3779B97F4A7C15 + self.ranks.rank * 0xBF58476D1CE4E5B9
+        seed = (own + step) % 2**64
         # torch.manual_seed looks at every kind of device, which takes a hundred times as long.
         torch.default_generator.manual_seed(seed)
         if self.fabric.device.type == "cuda":
@@ -200,22 +437,14 @@ class Loop:
         """Return why the next step must not be made; None if loss and gradient are finite."""
         if math.isfinite(loss) and math.isfinite(norm):
             return None
-        is_loss = not math.isfinite(loss)
-        name, value = ("loss", loss) if is_loss else ("norm of the gradient", norm)
+        is_norm = math.isfinite(loss)
+        name, value = ("norm of the gradient", norm) if is_norm else ("loss", loss)
         group = self.optimizer.param_groups[0]
         rate = group.get("lr", math.nan) / group.get("rate_factor", 1.0)
         return FloatingPointError(
             f"{name} must be finite, got {value} at step {self.step + 1} of {self.num_steps} with "
             f"learning rate {rate:.3g}; a smaller rate or clip_norm may help"
         )
-
-    def reports(self) -> dict[str, Tensor]:
-        """Return what the layers report about their last forward pass: "MODULE.NAME" -> number."""
-        return {
-            f"{name}.{key}": number
-            for name, module in self._reporting.items()
-            for key, number in module.reports().items()
-        }
 
     def check_weights(self) -> None:
         """Check that calls of the model have made no weights, which a new model would not have."""
@@ -235,13 +464,8 @@ class Loop:
         self.averages = Averages()
 
     def emit(self, kind: Any, text: str = "", **fields: Any) -> None:
-        """Report an event at the present step."""
         if self._emit is not None:
             self._emit(Event(kind, self.step, self.num_steps, text=text, **fields))
-
-    def report(self, text: str) -> None:
-        """Report something that the user should know."""
-        self.emit("message", text)
 
     @property
     def num_parameters(self) -> int:
@@ -264,7 +488,7 @@ class Loop:
         return time.monotonic() if self.ranks.size == 1 else self._agreement.clock
 
     def call(self, function: Callable[[Any], Any]) -> Any:
-        """Return a function of the model, between two steps; shards are gathered for the call."""
+        """Call a function of the model between two steps, with all shards."""
         whole = self._wrapped[0]
         if not any(map(devices.is_sharded, self._parameters)):
             return function(self.model)
@@ -274,7 +498,7 @@ class Loop:
         return found
 
     def tensors(self) -> TensorFiles:
-        """Return weights, state of the optimiser and tensors of hooks, as files of tensors."""
+        """Return weights, state of the optimiser and tensors of hooks."""
         self.check_weights()
         weights = dict(self.model.state_dict())
         files = {"model": weights, "optimizer": optimizer_state(self.optimizer, self.model)[0]}
@@ -282,7 +506,7 @@ class Loop:
         if buffers:
             files["buffers"] = buffers
         for hook in self.hooks:
-            add_stored(files, hook.tensors(), ("buffers",))
+            _add(files, hook.tensors(), "buffers")
         return files
 
     def state_dict(self) -> dict[str, Any]:
@@ -295,7 +519,7 @@ class Loop:
             "optimizer": optimizer_state(self.optimizer, self.model)[1],
         }
         for hook in self.hooks:
-            add_stored(state, hook.state_dict(), ("files",))
+            _add(state, hook.state_dict(), "files")
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
@@ -333,6 +557,5 @@ def _by_name(found: Any) -> dict[str, Tensor]:
 
 
 def _forms(model: nn.Module) -> dict[str, Any]:
-    """Return shape and dtype of each weight."""
     weights = model.state_dict().items()
     return {name: (t.shape, t.dtype) for name, t in weights if isinstance(t, Tensor)}

@@ -21,8 +21,7 @@ from statemix.training.checkpoint import remove_checkpoints
 from statemix.training.config import SCHEMA, RunConfig, config_from_plain
 from statemix.training.devices import whole_tensor
 from statemix.training.evaluation import HeadScores, accuracy
-from statemix.training.hooks import Event, Row
-from statemix.training.loop import Loop
+from statemix.training.loop import Event, Loop, Row
 from statemix.training.schedules import restore_attributes
 from statemix.training.settings import checked
 
@@ -186,18 +185,14 @@ def load_outcome(folder: Path | str) -> Outcome:
     return Outcome(folder=folder, config=config, **vars(summary))
 
 
-def load_finished(folder: Path, on_event: Callable[[Event], None] | None = None) -> Outcome:
-    """Read a finished run, which any machine can, whatever it was trained on."""
-    outcome = load_outcome(folder)
-    # A run that was killed right after it wrote its summary has left its checkpoints and a status.
+def tidy(folder: Path, step: int, on_event: Callable[[Event], None] | None) -> None:
+    """Tidy a finished run, which may have been killed after its summary, and tell its end."""
     remove_checkpoints(folder / runs.CHECKPOINTS)
     # A folder that only others may write needs no tidying.
     with contextlib.suppress(OSError):
         runs.write_status(folder, "done")
-    step = outcome.last.step
     if on_event is not None:
         on_event(Event("finished", step, step, text=f"{folder} holds this run, finished"))
-    return outcome
 
 
 def load_config(folder: Path | str) -> RunConfig:
@@ -271,14 +266,6 @@ def load_model(folder: Path | str, weights: Weights = "last") -> ReadoutModel:
         path = folder / runs.SUMMARY
         raise RequestError(f"{path} must hold attributes of the network: {error}") from error
     return model
-
-
-def digest_of_source(source: Path) -> dict[str, str]:
-    """Return the SHA-256 of the weights that a run starts from, while they are there."""
-    with contextlib.suppress(RequestError):
-        sha256 = runs.read_summary(source)["weights"].get(WEIGHT_FILES["last"], "")
-        return {f"weights of {source}": sha256}
-    return {}
 
 
 def load_weights_of(model: ReadoutModel, source: Path) -> None:

@@ -9,7 +9,7 @@ from rich import progress as bar
 from rich.console import Console
 from rich.table import Column
 
-from statemix.training.hooks import Event
+from statemix.training.loop import Event
 
 LINE_EVERY_S = 15.0
 """Seconds after which a log file shows where a run is, if it was silent for so long."""

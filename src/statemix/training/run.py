@@ -14,17 +14,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from statemix import provenance
 from statemix.errors import RequestError
 from statemix.interrupts import Interrupts
 from statemix.memory import freed_memory_kept
-from statemix.models import ReadoutModel
 from statemix.ops import BackendUnavailableError
 from statemix.tasks import Task
 from statemix.tasks.permutation import Permutation
 from statemix.training import config as configs
 from statemix.training import devices, outcome, schedules
 from statemix.training import folder as runs
-from statemix.training.attempts import Attempts
+from statemix.training.attempts import Attempts, PermutationPenalty, Representations
 from statemix.training.batches import (
     Batches,
     CrossEntropy,
@@ -34,12 +34,10 @@ from statemix.training.batches import (
 )
 from statemix.training.config import Device, Precision, RunConfig, RuntimeConfig
 from statemix.training.evaluation import NumberEvaluation, RunEvaluation
-from statemix.training.hooks import Checkpoints, Evaluation, Event, Hook
 from statemix.training.identity import comparable, describe_code, request_of
-from statemix.training.loop import Loop
+from statemix.training.loop import Checkpoints, Evaluation, Event, Hook, Loop
 from statemix.training.outcome import Fitted, Outcome
 from statemix.training.settings import checked, import_modules, source_digests
-from statemix.training.transition_hooks import PermutationPenalty, Representations
 
 
 def train(
@@ -88,11 +86,17 @@ def train(
     stored = runs.resolve_config(folder, request, extend=extend)
     sources = source_digests(config.imports)
     if config.start_from is not None:
-        sources |= outcome.digest_of_source(Path(config.start_from))
+        source = Path(config.start_from)
+        # The source is needed no longer when the run has finished.
+        with contextlib.suppress(RequestError):
+            weights = runs.read_summary(source)["weights"].get("model.safetensors", "")
+            sources[f"weights of {source}"] = weights
     # A machine that could not train a finished run still reads it.
     if runs.is_finished(folder, stored):
         runs.warn_of_changes(folder, {"information": sources})
-        return outcome.load_finished(folder, on_event)
+        found = outcome.load_outcome(folder)
+        outcome.tidy(folder, found.last.step, on_event)
+        return found
     # A stored run keeps the choices that were made when it began.
     config = resolved
     if stored is not request:
@@ -147,30 +151,23 @@ def parts_of(config: RunConfig, task: Task, folder: Path) -> dict[str, Any]:
         hooks.append(PermutationPenalty(config.objective.permutation_penalty, model, attempts))
     if isinstance(task, Permutation):
         hooks.append(Representations())
-    _call_once(config, model, device)
+    # A call of the model shows what cannot run here before anything is written.
+    precision = config.runtime.precision
+    model.to(device, torch.float64 if precision == "64-true" else None).eval()
+    try:
+        with (
+            schedules.attributes_set(model, config.evaluation.attributes),
+            schedules.attributes_set(model, config.search.attributes, "search.attributes"),
+            torch.inference_mode(),
+            torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16-mixed"),
+        ):
+            list(model.in_pieces([torch.zeros((1, 1), dtype=torch.int64, device=device)]))
+    except BackendUnavailableError as error:
+        raise RequestError(f"model: {error}") from error
     if config.start_from is not None:
         outcome.load_weights_of(model, Path(config.start_from))
     parts = {"model": model, "batch": batches, "loss": losses}
     return {**parts, "optimizer": optimizer, "hooks": hooks}
-
-
-def _call_once(config: RunConfig, model: ReadoutModel, device: torch.device) -> None:
-    """Call the model once, so that what cannot run here fails before anything is written."""
-    precision = config.runtime.precision
-    model.to(device, torch.float64 if precision == "64-true" else None).eval()
-    try:
-        with contextlib.ExitStack() as stack:
-            for setting in ("evaluation", "search"):
-                values = getattr(config, setting).attributes
-                stack.enter_context(
-                    schedules.attributes_set(model, values, f"{setting}.attributes")
-                )
-            stack.enter_context(torch.inference_mode())
-            is_mixed = precision == "bf16-mixed"
-            stack.enter_context(torch.autocast(device.type, torch.bfloat16, enabled=is_mixed))
-            list(model.in_pieces([torch.zeros((1, 1), dtype=torch.int64, device=device)]))
-    except BackendUnavailableError as error:
-        raise RequestError(f"model: {error}") from error
 
 
 def fit(
@@ -247,7 +244,7 @@ def fit(
             whole request.
         information: JSON data that is stored, and named by a warning if it changes.
         hooks: hooks of your own, such as a schedule of the learning rate. An
-            :class:`~statemix.training.hooks.Evaluation` among them replaces that by ``evaluate``.
+            :class:`~statemix.training.loop.Evaluation` among them replaces that by ``evaluate``.
         clip_norm: largest norm of the gradient.
         precision: precision of weights and arithmetic.
         device: device, to which the model is moved.
@@ -313,17 +310,17 @@ def fit(
         device=configs.chosen_device(device),
         num_threads=torch.get_num_threads() if num_threads is None else num_threads,
     )
-    described = {**devices.environment(runtime), "information": dict(information or {})}
+    described = {
+        **provenance.describe(),
+        "num_threads": runtime.num_threads,
+        "device": torch.cuda.get_device_name() if runtime.device == "cuda" else "cpu",
+        "information": dict(information or {}),
+    }
     if isinstance(settings, runs.StoredConfig):
         request = settings
     else:
-        options = {
-            "clip_norm": clip_norm,
-            "precision": precision,
-            "criterion": criterion,
-            "mode": mode,
-            "stop_at": stop_at,
-        }
+        options = {"clip_norm": clip_norm, "precision": precision, "criterion": criterion}
+        options |= {"mode": mode, "stop_at": stop_at}
         request = request_of(settings or {}, seed, model, optimizer, options, num_steps)
         described["information"]["evaluate_every"] = evaluate_every
         described["code"] = describe_code(batch, loss, evaluate, hooks, scheduler, model)
@@ -357,9 +354,8 @@ def fit(
         stored = ranks.on_first(begin)
         if stored is None:
             found = outcome.load_fitted(model, folder)
-            if on_event is not None and ranks.is_first:
-                step, text = found.last["step"], f"{folder} holds this run, finished"
-                on_event(Event("finished", step, step, text=text))
+            if ranks.is_first:
+                outcome.tidy(folder, found.last["step"], on_event)
             return found
         if request is settings and stored != request:
             raise runs.FolderInUseError(f"another process has begun the run in {folder}")

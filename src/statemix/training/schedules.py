@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,28 +18,17 @@ from statemix.errors import ABSENT, OptionError, RequestError, SettingError
 from statemix.models import earlier_name
 from statemix.training.checkpoint import TensorFiles
 from statemix.training.config import AttributeSchedule, OptimizerConfig, ScheduleConfig
-from statemix.training.hooks import Evaluation, Hook
+from statemix.training.loop import Evaluation, Hook, Loop
 from statemix.training.settings import plain_number
-
-if TYPE_CHECKING:
-    from statemix.training.loop import Loop
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Build AdamW over all parameters.
-
-    As in MAD, biases, norms and embeddings decay unless a group sets their weight decay. The fused
-    step is used on every device: it is one pass over the parameters instead of a dozen, which
-    matters for models that need a millisecond per step.
-    """
+    """Build AdamW over all parameters; as in MAD, biases, norms and embeddings decay, too."""
     left = dict(model.named_parameters())
     groups: list[dict[str, Any]] = []
     for place, group in enumerate(config.groups):
-        matching = [
-            name
-            for name in left
-            if any(fnmatchcase(n, group.parameters) for n in (name, earlier_name(name)))
-        ]
+        names = {name: (name, earlier_name(name)) for name in left}
+        matching = [n for n in left if any(fnmatchcase(a, group.parameters) for a in names[n])]
         if not matching:
             condition = "must match at least one parameter that no group before it matches"
             raise SettingError(f"optimizer.groups.{place}.parameters", condition, group.parameters)
@@ -59,8 +48,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
 class Schedules(Hook):
     """Sets the learning rate and the scheduled attributes before every step.
 
-    The model has its initial attributes. ``steps_per_epoch`` is 1 on fresh examples. An attribute
-    that no layer declares, that has two schedules, or whose values a layer refuses is an error.
+    The model has its initial attributes. ``steps_per_epoch`` is 1 on fresh examples.
     """
 
     def __init__(
@@ -90,13 +78,13 @@ class Schedules(Hook):
                 _check_bounds(schedule, module, initial, path)
                 self._followers[follower] = (schedule, module, initial)
 
-    def before_step(self, loop: "Loop") -> None:
+    def before_step(self, loop: Loop) -> None:
         self.attributes(loop.step)
         rate = self.learning_rate(loop.step)
         for group in loop.optimizer.param_groups:
             group["lr"] = rate * group["rate_factor"]
 
-    def row(self, loop: "Loop") -> dict[str, Any]:
+    def row(self, loop: Loop) -> dict[str, Any]:
         rate = self.learning_rate(max(loop.step - 1, 0))
         return {"attributes": self.attributes(loop.step), "learning_rate": rate}
 
@@ -191,7 +179,7 @@ def _set(module: nn.Module, attribute: str, value: Any, path: str) -> None:
 
 
 def restore_attributes(model: nn.Module, values: Mapping[str, float]) -> None:
-    """Set the attributes of a model to the values that :meth:`Schedules.attributes` returned."""
+    """Set attributes to the values that :meth:`Schedules.attributes` returned."""
     modules = dict(model.named_modules())
     modules |= {earlier_name(name): module for name, module in modules.items()}
     for follower, value in values.items():
@@ -235,14 +223,12 @@ class TorchSchedule(Hook):
         self._is_plateau = isinstance(scheduler, ReduceLROnPlateau)
         self._read_at = 0
 
-    def before_step(self, loop: "Loop") -> None:
-        del loop
+    def before_step(self, loop: Loop) -> None:  # noqa: ARG002
         if self._is_plateau and self._evaluation.evaluated_at > self._read_at:
             self._scheduler.step(self._evaluation.rows["last"]["scores"][self._criterion])
             self._read_at = self._evaluation.evaluated_at
 
-    def after_step(self, loop: "Loop", loss: float) -> None:
-        del loop, loss
+    def after_step(self, loop: Loop, loss: float) -> None:  # noqa: ARG002
         if not self._is_plateau:
             self._scheduler.step()
 
@@ -252,8 +238,7 @@ class TorchSchedule(Hook):
         # As text: infinities are no JSON.
         return {"plateau": [self._read_at, json.dumps(self._scheduler.state_dict())]}
 
-    def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
-        del tensors
+    def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:  # noqa: ARG002
         if self._is_plateau:
             self._read_at, text = state["plateau"]
             self._scheduler.load_state_dict(json.loads(text))

@@ -21,8 +21,7 @@ from statemix.training import Event
 from statemix.training.config import Precision
 from statemix.training.devices import threads
 from statemix.training.folder import METRICS, WRITING_S, lock_folder
-from statemix.training.hooks import Hook
-from statemix.training.loop import Loop
+from statemix.training.loop import Hook, Loop
 
 if TYPE_CHECKING:
     from statemix.lm.hub_config import StatemixConfig

@@ -91,30 +91,21 @@ BAD_PATH = "a path must be neither empty nor with a null byte, got"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["trian"],
-            "command must be one of train, evaluate, certify, compile, tasks, doctor, lm, bench, "
-            "demo, inspect, report, reproduce, got 'trian'; did you mean 'train'?",
-        ),
-        (["train", "--nonsense"], "--nonsense"),
+        (["trian"], "command must be one of train, evaluate, "),
+        (["trian"], "reproduce, got 'trian'; did you mean 'train'?"),
         ([*TRAIN, "--seed", "one"], "seed must be a valid integer"),
         (["train"], "--folder"),
-        ([*TRAIN, "--model.norm", "batch"], "model.norm must be 'rms'"),
         ([*TRAIN, "--evaluation.attributes", "size"], "option=value"),
         (["evaluate"], "RUN"),
         (["train", "--folder", "a\0b"], rf"--folder: {BAD_PATH} 'a\x00b'"),
         (["report", "bench", ""], f"[FILE ...]: {BAD_PATH} ''"),
         (["bench", "layers", "--x"], "; see statemix bench layers --help"),
-        (["bench"], "; see statemix bench --help"),
         (["doctor", "x" * 5000], "see statemix doctor --help"),
         ([*TRAIN, "--optimizer.lr", "1"], "; did you mean 'learning_rate'?"),
         ([*TRAIN, "--task", "permuation"], "; did you mean 'permutation'?"),
-        ([*TRAIN, "--model.layers", "bdlru"], "; did you mean 'bd_lru'?"),
         ([*TRAIN, "--model.layers", "bd_lru", "num_block=2"], "; did you mean 'num_blocks'?"),
         ([*TRAIN, "--model.layers.0.gate", "Softmax"], "; did you mean 'softmax'?"),
-        ([*TRAIN, "--model.norm", "RMS"], "; did you mean 'rms'?"),
         (["train", "--foldr", "x"], "; did you mean '--folder'?"),
-        (["evaluate", "x", "--length", "5"], "; did you mean '--lengths'?"),
         (["bench", "layer"], "; did you mean 'layers'?"),
         ([*TRAIN, "--model.hidden-size", str(10**27)], "model.hidden_size must be less than"),
     ],
@@ -162,13 +153,10 @@ def failing(monkeypatch, error, **attributes):
         (KeyboardInterrupt(), 130, "interrupted"),
         # It needs a package that an extra brings.
         *(
-            (ModuleNotFoundError(name=f"{module}.x"), 2, f"pip install '{extra}'")
-            for module, extra in {
-                "transformers": "statemix[lm]",
-                "pydantic": "statemix[train]",
+            (ModuleNotFoundError(name=f"{name}.x"), 2, f"train needs {name}: pip install '{extra}'")
+            for name, extra in {
                 "lightning_fabric": "statemix[train]",
                 "chess": "statemix-lab[chess]",
-                "triton": "statemix[gpu]",
             }.items()
         ),
     ],
@@ -176,8 +164,6 @@ def failing(monkeypatch, error, **attributes):
 def test_errors_become_one_line_and_an_exit_code(error, code, said, capsys, monkeypatch):
     failing(monkeypatch, error)
     assert main(["train"]) == code
-    if isinstance(error, ModuleNotFoundError):
-        said = f"train needs {error.name.partition('.')[0]}: {said}"
     assert capsys.readouterr().err == f"statemix: {said}\n"
 
 

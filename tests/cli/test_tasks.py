@@ -81,7 +81,7 @@ def test_examples_are_those_that_the_task_makes(capsys):
         ("permuation", "; did you mean 'permutation'?"),
         ("group=S_3", "task must be one of"),
         ("permutation S_3", "form option=value, got 'S_3'"),
-        ("permutation group=", "got 'group=', which has no value"),
+        ("permutation group=", "form option=value, got 'group='"),
         ("permutation length=4 length=5", "option 'length' must be given once"),
         ("permutation grup=S_3", "; did you mean 'group'?"),
         ("permutation length=long", "length must be a valid integer"),

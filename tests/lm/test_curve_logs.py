@@ -102,11 +102,10 @@ def test_a_refused_login_is_named(train_tiny, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", stub)
     assert train_tiny("--steps", "2") == 0
     assert train_tiny("--steps", "4", "--extend", "--wandb", "mine") == 2
-    assert "wandb cannot open the project 'mine': No API key" in capsys.readouterr().err
+    assert "wandb cannot open 'mine': No API key" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(train_tiny, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert train_tiny("--steps", "2", "--wandb", "mine") == 2
-    message = "wandb must be installed for the project 'mine': pip install wandb"
-    assert message in capsys.readouterr().err
+    assert "wandb must be installed: pip install wandb" in capsys.readouterr().err

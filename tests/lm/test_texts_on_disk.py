@@ -1,9 +1,7 @@
 """Every text and file that a disk can hold is read, counted as left out, or refused by name."""
 
-import bz2
 import codecs
 import gzip
-import lzma
 import os
 import re
 import socket
@@ -28,8 +26,6 @@ READ = {
     ("empty.txt", b""): [],
     ("a.TXT.GZ", gzip.compress(codecs.BOM_UTF8 + b"a")): ["a"],
     ("two.txt.gz", gzip.compress(b"a") + gzip.compress(b"b")): ["ab"],
-    ("two.txt.xz", lzma.compress(b"a") + bytes(8) + lzma.compress(b"b")): ["ab"],
-    ("two.txt.bz2", bz2.compress(b"a") + bz2.compress(b"b")): ["ab"],
     ("a.JSONL", codecs.BOM_UTF8 + TWO_ROWS): ["one", "two"],
     ("a.ndjson", TWO_ROWS.replace(b"\n", b"\r\n")): ["one", "two"],
     ("a.jl.gz", gzip.compress(TWO_ROWS)): ["one", "two"],
@@ -39,16 +35,15 @@ READ = {
     ("repeated.jsonl", b'{"text": "a"}\n{"text": "a"}'): ["a"],
     ("none.jsonl", b""): [],
     ("a.json", b'[{"text": "one"},\n {"text": "two"}]'): ["one", "two"],
-    ("A.JSON.xz", lzma.compress(b'\xef\xbb\xbf{"text": "one"}')): ["one"],
+    ("A.JSON.gz", gzip.compress(b'\xef\xbb\xbf{"text": "one"}')): ["one"],
 }
 # Name and content of a file -> the reason for which it is refused.
 REFUSED = {
     ("image", b"\x89PNG\r\n\x1a\n\0\0"): r"files with NUL bytes that are not UTF-8: 1 \(",
-    ("two.txt.bz2", bz2.compress(b"a") + b"\xfe" + bz2.compress(b"b")[1:]): "cannot be read: ",
-    ("half.txt.bz2", bz2.compress(b"a")[:-3]): "cannot be read: the file ends within a stream",
+    ("a.txt.BZ2", b"BZh9"): "must be unpacked, or packed by gzip, to be read",
+    ("no.txt.gz", b"a"): "cannot be read: Not a gzipped file",
     ("cut.txt.gz", gzip.compress(b"a" * 99)[:-9]): "cannot be read: Compressed file ended before",
     ("bad.txt.gz", gzip.compress(b"a" * 99)[:10] + b"\xff" * 30): "cannot be read: Error -3",
-    ("bad.txt.xz", b"a"): "cannot be read: Input format not supported",
     ("no.jsonl", b'{"text": "a"}\n{"body": "b"}'): r":2 must have a text in the field 'text', got",
     ("null.jsonl", b'{"text": null}'): r":1 must have a text in the field 'text', got None",
     ("list.jsonl", b'["text"]'): r":1 must have a text in the field",

@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -17,11 +17,7 @@ from statemix.cli.commands import commands, parse, stored_help
 
 
 class HelpText(TypedDict):
-    """The help of a command, before its lines are wrapped.
-
-    Descriptions and epilogs are paragraphs; ``parts`` has the name and summary of each subcommand,
-    and ``options`` the flags and text of each option.
-    """
+    """The help of a command: paragraphs, and pairs of a name or flags and their text."""
 
     usage: str
     description: list[str]
@@ -40,34 +36,28 @@ class HelpShown(SystemExit):
 
 def show(text: HelpText) -> None:
     """Print a help, wrapped to the width of the terminal."""
-    print("\n".join(_lines(text, max(shutil.get_terminal_size().columns, 40))))
+    width, indent = _width(), " " * 6
 
+    def paragraphs(texts: list[str]) -> list[str]:
+        return ["\n" + textwrap.fill(one, width, break_on_hyphens=False) for one in texts]
 
-def _lines(text: HelpText, width: int) -> Iterator[str]:
-    def paragraphs(texts: list[str]) -> Iterator[str]:
-        for one in texts:
-            yield ""
-            yield textwrap.fill(one, width, break_on_hyphens=False)
-
-    yield f"usage: {text['usage']}"
-    yield from paragraphs(text["description"])
+    lines = [f"usage: {text['usage']}", *paragraphs(text["description"])]
     if text["parts"]:
-        yield from ("", "commands:")
         longest = max(len(name) for name, _ in text["parts"])
-        for name, summary in text["parts"]:
-            yield f"  {name:<{longest}}  {summary}"
-    yield from ("", "options:", "  -h, --help", "      Show this text.")
-    for flags, doc in text["options"]:
-        yield f"  {flags}"
-        yield textwrap.fill(doc, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    yield from paragraphs(text["epilog"])
+        lines += ["\ncommands:", *(f"  {name:<{longest}}  {doc}" for name, doc in text["parts"])]
+    lines.append("\noptions:")
+    for flags, doc in (("-h, --help", "Show this text."), *text["options"]):
+        filled = textwrap.fill(doc, width, initial_indent=indent, subsequent_indent=indent)
+        lines += [f"  {flags}", filled]
+    print("\n".join([*lines, *paragraphs(text["epilog"])]))
+
+
+def _width() -> int:
+    return max(shutil.get_terminal_size().columns, 40)
 
 
 def stored(arguments: Sequence[str]) -> HelpText | None:
-    """Return the stored help that a command line ends with asking for.
-
-    None means that the command itself must answer, as if modules of the user's change the help.
-    """
+    """Return the stored help that a command line asks for; None if the command must answer."""
     name, *rest = arguments
     if rest[-1:] not in (["-h"], ["--help"]) or "--imports" in rest:
         return None
@@ -95,14 +85,11 @@ def _all_texts() -> dict[str, HelpText]:
 def summaries() -> str:
     """Return a line for each command, with the first sentence of its help."""
     texts = {name: text for name, text in _all_texts().items() if " " not in name}
-    width = max(shutil.get_terminal_size().columns, 40)
     lines = []
     for name, text in texts.items():
         sentence, *_ = re.split(r"(?<=\.) ", text["description"][0])
-        first = f"  {name:<12}  "
-        lines.append(
-            textwrap.fill(sentence, width, initial_indent=first, subsequent_indent=" " * 16)
-        )
+        indents = {"initial_indent": f"  {name:<12}  ", "subsequent_indent": " " * 16}
+        lines.append(textwrap.fill(sentence, _width(), **indents))
     return "\n".join(lines)
 
 
@@ -126,8 +113,7 @@ def texts_of_files() -> dict[Path, dict[str, HelpText]]:
     """Return what each file of stored texts must hold: words that name a command -> its help."""
     files: dict[Path, dict[str, HelpText]] = {}
     for name in commands():
-        file = stored_help(name)
-        if file is not None:
+        if (file := stored_help(name)) is not None:
             files[file] = files.get(file, {}) | _texts_of(name)
     return files
 

@@ -26,10 +26,7 @@ class CurveLog(Hook):
 
 
 class TensorBoardCurves(CurveLog):
-    """Writes the curves for TensorBoard into a folder.
-
-    A resumed run tells TensorBoard to forget the points after its checkpoint, which it logs again.
-    """
+    """Writes the curves for TensorBoard into a folder; a resumed run has each point once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,8 +58,7 @@ class WandbCurves(CurveLog):
 
     def __init__(self, project: str, folder: Path) -> None:
         if importlib.util.find_spec("wandb") is None:
-            needed = f"wandb must be installed for the project {project!r}: pip install wandb"
-            raise RequestError(needed)
+            raise RequestError("wandb must be installed: pip install wandb")
         self._project, self._folder = project, folder
         self._id = uuid.uuid4().hex
         self._run: Any = None
@@ -71,12 +67,11 @@ class WandbCurves(CurveLog):
         del loop
         import wandb
 
+        names = {"project": self._project, "id": self._id, "name": self._folder.name}
         try:
-            names = {"project": self._project, "id": self._id, "name": self._folder.name}
             self._run = wandb.init(**names, dir=str(self._folder), resume="allow")
         except wandb.Error as error:
-            message = f"wandb cannot open the project {self._project!r}: {error}"
-            raise RequestError(message) from error
+            raise RequestError(f"wandb cannot open {self._project!r}: {error}") from error
 
     def note(self, event: Event) -> None:
         points = curve_points(event)

@@ -15,11 +15,9 @@ _RECENT = 20
 
 
 class StepLine(Hook):
-    """Measures training and describes it in the step line and in the rows of the metrics.
+    """Describes training in the step line, and by its means since the row before in the metrics.
 
-    A row has the means since the row before: "tokens_per_s" and "utilisation" (FLOP/s of training
-    over those of a matrix product, ``matmul_speed``), without evaluations and checkpoints. The
-    attribute ``began`` of the batches is the time at which their last step began.
+    "utilisation" is FLOP/s over ``matmul_speed``, without evaluations and checkpoints.
     """
 
     changes_results = False
@@ -82,12 +80,7 @@ class StepLine(Hook):
 
 
 def duration(seconds: float) -> str:
-    """Return a time for a reader, in the largest unit of which there are two.
-
-    Example:
-        >>> duration(100), duration(1000), duration(10_000)
-        ('100 s', '17 min', '2.8 h')
-    """
+    """Return a time for a reader, in the largest unit of which there are two."""
     if seconds < 2 * 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"

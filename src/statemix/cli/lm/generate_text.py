@@ -8,10 +8,9 @@ from typing import Annotated
 import torch
 from annotated_types import Ge
 
-from statemix.cli.lm.loading import open_model
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
-from statemix.lm.prepared import errors_of_strangers
+from statemix.lm.prepared import errors_of_strangers, open_model
 from statemix.lm.shards import check_ids
 from statemix.training.config import Count, NotNegative, Seed
 

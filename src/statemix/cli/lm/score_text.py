@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from statemix.cli.lm.loading import open_model
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 from statemix.lm.language_scores import bits_per_byte
@@ -13,6 +12,7 @@ from statemix.lm.prepared import (
     compressed_bits_per_byte,
     errors_of_strangers,
     inexact,
+    open_model,
     read_prepared,
 )
 from statemix.lm.text_tokenizers import read_alike

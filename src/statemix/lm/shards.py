@@ -51,13 +51,6 @@ class TokenFile:
         return self.ids[self.bounds[number] : self.bounds[number + 1]]
 
 
-def dtype_of(vocab_size: int) -> type[np.generic]:
-    """Return the dtype of the ids of a vocabulary."""
-    if not 1 <= vocab_size <= 2**31:
-        raise RequestError(f"vocab_size must be in 1..2^31, got {vocab_size}")
-    return np.uint16 if vocab_size <= 2**16 else np.int32
-
-
 def check_ids(name: str, ids: Any, vocab_size: int) -> None:
     """Refuse token ids of a text, an array or a tensor, that a vocabulary does not have."""
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
@@ -72,7 +65,9 @@ class TokenWriter:
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self.path, self._vocab_size = path, vocab_size
-        self._dtype = dtype_of(vocab_size)
+        if not 1 <= vocab_size <= 2**31:
+            raise RequestError(f"vocab_size must be in 1..2^31, got {vocab_size}")
+        self._dtype: type[np.generic] = np.uint16 if vocab_size <= 2**16 else np.int32
         self._file = path.open("xb")
         self._digest = hashlib.sha256()
         self._lengths: list[int] = []

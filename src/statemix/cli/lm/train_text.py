@@ -34,6 +34,11 @@ from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.progress import shown
 from statemix.training.settings import source_digests
 
+_PASSED = (
+    *("gradient_checkpointing", "sequence_parallel", "precision", "device", "strategy"),
+    *("checkpoint_every_s", "extend"),
+)
+
 
 def _silent(*_: object) -> None:
     pass
@@ -193,15 +198,9 @@ class TrainText:
                 settings,
                 most_bytes=self.evaluate_bytes,
                 compiled=self.compile,
-                gradient_checkpointing=self.gradient_checkpointing,
-                sequence_parallel=self.sequence_parallel,
-                precision=self.precision,
-                device=self.device,
                 on_event=lambda event: show(self.folder.name, event),
                 curves=curves,
-                checkpoint_every_s=self.checkpoint_every_s,
-                extend=self.extend,
-                strategy=self.strategy,
+                **{name: getattr(self, name) for name in _PASSED},
                 information={"imports": list(self.imports), **source_digests(self.imports)},
             )
         if ranks.is_first:

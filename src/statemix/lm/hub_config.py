@@ -105,7 +105,8 @@ class StatemixConfig(PreTrainedConfig):
             layer_types = [ATTENTION if name == "attention" else RECURRENT for name in names]
         if not isinstance(layer_types, list | tuple | None):
             raise OptionError(f"layer_types must be a list, got {layer_types!r}")
-        self.layer_types = [*(layer_types or [RECURRENT] * num_hidden_layers)]
+        usual = [RECURRENT] * num_hidden_layers
+        self.layer_types = usual if layer_types is None else [*layer_types]
         if len(self.layer_types) != num_hidden_layers:
             raise OptionError(
                 f"{given} must have num_hidden_layers={num_hidden_layers} entries, "

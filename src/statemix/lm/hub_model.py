@@ -434,15 +434,13 @@ class StatemixForSequenceClassification(_Classifier):
     def __init__(self, config: StatemixConfig) -> None:
         super().__init__(config, loss_type="ForSequenceClassification", bias=False)
 
-    def _logits(
-        self, hidden: Tensor, input_ids: Given, attention_mask: Given, bounds: Given
-    ) -> Any:
+    def _logits(self, hidden: Tensor, input_ids: Given, mask: Given, bounds: Given) -> Any:
         if bounds is not None:
             return self.score(hidden.flatten(0, 1)[bounds[1:] - 1])
         length = hidden.shape[1]
         kept = torch.ones_like(hidden[..., 0], dtype=torch.bool)
-        if attention_mask is not None:
-            kept = attention_mask[:, -length:].bool()
+        if mask is not None:
+            kept = mask[:, -length:].bool()
         elif input_ids is not None and self.config.pad_token_id is not None:
             kept = input_ids != self.config.pad_token_id
         last = (kept * torch.arange(length, device=kept.device)).argmax(-1)

@@ -67,8 +67,7 @@ def certificate(folder, about=""):
 
 
 def contents(folder):
-    """The bytes of every file of a proof."""
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("certifi*"))}
+    return {path.name: path.read_bytes() for path in folder.glob("certifi*")}
 
 
 def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
@@ -172,20 +171,15 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
     code, said = check(kept, "--max-pairs", "1")
     assert said.out.endswith("not written: the file holds a verdict, which stays\n")
     assert json.loads((run / "property-kept.json").read_text())["verdict"] == "proven"
-    kept.write_text(KEPT + "# The same, as another text.\n")
-    assert check(kept, "--max-pairs", "1")[0] == 1
-    assert json.loads((run / "property-kept.json").read_text())["verdict"] == "open"
     code, said = check(broken, "--json")
     row = json.loads(said.out)
     assert row == json.loads((run / "property-broken.json").read_text())
     assert (row["verdict"], row["word"], row["answers"]) == ("refuted", ["21", "12"], ["21", "21"])
     assert (row["state"], row["network"], row["property"]) == ("wrong", "proven", BROKEN)
     # Another question about the network has another file.
-    for folder, options in ((run, []), (tmp_path / "new", ["--output", str(tmp_path / "new")])):
-        assert check(broken, "--soft", "--max-pairs", "100", *options)[0] == 1
-        stored = json.loads((folder / "property-broken-soft.json").read_text())
-        assert stored["network"] == "as trained"
-    assert row == json.loads((run / "property-broken.json").read_text())
+    assert check(broken, "--soft", "--max-pairs", "100", "--output", str(tmp_path / "new"))[0] == 1
+    stored = json.loads((tmp_path / "new" / "property-broken-soft.json").read_text())
+    assert stored["network"] == "as trained"
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "wrong.txt").write_text("start: a\nbad: b\na 7 12 b\n")
     for name, message in (
@@ -378,8 +372,7 @@ def test_gates_as_trained_are_right_up_to_the_length(tracker, capsys):
     assert main(["certify", str(tracker)]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "  soft " in line)
     words = f"right up to {length:,} tokens at least. {reason.capitalize()}"
-    words = f"these blocks with gates as trained: {words}"
-    assert line == f"  soft     {words}"
+    assert line == f"  soft     these blocks with gates as trained: {words}"
 
 
 @pytest.mark.parametrize(("checked", "bound", "length"), [(7, 20, 20), (7, 3, 7), (7, None, 7)])
@@ -417,12 +410,11 @@ def test_a_proof_is_lost_to_no_other_verdict(tracker, capsys):
         path.unlink()
     assert main(["certify", str(tracker)]) == 0
     proof = contents(tracker)
-    # Other questions have other files.
-    for options, code in ((["--soft", "--max-pairs", "50"], 1), (["--weights", "best_test"], 0)):
-        assert main(["certify", str(tracker), *options]) == code
-        assert "written: " in capsys.readouterr().out.splitlines()[-1]
+    # Another question has other files.
+    assert main(["certify", str(tracker), "--weights", "best_test"]) == 0
     assert (tracker / "certificate-best_test.json").exists()
     assert contents(tracker).items() >= proof.items()
+    capsys.readouterr()
     # The same question may have been searched less far.
     stays = f"not written: {tracker}/certificate.json holds a proof of these weights, which stays"
     assert main(["certify", str(tracker), "--max-pairs", "1"]) == 1
@@ -440,18 +432,21 @@ def test_a_proof_is_lost_to_no_other_verdict(tracker, capsys):
     assert not (tracker / "certified.safetensors").exists()
 
 
+def change_weights(path, change):
+    """Change stored weights and their checksum in the summary, and return it."""
+    save_file({name: change(name, one) for name, one in load_file(path).items()}, path)
+    summary = json.loads(path.with_name("summary.json").read_text())
+    summary["weights"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_name("summary.json").write_text(json.dumps(summary))
+    return summary["weights"][path.name]
+
+
 def test_a_proof_of_other_weights_is_stale(tracker, tmp_path, capsys):
     folder = shutil.copytree(tracker, tmp_path / "run")
     assert main(["certify", str(folder)]) == 0
-    summary = json.loads((folder / "summary.json").read_text())
-    sha256 = summary["weights"]["model.safetensors"]
-    assert certificate(folder)["weights_sha256"] == sha256
+    sha256 = certificate(folder)["weights_sha256"]
     # As if the run had been trained again.
-    weights = load_file(folder / "model.safetensors")
-    save_file({name: one * 2 for name, one in weights.items()}, folder / "model.safetensors")
-    changed = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    summary["weights"]["model.safetensors"] = changed
-    (folder / "summary.json").write_text(json.dumps(summary))
+    changed = change_weights(folder / "model.safetensors", lambda name, weight: weight * 2)
     message = f"must be about the weights of the run, got weights_sha256='{sha256}'"
     with pytest.raises(RequestError, match=message):
         load_proven(folder)
@@ -462,13 +457,8 @@ def test_a_proof_of_other_weights_is_stale(tracker, tmp_path, capsys):
 
 def test_the_weights_that_are_asked_about_are_those_that_are_named(tracker, tmp_path, capsys):
     folder = shutil.copytree(tracker, tmp_path / "run")
-    weights = load_file(folder / "best_test.safetensors")
-    weights |= {name: one * 0 for name, one in weights.items() if name.startswith("readouts")}
-    save_file(weights, folder / "best_test.safetensors")
-    sha256 = hashlib.sha256((folder / "best_test.safetensors").read_bytes()).hexdigest()
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["weights"]["best_test.safetensors"] = sha256
-    (folder / "summary.json").write_text(json.dumps(summary))
+    without_readout = lambda name, weight: weight * (not name.startswith("readouts"))  # noqa: E731
+    sha256 = change_weights(folder / "best_test.safetensors", without_readout)
     # All answers are level.
     for name, verdict in {"last": "open", "best_test": "refuted"}.items():
         words = ["--soft", "--max-pairs", "50", "--weights", name, "--json"]

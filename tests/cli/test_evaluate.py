@@ -1,7 +1,6 @@
 """The command that scores a finished run."""
 
 import errno
-import importlib
 import json
 import shutil
 import sys
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from statemix.cli.main import main
-from statemix.errors import RequestError
 from statemix.tasks import TASKS
 from statemix.training import evaluate, fit, load_model, load_outcome
 from statemix.training.settings import to_plain
@@ -68,12 +66,6 @@ def test_a_loss_that_is_not_finite_is_null(tmp_path, tiny_arguments, capsys):
     for line in lines:
         row = json.loads(line, parse_constant=pytest.fail)
         assert row["scores"]["product"]["loss"] is None
-
-
-def test_a_record_that_cannot_be_kept_is_a_failure_that_names_the_file(run, capsys):
-    (run / "evaluations.jsonl").symlink_to("/dev/full")
-    assert main(["evaluate", str(run), "--sequences", "30"]) == 1
-    assert capsys.readouterr().err.endswith(f"{run / 'evaluations.jsonl'}'\n")
 
 
 def with_a_flipped_bit(run):
@@ -225,10 +217,3 @@ def test_the_working_directory_is_searched_only_for_modules_that_are_named(tmp_p
     assert str(tmp_path) not in sys.path
     assert main(["tasks", "--imports", "json"]) == 0
     assert str(tmp_path) in sys.path
-
-
-def test_python_reads_runs_whose_modules_are_imported(own_run):
-    with pytest.raises(RequestError, match=r"in Python, import it first"):
-        load_outcome(own_run)
-    importlib.import_module("my_task")
-    assert load_outcome(own_run).config.imports == ("my_task",)

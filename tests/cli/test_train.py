@@ -409,23 +409,3 @@ def test_a_recipe_may_add_options_of_the_task(words, length):
     config = config_of("--recipe", "exact", "--task", "arrangement", "moves=(1 2); (1 2 3)", *words)
     assert config.build_task().length == length
     assert config.search.length == 4 * length
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: s.update(resolved={}), "config.json: schedules.epochs must be given"),
-        (lambda s: s["resolved"].update(seed="x"), "config.json: seed must be a valid integer"),
-        (lambda s: s.update(schema=True), "config.json must have schema 1"),
-    ],
-)
-def test_a_damaged_configuration_names_its_file(
-    tmp_path, tiny_arguments, finished_run, capsys, change, message
-):
-    folder = shutil.copytree(finished_run, tmp_path / "run")
-    (folder / "summary.json").unlink()
-    stored = json.loads((folder / "config.json").read_text())
-    change(stored)
-    (folder / "config.json").write_text(json.dumps(stored))
-    assert main(["train", "--folder", str(folder), *tiny_arguments]) == 2
-    assert message in capsys.readouterr().err

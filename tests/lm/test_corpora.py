@@ -80,35 +80,26 @@ def test_texts_come_once_from_all_sources_and_need_not_be_utf_8(tmp_path):
     assert document == Document(str(one), "one.txt", "a\ufffdb")
 
 
-def test_a_dataset_of_the_hub_is_streamed(monkeypatch):
-    """By the interface of `datasets`, without a network."""
-
-    class Stub:
-        @staticmethod
-        def load_dataset(name, config, *, split, streaming):
-            assert (name, config, split, streaming) == ("owner/web", "small", "train", True)
-            return iter([{"text": "one", "body": "1"}, {"text": "two", "body": "2"}])
-
-    monkeypatch.setitem(sys.modules, "datasets", Stub)
-    assert [d.text for d in read_corpus(["hub:owner/web:small"])] == ["one", "two"]
-    assert [d.text for d in read_corpus(["hub:owner/web:small"], field="body")] == ["1", "2"]
-
-
-def test_parquet_is_read_as_a_dataset(tmp_path, monkeypatch):
-    path = tmp_path / "rows.parquet"
+def test_datasets_are_streamed(tmp_path, monkeypatch):
+    """Of the hub, and files in Parquet, by the interface of `datasets`, without a network."""
+    path, calls = tmp_path / "rows.parquet", []
     path.touch()
 
     class Stub:
         @staticmethod
-        def load_dataset(name, *, data_files, split, streaming):
-            assert (name, data_files, split, streaming) == ("parquet", str(path), "train", True)
-            yield {"text": "one"}
-            raise ValueError("no parquet")
+        def load_dataset(*arguments, **options):
+            calls.append((*arguments, options))
+            yield {"text": "one", "body": "1"}
+            raise ValueError("no more")
 
     monkeypatch.setitem(sys.modules, "datasets", Stub)
+    assert next(read_corpus(["hub:owner/web:small"], field="body")).text == "1"
     documents = read_corpus([str(path)])
     assert next(documents).group == "rows.parquet:1"
-    with pytest.raises(RequestError, match=r"rows\.parquet cannot be read: no parquet"):
+    usual = {"split": "train", "streaming": True}
+    parquet = ("parquet", {"data_files": str(path), **usual})
+    assert calls == [("owner/web", "small", usual), parquet]
+    with pytest.raises(RequestError, match=r"rows\.parquet cannot be read: no more"):
         next(documents)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RequestError, match=r"rows\.parquet needs datasets: pip install datasets"):

@@ -117,12 +117,6 @@ def test_rows_of_a_model_without_padding_end_with_their_last_token():
     torch.testing.assert_close(model(IDS).logits, model.score(hidden[:, -1]))
 
 
-def test_losses_of_classifiers_with_16_bits_are_computed_in_32(head):
-    model, labels = head
-    loss = model.bfloat16()(IDS, labels=labels).loss
-    assert loss.dtype == torch.float32
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["PromptTuningConfig"])
 def test_soft_prompts_of_peft_are_read_before_each_text(method, model):

@@ -105,12 +105,6 @@ def test_a_configuration_that_fits_no_layer_is_refused(options, message):
         StatemixConfig(num_hidden_layers=2, **options)
 
 
-def test_attention_may_be_asked_for_as_what_it_is(tmp_path):
-    build_model("hybrid").save_pretrained(tmp_path)
-    model = StatemixForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
-    assert model(IDS).logits.shape == (2, 7, 50)
-
-
 def test_overrides_of_a_stored_configuration_count(tmp_path):
     build_model("hybrid").save_pretrained(tmp_path / "two")
     one = StatemixForCausalLM.from_pretrained(tmp_path / "two", num_hidden_layers=1)

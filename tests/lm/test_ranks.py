@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from tests.lm.two_processes import (
@@ -126,12 +125,6 @@ def test_shares_of_the_processes_are_those_of_a_step():
     shares = [TokenBatches(IDS, SETTINGS, Ranks(rank, 2)).parts(3) for rank in (0, 1)]
     assert [[len(part) for part in parts] for parts in shares] == [[2, 1], [1, 1]]
     assert torch.equal(torch.cat([*shares[0], *shares[1]]), torch.cat([*whole]))
-
-
-def test_every_process_needs_a_sequence():
-    message = "batch_size must be at least 6 with accumulate=2 and 3 processes, got 5"
-    with pytest.raises(RequestError, match=message):
-        TokenBatches(np.zeros(100, np.uint16), SETTINGS, Ranks(0, 3))
 
 
 def test_an_unknown_strategy_is_refused(tmp_path):

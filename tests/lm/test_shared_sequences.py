@@ -88,11 +88,13 @@ def test_slices_meet_at_the_target_of_the_last_token():
         assert torch.equal(torch.cat([one[:, 1:] for one in slices], 1), rows[:, 1:])
 
 
-def test_every_process_needs_a_token():
-    settings = LanguageSettings(length=2, batch_size=3, steps=9, learning_rate=1.0)
+def test_every_process_needs_a_sequence_or_a_token():
+    settings = LanguageSettings(length=2, batch_size=2, steps=9, learning_rate=1.0)
     message = "length must be at least 3 for 3 processes with sequence_parallel, got 2"
     with pytest.raises(RequestError, match=message):
         TokenBatches(np.zeros(100, np.uint16), settings, Ranks(0, 3), sequence_parallel=True)
+    with pytest.raises(RequestError, match="at least 3 with accumulate=1 and 3 processes, got 2"):
+        TokenBatches(np.zeros(100, np.uint16), settings, Ranks(0, 3))
 
 
 @pytest.mark.parametrize(

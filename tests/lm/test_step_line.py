@@ -26,14 +26,6 @@ def test_flops_are_those_of_the_matrix_products_of_a_step(kind):
     assert 0 < recurrences < projections
 
 
-def test_flops_grow_with_the_length_for_attention_alone():
-    for kind, grows in (("bd_lru", False), ("hybrid", True)):
-        config = build_model(kind).config
-        short, long = (training_flops(config, length) for length in (10, 1000))
-        assert short[0] == long[0]
-        assert (short[1] < long[1]) == grows
-
-
 class Slow:
     """Batches of steps of 10 s of a clock."""
 

@@ -96,23 +96,18 @@ def test_the_compiler_is_the_one_that_would_build_the_kernels(
 
 
 @pytest.mark.parametrize(
-    ("cxx", "compiler", "cure"),
+    ("cxx", "cure"),
     [
-        ("", False, "install g++ or clang++, then repeat `pip install .`"),
-        ("'g++", False, 'correct or unset CXX="\'g++", then repeat `pip install .`'),
-        ("", True, "repeat `pip install -v .`: its output shows why the compiler failed"),
+        ("", "install g++ or clang++, then repeat `pip install .`"),
+        ("'g++", 'correct or unset CXX="\'g++", then repeat `pip install .`'),
+        ("true", "repeat `pip install -v .`: its output shows why the compiler failed"),
     ],
 )
-def test_missing_kernels_are_reported_with_the_cure(
-    capsys, monkeypatch, tmp_path, cxx, compiler, cure
-):
+def test_missing_kernels_are_reported_with_the_cure(capsys, monkeypatch, tmp_path, cxx, cure):
     _, reason = loader.load(tmp_path / "kernels.so")
     monkeypatch.setattr(loader, "_reason", reason)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", "/usr/bin" if cxx == "true" else str(tmp_path))
     monkeypatch.setenv("CXX", cxx)
-    if compiler:
-        (tmp_path / "g++").write_text("#!/bin/sh\n")
-        (tmp_path / "g++").chmod(0o755)
     code, out = run(capsys)
     assert code == 0
     assert "The CPU kernels are missing" in out

@@ -178,12 +178,8 @@ def test_options_beside_from_replace_the_runs(finished_run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model.layers", "gru"], "name: layer must be one of"),
         (["--model.layers", "bd_lru", "block_size=3"], "num_blocks of layer 'bd_lru' must be"),
-        (
-            ["--model.layers", "bd_lru", "num_blocks=2", "block_size=three"],
-            "0.block_size must be a valid integer, got 'three'",
-        ),
+        (["--model.layers.0.block_size", "three"], "0.block_size must be a valid integer, got 'th"),
         (["--model.layers", "num_blocks=2"], "a name must come before its options"),
         (["--model.layers"], "model.layers must be valid (Tuple should have at least 1 item"),
         (["--model.layers.3.block_size", "4"], "must exist, got 'model.layers.3.block_size'"),
@@ -200,9 +196,7 @@ def test_options_beside_from_replace_the_runs(finished_run):
         (["--retry"], "--retry needs --grid"),
         (["--workers", "2"], "--workers needs --grid"),
         (["--grid", "seed"], "grid must have the form NAME=VALUE,VALUE..., got 'seed'"),
-        (["--grid", "seed=1,1"], "seed must have distinct values"),
         (["--grid", 'model.layers=["lstm"],["bd_lru"]'], "block_size of layer 'bd_lru' must be"),
-        (["--grid", "seed=1", "seed=2"], "axes of a grid must be distinct"),
         (["--grid", "sead=1"], "sead must be one of"),
         (["--grid", "seed=1", "--workers", "0"], " workers must be in 1.."),
         (["--from", "--seed", "3"], "--from must have a value, got none"),
@@ -253,25 +247,19 @@ def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, c
     assert f"{wild}: diverged: loss must be finite" in printed.err
     lines = [line.split() for line in printed.out.splitlines()]
     assert ["3e+38", "4", "diverged"] in lines
-    outcomes = {
-        (rate, size): load_outcome(tmp_path / f"optimizer.learning_rate={rate},batches.size={size}")
-        for rate in (1e-05, 0.03)
-        for size in (4, 20)
-    }
-    for (rate, size), outcome in outcomes.items():
-        best = outcome.test_at_best_validation
-        scores = [f"{accuracy(these):.4f}" for these in (best.validation, best.test[5])]
-        assert [f"{rate}", f"{size}", "done", *scores] in lines
-        assert (outcome.config.optimizer.learning_rate, outcome.config.batches.size) == (rate, size)
-    best = max(outcomes.values(), key=lambda one: one.test_at_best_validation.validation_accuracy)
-    assert f"best on validation: {best.folder.name}" in printed.out
     with (tmp_path / "grid.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6
-    for row in (row for row in rows if row["status"] == "done"):
-        best = load_outcome(tmp_path / row["folder"]).test_at_best_validation
-        found = float(row["validation"]), float(row["test"])
-        assert found == (best.validation_accuracy, accuracy(best.test[5]))
+    done = [row for row in rows if row["status"] == "done"]
+    for row, (rate, size) in zip(done, itertools.product((1e-5, 0.03), (4, 20)), strict=True):
+        outcome = load_outcome(tmp_path / row["folder"])
+        assert (outcome.config.optimizer.learning_rate, outcome.config.batches.size) == (rate, size)
+        best = outcome.test_at_best_validation
+        scores = [best.validation_accuracy, accuracy(best.test[5])]
+        assert [float(row["validation"]), float(row["test"])] == scores
+        assert [f"{rate}", f"{size}", "done", *(f"{score:.4f}" for score in scores)] in lines
+    best = max(done, key=lambda row: float(row["validation"]))
+    assert f"best on validation: {best['folder']}" in printed.out
     # The repeated command trains no run that has ended.
     assert main(command) == 0
     again = capsys.readouterr().err

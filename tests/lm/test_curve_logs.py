@@ -57,9 +57,7 @@ class Wandb:
     """Stands for Weights & Biases: runs by id, which keep their points when a process dies."""
 
     __spec__ = "as of an installed package"
-
-    class Error(Exception):
-        pass
+    Error = OSError
 
     def __init__(self):
         self.runs = {}
@@ -75,10 +73,7 @@ class Wandb:
             run.step = step
             run.points.append((step, points))
 
-        def finish():
-            run.finished += 1
-
-        run.log, run.finish = log, finish
+        run.log, run.finish = log, lambda: setattr(run, "finished", run.finished + 1)
         return run
 
 

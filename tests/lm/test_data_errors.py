@@ -49,7 +49,6 @@ def copied(prepared, tmp_path):
     [
         (".bin", None, r"part\.bin must have 8 bytes by its index, got 7"),
         (".idx", None, r"part\.idx must have \d+ bytes by its header, got \d+"),
-        (".idx", 0, r"part\.idx must be an index of Megatron-LM"),
         (".idx", 9, r"part\.idx must have version 1 and a dtype code in .*, got 84 and 8"),
         (".bin", 3, r"part\.bin must have the sha256 \w{64}, got \w{64}"),
         (".json", 3, r"part\.json must have the format 'statemix tokens 1'"),
@@ -126,9 +125,8 @@ def test_a_document_longer_than_the_index_allows_is_named(tmp_path, monkeypatch)
 def test_empty_corpora_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "blank.txt").write_text("")
-    for tokenizer in ("bytes", "bpe:300"):
-        with pytest.raises(RequestError, match=r"got 0 bytes; .*empty texts: 1 \(blank.txt\) in"):
-            prepare([str(tmp_path / "empty")], tmp_path / "out", tokenizer=tokenizer)
+    with pytest.raises(RequestError, match=r"got 0 bytes; .*empty texts: 1 \(blank.txt\) in"):
+        prepare([str(tmp_path / "empty")], tmp_path / "out", tokenizer="bpe:300")
     assert not (tmp_path / "out").exists()
 
 
@@ -177,7 +175,6 @@ def test_what_a_killed_call_leaves_is_replaced(texts, tmp_path, monkeypatch, num
     for name in names:
         whole, again = (tmp_path / folder / name for folder in ("whole", "run-tokens"))
         assert whole.read_bytes() == again.read_bytes()
-    assert not (tmp_path / "run-tokens" / ".unfinished-tokens").exists()
 
 
 def test_a_folder_that_another_has_made_is_left_alone(texts, tmp_path):
@@ -200,11 +197,10 @@ def test_a_full_disk_keeps_the_last_checkpoint(train_tiny, tmp_path, monkeypatch
     words = ("--steps", "4", "--checkpoint-every-s", "0")
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        count, write = [], files.write_synced
+        count, write = itertools.count(1), files.write_synced
 
         def failing(path, content):
-            count.append(path)
-            if sum(path.name == "model.safetensors" for path in count) == 3:
+            if path.name == "model.safetensors" and next(count) == 3:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             write(path, content)
 

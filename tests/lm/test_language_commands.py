@@ -72,16 +72,12 @@ def test_all_options_of_training_are_used(monkeypatch, prepared, tmp_path):
     words = "--evaluate-bytes 99 --compile --gradient-checkpointing --sequence-parallel --extend"
     words += " --precision bf16-mixed --device cuda --checkpoint-every-s 5 --strategy fsdp"
     assert main([*command, *words.split()]) == 2
-    assert main(command) == 2
-    (_, options), (_, usual) = calls
-    changed = {name: options[name] for name in options if options[name] != usual[name]}
-    # These two are made for each run.
-    del changed["on_event"], changed["curves"]
-    assert changed == {
+    wanted = {
         "most_bytes": 99, "compiled": True, "gradient_checkpointing": True, "extend": True,
         "sequence_parallel": True, "precision": "bf16-mixed", "device": "cuda",
         "checkpoint_every_s": 5, "strategy": "fsdp",
     }  # fmt: skip
+    assert calls[0][1].items() >= wanted.items()
 
 
 def test_tokens_are_prepared_once_beside_the_run(monkeypatch, prepared, tmp_path):

@@ -104,9 +104,6 @@ def test_the_rate_rises_and_falls():
     assert rates[10] == pytest.approx(1.0)
     assert rates[100] == pytest.approx(0.1)
     assert all(later < sooner for sooner, later in itertools.pairwise(rates[10:]))
-
-
-def test_a_least_rate_above_the_largest_is_refused():
     with pytest.raises(RequestError, match=r"must be at most learning_rate=1e-06, got 1e-05"):
         CosineRate(LanguageSettings(4, 3, 100, 1e-6))
 

@@ -46,7 +46,7 @@ _MOST_FOR_BPE = 100_000
 _NEAR_CUT = 4096
 _INEXACT = "read: texts that the tokenizer does not give back exactly, so bits per byte mean little"
 # The window of `xz -9e`.
-_WINDOW = 2**26
+_WINDOW, _PRESET = 2**26, 9 | lzma.PRESET_EXTREME
 
 
 def prepare(
@@ -282,7 +282,8 @@ def compressed_bits_per_byte(
         if most_bytes is not None and size >= most_bytes:
             break
     text = b"".join(parts)
-    first, alone, both = (_xz_size(content) for content in (before, text, before + text))
+    sizes = (len(lzma.compress(each, preset=_PRESET)) for each in (before, text, before + text))
+    first, alone, both = sizes
     return {"xz": 8 * alone / size, "xz_given_training": 8 * (both - first) / size}
 
 
@@ -293,8 +294,3 @@ def _texts(tokens: TokenFile, tokenizer: Tokenizer, first: int = 0) -> Iterator[
         check_ids("the text", ids, tokenizer.get_vocab_size())
         # The end of a document is no part of its text.
         yield tokenizer.decode(ids[ids != end_of(tokenizer)].tolist()).encode()
-
-
-def _xz_size(text: bytes) -> int:
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
-    return len(lzma.compress(text, filters=filters))

@@ -4,7 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from statemix.training.hooks import Event, Hook
@@ -14,6 +14,7 @@ from statemix.training.loop import Loop
 _RECENT = 20
 
 
+@dataclass(eq=False)
 class StepLine(Hook):
     """Describes training in the step line, and by its means since the row before in the metrics.
 
@@ -22,18 +23,13 @@ class StepLine(Hook):
 
     changes_results = False
 
-    def __init__(
-        self,
-        batches: Any,
-        *,
-        tokens_per_step: int,
-        flops_per_token: float,
-        matmul_speed: float,
-        bytes_per_token: float | None,
-    ) -> None:
-        self._batches, self._tokens = batches, tokens_per_step
-        self._flops, self._matmul_speed = flops_per_token, matmul_speed
-        self._bytes_per_token = bytes_per_token
+    batches: Any
+    tokens_per_step: int
+    flops_per_token: float
+    matmul_speed: float
+    bytes_per_token: float | None
+
+    def __post_init__(self) -> None:
         # Seconds of steps.
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._since_row: list[float] = []
@@ -43,7 +39,7 @@ class StepLine(Hook):
 
     def after_step(self, loop: Loop, loss: float) -> None:
         del loop, loss
-        time_s = time.monotonic() - self._batches.began
+        time_s = time.monotonic() - self.batches.began
         self._recent.append(time_s)
         self._since_row.append(time_s)
 
@@ -63,7 +59,7 @@ class StepLine(Hook):
         left_s = (time.monotonic() - begun) / (event.step - step) * (event.num_steps - event.step)
         parts = [
             f"loss {event.loss:.4f}",
-            *([f"{bits / size:.3f} bits per byte"] if (size := self._bytes_per_token) else []),
+            *([f"{bits / size:.3f} bits per byte"] if (size := self.bytes_per_token) else []),
             f"{speeds['tokens_per_s']:,.0f} tokens/s",
             f"utilisation {speeds['utilisation']:.0%}",
             f"about {duration(left_s)} left",
@@ -72,11 +68,9 @@ class StepLine(Hook):
 
     def _speeds(self, times_s: Collection[float]) -> dict[str, float]:
         # A resumed run may end without a step.
-        tokens_per_s = len(times_s) * self._tokens / (sum(times_s) or math.inf)
-        return {
-            "tokens_per_s": tokens_per_s,
-            "utilisation": tokens_per_s * self._flops / self._matmul_speed,
-        }
+        tokens_per_s = len(times_s) * self.tokens_per_step / (sum(times_s) or math.inf)
+        utilisation = tokens_per_s * self.flops_per_token / self.matmul_speed
+        return {"tokens_per_s": tokens_per_s, "utilisation": utilisation}
 
 
 def duration(seconds: float) -> str:

@@ -13,6 +13,8 @@ from statemix.files import write_file
 
 # The token after every document, and the one that fills rows of a batch.
 END, PAD = "<|endoftext|>", "<|padding|>"
+_ENDS = (END, "</s>", "<eos>", "<|end_of_text|>")
+_PADDINGS = (PAD, "<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")
 _LARGEST = 2**31
 
 
@@ -81,7 +83,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def with_padding(tokenizer: Tokenizer) -> tuple[Tokenizer, int]:
     """Return a tokenizer with a token for padding, ``PAD`` if it had none, and its id."""
-    padding = _padding_of(tokenizer)
+    padding = _id_of(tokenizer, _PADDINGS)
     if padding is None:
         tokenizer, padding = Tokenizer.from_str(tokenizer.to_str()), tokenizer.get_vocab_size()
         tokenizer.add_special_tokens([PAD])
@@ -104,7 +106,7 @@ def read_alike(one: Tokenizer, other: Tokenizer) -> bool:
         for name in ("truncation", "padding", "post_processor"):
             del parts[name]
         parts["end"] = end_of(tokenizer)
-        roles = {parts["end"], _padding_of(tokenizer)}
+        roles = {parts["end"], _id_of(tokenizer, _PADDINGS)}
         parts["added_tokens"] = [each for each in parts["added_tokens"] if each["id"] not in roles]
         return parts
 
@@ -113,14 +115,10 @@ def read_alike(one: Tokenizer, other: Tokenizer) -> bool:
 
 def end_of(tokenizer: Tokenizer) -> int | None:
     """Return the id of the end of a document, or None if the tokenizer has none."""
-    return _first_of(tokenizer, (END, "</s>", "<eos>", "<|end_of_text|>"))
+    return _id_of(tokenizer, _ENDS)
 
 
-def _padding_of(tokenizer: Tokenizer) -> int | None:
-    return _first_of(tokenizer, (PAD, "<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"))
-
-
-def _first_of(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
+def _id_of(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
     numbers = (tokenizer.token_to_id(name) for name in names)
     return next((int(number) for number in numbers if number is not None), None)
 

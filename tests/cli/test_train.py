@@ -27,14 +27,6 @@ def config_of(*arguments):
     return parse(["--folder", "x", *arguments]).run_config
 
 
-def test_options_reach_the_configuration(tiny_arguments):
-    config = config_of(*tiny_arguments, "--evaluation.lengths", "10", "20")
-    assert config.task == TaskSpec("permutation", group="S_3", length=5, train_size=20)
-    assert config.model.layers == (LayerSpec("bd_lru", num_blocks=2, block_size=3),)
-    assert (config.model.bos, config.model.hidden_size) == (True, 8)
-    assert config.evaluation.lengths == (10, 20)
-
-
 def test_tables_of_other_kinds_are_read_alike():
     config = config_of(
         "--schedules.attributes", "gate_temperature", "end=0.125", "curve=reciprocal",

@@ -98,12 +98,10 @@ def test_documents_are_counted_in_order(written, documents):
 
 
 def test_checksums_are_compared_once_and_again_after_a_change(written, monkeypatch):
-    hashed, digest = [], shards.hashlib.file_digest
-    noting = lambda file, name: hashed.append(os.path.basename(file.name)) or digest(file, name)  # noqa: E731
-    monkeypatch.setattr(shards.hashlib, "file_digest", noting)
-    for _ in range(3):
+    read_tokens(written, verify=True)
+    with monkeypatch.context() as patch:
+        patch.delattr(shards.hashlib, "file_digest")
         read_tokens(written, verify=True)
-    assert hashed == ["part.bin", "part.idx"]
     content = bytearray(written.read_bytes())
     content[0] ^= 1
     written.write_bytes(content)

@@ -185,24 +185,6 @@ def test_assisted_decoding_equals_greedy(model, noise):
     assert torch.equal(found, greedy(model, IDS[:1]))
 
 
-@torch.no_grad()
-def test_a_removal_may_cross_calls_and_be_followed_by_another(model):
-    cache = StateCache(2)
-    model(IDS[:, :2], use_cache=True, **{CACHE: cache})
-    cache.activate_past_recording()
-    for part in (IDS[:, 2:5], IDS[:, 5:6]):
-        model(part, use_cache=True, **{CACHE: cache})
-    cache.crop(-2)
-    cache.crop(-1)
-    assert cache.get_seq_length() == 3
-    output = model(IDS[:, 3:], use_cache=True, **{CACHE: cache})
-    torch.testing.assert_close(output.logits, model(IDS, use_cache=False).logits[:, 3:])
-    # What a call before has removed stays removed: the cache records from there on.
-    cache.crop(-4)
-    again = model(IDS[:, 3:], use_cache=True, **{CACHE: cache})
-    torch.testing.assert_close(again.logits, output.logits)
-
-
 @pytest.mark.parametrize("removed", [0, 2, 5])
 @torch.no_grad()
 def test_any_number_of_recorded_tokens_may_be_removed_from_changed_sequences(model, removed):

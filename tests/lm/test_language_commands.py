@@ -380,16 +380,6 @@ def test_collators_score_the_end_of_a_text_and_no_padding(make, padding, size, t
     assert read_alike(load_tokenizer(str(tmp_path)), make())
 
 
-def test_a_trained_model_knows_the_padding_of_its_tokenizer(train_tiny, tmp_path):
-    assert train_tiny("--steps", "2") == 0
-    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
-    config = transformers.AutoConfig.from_pretrained(tmp_path / "run" / "model")
-    assert (loaded.pad_token, loaded.eos_token) == ("<|padding|>", "<|endoftext|>")
-    assert (config.pad_token_id, config.eos_token_id) == (300, 0)
-    assert (loaded.pad_token_id, loaded.eos_token_id) == (300, 0)
-    assert config.vocab_size == 304
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

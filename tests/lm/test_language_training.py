@@ -59,7 +59,8 @@ def test_options_of_the_command_reach_the_model_and_the_training():
     config, settings = parse(["train", *words.split()]).request(tokenizer)
     kinds = ["linear_attention", "full_attention"] * 2
     assert (config.layer_types, config.conv_size, config.output_gate) == (kinds, 3, True)
-    assert (config.vocab_size, config.eos_token_id, config.tie_word_embeddings) == (264, 256, True)
+    assert (config.vocab_size, config.tie_word_embeddings) == (264, True)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (256, 256, 257)
     assert config.mixers["linear_attention"]["num_blocks"] == 40
     wanted = LanguageSettings(9, 16, 7, 0.5, accumulate=2, weight_decay=0.3, seed=4)
     wanted = replace(wanted, min_learning_rate=0.1, warmup_share=0.2, clip_norm=2.0)

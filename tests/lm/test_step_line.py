@@ -9,10 +9,10 @@ import torch
 from tests.lm.conftest import build_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from statemix.lm import step_line
+from statemix.lm import run_reports
 from statemix.lm.language_scores import summed_loss
 from statemix.lm.model_costs import training_flops
-from statemix.lm.step_line import StepLine
+from statemix.lm.run_reports import StepLine
 from statemix.training import Event
 
 
@@ -31,7 +31,7 @@ class Slow:
 
     def __init__(self, monkeypatch):
         self.now = 50.0
-        monkeypatch.setattr(step_line, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(run_reports, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def step(self):
         self.began = self.now

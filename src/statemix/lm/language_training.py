@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from statemix.errors import RequestError
 from statemix.layers import LAYERS
-from statemix.lm.curve_logs import CurveLog
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import StatemixForCausalLM
 from statemix.lm.language_optimizers import CosineRate, optimizer_of
@@ -25,8 +24,8 @@ from statemix.lm.language_scores import bits_per_byte, document_bytes, summed_lo
 from statemix.lm.model_costs import MATMUL_DTYPES, matmul_speed, training_flops
 from statemix.lm.prepared import without_progress_bars
 from statemix.lm.presets import LanguageSettings
+from statemix.lm.run_reports import CurveLog, StepLine
 from statemix.lm.shards import TokenFile, check_ids
-from statemix.lm.step_line import StepLine
 from statemix.training import Fitted, fit
 from statemix.training.config import Device, Precision, chosen_device
 from statemix.training.devices import ALONE, Ranks, ranks_here

@@ -11,13 +11,12 @@ from tokenizers import Tokenizer
 
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.lm.curve_logs import CurveLog, TensorBoardCurves, WandbCurves
 from statemix.lm.hub_config import ATTENTION, RECURRENT, StatemixConfig
 from statemix.lm.language_training import train_language_model
 from statemix.lm.model_costs import MATMUL_DTYPES, count_sizes, matmul_speed, training_flops
 from statemix.lm.prepared import inexact, prepare, read_prepared
 from statemix.lm.presets import PRESETS, LanguageSettings, OptimizerName, PresetName
-from statemix.lm.step_line import duration
+from statemix.lm.run_reports import CurveLog, TensorBoardCurves, WandbCurves, duration
 from statemix.lm.text_tokenizers import end_of, save_tokenizer, with_padding
 from statemix.training.config import (
     Count,

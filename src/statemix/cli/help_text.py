@@ -81,8 +81,7 @@ def summaries() -> str:
         if name not in texts:
             texts |= _read(stored_help(name)) or _texts_of(name)
         sentence, *_ = re.split(r"(?<=\.) ", texts[name]["description"][0])
-        indents = {"initial_indent": f"  {name:<12}  ", "subsequent_indent": " " * 16}
-        lines.append(textwrap.fill(sentence, _width(), **indents))
+        lines += textwrap.wrap(f"  {name:<12}  {sentence}", _width(), subsequent_indent=" " * 16)
     return "\n".join(lines)
 
 

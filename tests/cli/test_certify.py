@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -68,8 +67,7 @@ def certificate(folder, about=""):
 
 
 def contents(folder):
-    """The bytes of every file of a proof."""
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("certifi*"))}
+    return {path.name: path.read_bytes() for path in folder.glob("certifi*")}
 
 
 def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
@@ -85,14 +83,11 @@ def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
     # The network in the file is the one that is proven, and not the one that was trained.
     model, task = load_proven(tracker), load_outcome(tracker).config.build_task()
     found = search(model, task.automaton())
-    assert (found.verdict, found.pairs, found.margin) == (
-        "proven",
-        stored["pairs"],
-        stored["margin"],
-    )
-    words = torch.from_numpy(task.examples("test", 0, 4, 5000).tokens)
-    answers = torch.from_numpy(task.examples("test", 0, 4, 5000).targets["product"])
-    assert (model(words)["product"].argmax(-1) == answers).all()
+    assert found.verdict == "proven"
+    assert (found.pairs, found.margin) == (stored["pairs"], stored["margin"])
+    examples = task.examples("test", 0, 4, 5000)
+    answers = model(torch.from_numpy(examples.tokens))["product"].argmax(-1).numpy()
+    assert (answers == examples.targets["product"]).all()
     loads = model.backbone.blocks[0].mixer.value_proj.weight.view(2, 4, -1).abs().sum((0, 2))
     assert loads.nonzero().flatten().tolist() == tracking
 
@@ -114,14 +109,10 @@ def test_places_are_proven_by_structure(train, capsys):
         np.testing.assert_array_equal(logits[head].argmax(-1).numpy(), answers)
     assert main(["certify", str(folder), "--soft"]) == 2
     assert "soft must be absent for a task with places" in capsys.readouterr().err
-    capsys.readouterr()
     assert main(["compile", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["proven at every length", "letters: 0 (1), 1 (1 2)"]
-    assert lines[3] == "places: 0 place_1, 1 place_2"
-    assert lines[-2] == "2 entries, 2 letters, 2 answers"
-    assert lines[-1] == f"written: {folder}/machine.c, {folder}/machine.npz"
-    assert "letters: 0 (1), 1 (1 2)" in (folder / "machine.c").read_text()
+    assert lines[3:5] == ["places: 0 place_1, 1 place_2", "2 entries, 2 letters, 2 answers"]
     with np.load(folder / "machine.npz") as arrays:
         machine = EntryMachine(**arrays)
     reached = machine.answers(machine.run(examples.tokens))
@@ -168,39 +159,31 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
         return code, capsys.readouterr()
 
     code, said = check(kept, "--max-pairs", "1")
-    assert code == 1
+    assert (code, said.err) == (1, f"statemix: the verdict on {run} is open\n")
     assert said.out.startswith("open: more than 1 states\n  network  with gates")
-    assert said.err == f"statemix: the verdict on {run} is open\n"
     assert main(["certify", str(run)]) == 0
     capsys.readouterr()
     code, said = check(kept)
     lines = said.out.splitlines()
-    assert code == 0
+    assert (code, lines[-1]) == (0, f"written: {run}/property-kept.json")
     assert lines[:2] == ["proven: no word leads to a bad state", "  network  the proven one"]
-    assert lines[-1] == f"written: {run}/property-kept.json"
     # Another search of the same network may only have been shorter.
     code, said = check(kept, "--max-pairs", "1")
     assert said.out.endswith("not written: the file holds a verdict, which stays\n")
     assert json.loads((run / "property-kept.json").read_text())["verdict"] == "proven"
-    kept.write_text(KEPT + "# The same, as another text.\n")
-    assert check(kept, "--max-pairs", "1")[0] == 1
-    assert json.loads((run / "property-kept.json").read_text())["verdict"] == "open"
     code, said = check(broken, "--json")
     row = json.loads(said.out)
     assert row == json.loads((run / "property-broken.json").read_text())
     assert (row["verdict"], row["word"], row["answers"]) == ("refuted", ["21", "12"], ["21", "21"])
     assert (row["state"], row["network"], row["property"]) == ("wrong", "proven", BROKEN)
     # Another question about the network has another file.
-    for folder, options in ((run, []), (tmp_path / "new", ["--output", str(tmp_path / "new")])):
-        assert check(broken, "--soft", "--max-pairs", "100", *options)[0] == 1
-        stored = json.loads((folder / "property-broken-soft.json").read_text())
-        assert stored["network"] == "as trained"
-    assert row == json.loads((run / "property-broken.json").read_text())
+    assert check(broken, "--soft", "--max-pairs", "100", "--output", str(tmp_path / "new"))[0] == 1
+    stored = json.loads((tmp_path / "new" / "property-broken-soft.json").read_text())
+    assert stored["network"] == "as trained"
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "wrong.txt").write_text("start: a\nbad: b\na 7 12 b\n")
     for name, message in (
         ("pipe", "pipe is not a regular file"),
-        ("none.txt", "property must be a text file, got"),
         ("wrong.txt", "property must name letters among 12, 21, got '7' on line 3"),
     ):
         code, said = check(tmp_path / name)
@@ -246,19 +229,13 @@ def test_a_proof_is_compiled(tracker, tmp_path, capsys):
 
 def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys, monkeypatch):
     """Traces have no automaton, so how right the machine is on test traces takes its place."""
-    traces = tmp_path / "lamp.txt"
+    traces, folder = tmp_path / "lamp.txt", tmp_path / "run"
     words = np.random.default_rng(0).integers(2, size=(200, 8))
     # The first letter and the first answer name the numbers 0.
     words[0, 0] = 0
-    lines = (
-        " ".join(
-            f"{('wait', 'press')[one]}/{('dark', 'lit')[sum(word[: n + 1]) % 2]}"
-            for n, one in enumerate(word)
-        )
-        for word in words
-    )
-    traces.write_text("\n".join(lines))
-    folder = tmp_path / "run"
+    letters = np.array(["wait/", "press/"])[words]
+    lines = np.strings.add(letters, np.array(["dark", "lit"])[words.cumsum(1) % 2])
+    traces.write_text("\n".join(map(" ".join, lines)))
     task = ["--task", "traces", f"file={traces}", "train_size=100"]
     words = [*task, *S_2[S_2.index("--model.bos") :], *BLOCKS]
     assert main(["train", "--folder", str(folder), *words]) == 0
@@ -283,23 +260,11 @@ def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys, monkeypatch
     assert head.endswith("answers: 0 dark, 1 lit */\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "task", "reason"),
-    [
-        # Words lead to 5,040 arrangements, which are too many to search.
-        (
-            "places-lstm",
-            ["--task", "arrangement", "moves=(1 2); (1 2 3 4 5 6 7)", "length=8", "train_size=100"],
-            "a proof by structure needs one BD-LRU layer with gate='softmax'",
-        ),
-        ("lstm", [], "more than 200 pairs of states"),
-    ],
-)
-def test_a_model_without_gates_is_asked_as_it_is(train, capsys, name, task, reason):
-    folder = train(name, *task, "--model.layers", "lstm")
+def test_a_model_without_gates_is_asked_as_it_is(train, capsys):
+    folder = train("lstm", "--model.layers", "lstm")
     assert main(["certify", str(folder), "--max-pairs", "200"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [f"open: {reason}", "  network  as trained"]
+    assert lines[:2] == ["open: more than 200 pairs of states", "  network  as trained"]
     assert lines[-1] == f"written: {folder}/certificate.json"
     assert not [line for line in lines if line.startswith("  soft ")]
 
@@ -314,10 +279,7 @@ def test_a_certificate_needs_no_run_to_be_compiled(tmp_path, capsys):
     assert main(["compile", str(tmp_path), "--name", "cube"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("letters: 0 \\ud800, 1 U2, ")
-    assert lines[2:] == [
-        "48 entries, 18 letters, 48 answers",
-        f"written: {tmp_path}/cube.c, {tmp_path}/cube.npz",
-    ]
+    assert lines[2] == "48 entries, 18 letters, 48 answers"
     with np.load(tmp_path / "cube.npz") as arrays:
         machine, expected = EntryMachine(**arrays), EntryMachine.from_tables(stored["tables"])
     word = np.arange(18)
@@ -335,11 +297,9 @@ def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
 
     for change, message in (
         (None, f"certificate.json must exist; run 'statemix certify {run}'"),
-        ("{", "certificate.json must hold a certificate, got: Expecting"),
         ("[]", "must hold a certificate, got a list"),
         ("{}", "must hold the tables of a proof, got none: run 'statemix certify"),
         ('{"without_tables": "because"}', "must hold the tables of a proof, got none: because"),
-        ('{"tables": {}}', "must hold the tables of a proof, got: its tables"),
         ("[" * 200_000, "certificate.json must hold a certificate, got: maximum recursion"),
         ('{"tables": 3}', "must hold the tables of a proof, got: it has no tables"),
     ):
@@ -352,23 +312,19 @@ def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
     assert main(["certify", str(tracker)]) == 0
     capsys.readouterr()
     stored = certificate(tracker)
-    for answer, message in ((1, "tables must be those of a proof"), (2**40, "Python integer 109")):
-        changed = copy.deepcopy(stored)
-        outputs = [changed["tables"]["answers"]]
-        outputs += [changed["tables"]["automaton"]["outputs"]] if answer > 1 else []
-        for rows in outputs:
-            rows[:] = [[answer if old == 0 else old for old in row] for row in rows]
-        changed["tables"]["sha256"] = check_certificate.digest(changed["tables"])
-        refuse(f"cannot be compiled: {message}", json.dumps(changed))
+    changed = copy.deepcopy(stored)
+    rows = changed["tables"]["answers"]
+    rows[:] = [[1 if old == 0 else old for old in row] for row in rows]
+    changed["tables"]["sha256"] = check_certificate.digest(changed["tables"])
+    refuse("cannot be compiled: tables must be those of a proof", json.dumps(changed))
     stored["weights_sha256"] = "0" * 64
     refuse("must be about the weights of the run; run 'statemix certify", json.dumps(stored))
     (run / "certificate.json").unlink()
     weights = ["--weights", "best_test"]
     refuse(f"run 'statemix certify {run} --weights best_test' first", None, *weights)
-    assert main(["certify", str(run), *weights]) == 0
+    assert main(["certify", str(run), *weights]) == main(["compile", str(run), *weights]) == 0
     capsys.readouterr()
     refuse("must exist")
-    assert main(["compile", str(run), *weights]) == 0
     assert main(["certify", str(run)]) == 0
     refuse("name must be an identifier of C, got '2s'", None, "--name", "2s")
     refuse("output must be writable", None, "--output", str(run / "config.json"))
@@ -412,8 +368,7 @@ def test_gates_as_trained_are_right_up_to_the_length(tracker, capsys):
     assert main(["certify", str(tracker)]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "  soft " in line)
     words = f"right up to {length:,} tokens at least. {reason.capitalize()}"
-    words = f"these blocks with gates as trained: {words}"
-    assert line == f"  soft     {words}"
+    assert line == f"  soft     these blocks with gates as trained: {words}"
 
 
 @pytest.mark.parametrize(("checked", "bound", "length"), [(7, 20, 20), (7, 3, 7), (7, None, 7)])
@@ -434,15 +389,12 @@ def test_the_model_as_trained_stays_open(tracker, capsys):
     assert main(["certify", str(tracker), "--soft", "--max-pairs", "50", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["network"]) == ("open", "as trained")
-    assert found["reason"] == "more than 50 pairs of states"
     assert found["checked"] == certificate(tracker, "-soft")["checked"] > 0
     # The blocks that do not track count too, and their gates are far from 0 and 1.
     assert (found["horizon"], found["tracking"]) == (0, None)
     assert main(["certify", str(tracker), "--soft", "--max-pairs", "50"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert f"  checked  right after every word of up to {found['checked']} tokens" in lines
-    # A second length would only raise the question which of both is meant.
-    assert not [line for line in lines if line.startswith("  soft ")]
     assert lines[-1] == f"written: {tracker}/certificate-soft.json"
     with pytest.raises(RequestError, match="must hold a proof, got the verdict 'open'"):
         load_proven(tracker, soft=True)
@@ -454,19 +406,15 @@ def test_a_proof_is_lost_to_no_other_verdict(tracker, capsys):
         path.unlink()
     assert main(["certify", str(tracker)]) == 0
     proof = contents(tracker)
-    # Other questions have other files.
-    for options, code in ((["--soft", "--max-pairs", "50"], 1), (["--weights", "best_test"], 0)):
-        assert main(["certify", str(tracker), *options]) == code
-        assert "written: " in capsys.readouterr().out.splitlines()[-1]
+    # Another question has other files.
+    assert main(["certify", str(tracker), "--weights", "best_test"]) == 0
     assert (tracker / "certificate-best_test.json").exists()
     assert contents(tracker).items() >= proof.items()
+    capsys.readouterr()
     # The same question may have been searched less far.
     stays = f"not written: {tracker}/certificate.json holds a proof of these weights, which stays"
     assert main(["certify", str(tracker), "--max-pairs", "1"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert not lines[0].startswith("proven")
-    assert lines[-1] == stays
-    capsys.readouterr()
+    assert capsys.readouterr().out.splitlines()[-1] == stays
     assert main(["certify", str(tracker), "--max-pairs", "1", "--json"]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["verdict"] != "proven"
@@ -480,18 +428,21 @@ def test_a_proof_is_lost_to_no_other_verdict(tracker, capsys):
     assert not (tracker / "certified.safetensors").exists()
 
 
+def change_weights(path, change):
+    """Change stored weights and their checksum in the summary, and return it."""
+    save_file({name: change(name, one) for name, one in load_file(path).items()}, path)
+    summary = json.loads(path.with_name("summary.json").read_text())
+    summary["weights"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_name("summary.json").write_text(json.dumps(summary))
+    return summary["weights"][path.name]
+
+
 def test_a_proof_of_other_weights_is_stale(tracker, tmp_path, capsys):
     folder = shutil.copytree(tracker, tmp_path / "run")
     assert main(["certify", str(folder)]) == 0
-    summary = json.loads((folder / "summary.json").read_text())
-    sha256 = summary["weights"]["model.safetensors"]
-    assert certificate(folder)["weights_sha256"] == sha256
+    sha256 = certificate(folder)["weights_sha256"]
     # As if the run had been trained again.
-    weights = load_file(folder / "model.safetensors")
-    save_file({name: one * 2 for name, one in weights.items()}, folder / "model.safetensors")
-    changed = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    summary["weights"]["model.safetensors"] = changed
-    (folder / "summary.json").write_text(json.dumps(summary))
+    changed = change_weights(folder / "model.safetensors", lambda name, weight: weight * 2)
     message = f"must be about the weights of the run, got weights_sha256='{sha256}'"
     with pytest.raises(RequestError, match=message):
         load_proven(folder)
@@ -502,18 +453,10 @@ def test_a_proof_of_other_weights_is_stale(tracker, tmp_path, capsys):
 
 def test_the_weights_that_are_asked_about_are_those_that_are_named(tracker, tmp_path, capsys):
     folder = shutil.copytree(tracker, tmp_path / "run")
-    weights = load_file(folder / "best_test.safetensors")
-    save_file(
-        {name: one * 0 if name.startswith("readouts") else one for name, one in weights.items()},
-        folder / "best_test.safetensors",
-    )
-    sha256 = hashlib.sha256((folder / "best_test.safetensors").read_bytes()).hexdigest()
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["weights"]["best_test.safetensors"] = sha256
-    (folder / "summary.json").write_text(json.dumps(summary))
+    without_readout = lambda name, weight: weight * (not name.startswith("readouts"))  # noqa: E731
+    sha256 = change_weights(folder / "best_test.safetensors", without_readout)
     # All answers are level.
-    verdicts = {"last": "open", "best_test": "refuted"}
-    for name, verdict in verdicts.items():
+    for name, verdict in {"last": "open", "best_test": "refuted"}.items():
         words = ["--soft", "--max-pairs", "50", "--weights", name, "--json"]
         assert main(["certify", str(folder), *words]) == 1
         assert json.loads(capsys.readouterr().out)["verdict"] == verdict
@@ -522,26 +465,6 @@ def test_the_weights_that_are_asked_about_are_those_that_are_named(tracker, tmp_
     # The readout is fitted again.
     assert main(["certify", str(folder), "--weights", "best_test"]) == 0
     assert "readout fitted again" in capsys.readouterr().out
-    task = load_outcome(folder).config.build_task()
-    found = search(load_proven(folder, "best_test"), task.automaton())
-    assert found.verdict == "proven"
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_the_number_of_pairs_is_shown_on_a_terminal(tracker, capsys, monkeypatch, terminal):
-    if terminal:
-        monkeypatch.setenv("FORCE_COLOR", "1")
-        monkeypatch.setenv("TERM", "xterm")
-    assert main(["certify", str(tracker), "--soft", "--max-pairs", "50", "--json"]) == 1
-    captured = capsys.readouterr()
-    checked = json.loads(captured.out)["checked"]
-    shown = {int(number) for number in re.findall(r"(\d+) pairs", captured.err)} - {0}
-    if terminal:
-        # After every length that was checked, there were more.
-        assert 0 < len(shown) <= checked
-        assert max(shown) <= 50
-    else:
-        assert captured.err == f"statemix: the verdict on {tracker} is open\n"
 
 
 def test_a_failing_word_is_shown_and_fails(train, capsys):
@@ -563,28 +486,18 @@ def test_a_failing_word_is_shown_and_fails(train, capsys):
     words = " ".join(names[token] for token in found["word"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"refuted: wrong after {words}, a shortest such word"
-    assert (
-        lines[2] == f"  answer   {names[answer]} after this word, where {names[expected]} is right"
-    )
+    told = f"{names[answer]} after this word, where {names[expected]} is right"
+    assert lines[2] == f"  answer   {told}"
     assert not [line for line in lines if line.startswith(("  checked ", "  soft "))]
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: path.write_text("{"), "must hold a certificate, got: "),
-        (lambda path: path.write_text("[]"), "must hold a certificate, got a list"),
-        (lambda path: path.unlink(), "must hold a certificate, got: No such file or directory"),
-        (
-            lambda path: path.with_name("certified.safetensors").write_bytes(b"x"),
-            "certified.safetensors must hold the run's weights",
-        ),
-    ],
-)
-def test_damaged_files_are_named(tracker, damage, message):
+def test_damaged_files_are_named(tracker):
     assert main(["certify", str(tracker)]) == 0
-    damage(tracker / "certificate.json")
-    with pytest.raises(RequestError, match=message):
+    (tracker / "certified.safetensors").write_bytes(b"x")
+    with pytest.raises(RequestError, match=r"certified.safetensors must hold the run's weights"):
+        load_proven(tracker)
+    (tracker / "certificate.json").unlink()
+    with pytest.raises(RequestError, match="must hold a certificate, got: No such file"):
         load_proven(tracker)
 
 

@@ -1,20 +1,15 @@
 """The command that scores a finished run."""
 
 import errno
-import importlib
 import json
 import shutil
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
 
-from statemix.cli.commands import GROUP, commands
 from statemix.cli.main import main
-from statemix.cli.parser import options_of_class
-from statemix.errors import RequestError
 from statemix.tasks import TASKS
 from statemix.training import evaluate, fit, load_model, load_outcome
 from statemix.training.settings import to_plain
@@ -28,13 +23,10 @@ def run(finished_run, tmp_path):
 
 def test_table_has_a_row_per_length(run, capsys):
     assert main(["evaluate", str(run), "--lengths", "5", "20", "--sequences", "30"]) == 0
-    table = capsys.readouterr().out
+    rows = [line.split()[:5] for line in capsys.readouterr().out.splitlines()]
     expected = load_outcome(run).last.test[5]["product"].token_accuracy
-    (row,) = (
-        line for line in table.splitlines() if line.split()[:4] == ["last", "5", "product", "30"]
-    )
-    assert row.split()[4] == f"{expected:.4f}"
-    assert any(line.split()[:4] == ["last", "20", "product", "30"] for line in table.splitlines())
+    assert ["last", "5", "product", "30", f"{expected:.4f}"] in rows
+    assert ["last", "20", "product", "30"] in [row[:4] for row in rows]
 
 
 def test_json_has_a_line_per_length_and_is_recorded(run, capsys):
@@ -45,12 +37,8 @@ def test_json_has_a_line_per_length_and_is_recorded(run, capsys):
     found = [
         (row["weights"], row["length"], row["scores"]["product"]["num_sequences"]) for row in rows
     ]
-    assert found == [
-        ("last", 5, 30),
-        ("last", 1000, 2),
-        ("best_validation", 5, 30),
-        ("best_validation", 1000, 2),
-    ]
+    each = [(5, 30), (1000, 2)]
+    assert found == [(name, *one) for name in ("last", "best_validation") for one in each]
     recorded = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
     assert all(row.pop("time").endswith("+00:00") for row in recorded)
     assert {row.pop("run") for row in recorded} == {str(run)}
@@ -80,12 +68,6 @@ def test_a_loss_that_is_not_finite_is_null(tmp_path, tiny_arguments, capsys):
         assert row["scores"]["product"]["loss"] is None
 
 
-def test_a_record_that_cannot_be_kept_is_a_failure_that_names_the_file(run, capsys):
-    (run / "evaluations.jsonl").symlink_to("/dev/full")
-    assert main(["evaluate", str(run), "--sequences", "30"]) == 1
-    assert capsys.readouterr().err.endswith(f"{run / 'evaluations.jsonl'}'\n")
-
-
 def with_a_flipped_bit(run):
     content = bytearray((run / "model.safetensors").read_bytes())
     content[-1] ^= 1
@@ -112,23 +94,11 @@ def of_fit(run):
         (None, ["--tokens", "0"], "tokens must be at least 1, got 0"),
         (
             None,
-            ["--lengths", "500", "2"],
-            "sequences must be at most the size of the test split at length 2, got 30 (choose "
-            "fewer by --sequences): num_sequences must be at most 4 (",
-        ),
-        (
-            None,
             ["--lengths", "2", "--sequences", "1" + "0" * 11, "--tokens", "99"],
             "at length 2, got 100000000000, of which tokens allow 49 (choose fewer by "
             "--sequences): num_sequences must be at most 4 (",
         ),
         (None, ["--lengths", "1"], "lengths: num_sequences must be at most 0 (share of"),
-        (None, ["--lengths", "20000000"], "lengths: length must be at most 1677"),
-        (
-            lambda run: (run / "evaluations.jsonl").mkdir(),
-            ["--sequences", "30"],
-            "evaluations.jsonl must be writable, got: Is a directory",
-        ),
     ],
 )
 def test_bad_request_is_one_line_and_exit_code_2(
@@ -229,7 +199,7 @@ def test_a_command_on_a_run_imports_only_what_the_user_names(own_run, command, c
     assert "my_task" in sys.modules
 
 
-@pytest.mark.parametrize("names", [[["json"]], [None], "json", {"json": 1}])
+@pytest.mark.parametrize("names", [[None], "json"])
 def test_imports_that_are_no_names_are_refused(run, names, capsys):
     path = run / "config.json"
     stored = json.loads(path.read_text())
@@ -237,16 +207,6 @@ def test_imports_that_are_no_names_are_refused(run, names, capsys):
     path.write_text(json.dumps(stored))
     assert main(["evaluate", str(run)]) == 2
     assert "imports must be a list of module names" in capsys.readouterr().err
-
-
-def test_every_command_on_a_run_has_imports():
-    """A run is a positional RUN, or the option --from."""
-    names = {command[0] for command in COMMANDS_ON_RUNS}
-    for name, place in commands().items():
-        kind = EntryPoint(name, place, GROUP).load()
-        options = options_of_class(kind) if isinstance(kind, type) else []
-        if any(option.argument.metavar == "RUN" for option in options):
-            assert name in names
 
 
 def test_the_working_directory_is_searched_only_for_modules_that_are_named(tmp_path, monkeypatch):
@@ -257,10 +217,3 @@ def test_the_working_directory_is_searched_only_for_modules_that_are_named(tmp_p
     assert str(tmp_path) not in sys.path
     assert main(["tasks", "--imports", "json"]) == 0
     assert str(tmp_path) in sys.path
-
-
-def test_python_reads_runs_whose_modules_are_imported(own_run):
-    with pytest.raises(RequestError, match=r"in Python, import it first"):
-        load_outcome(own_run)
-    importlib.import_module("my_task")
-    assert load_outcome(own_run).config.imports == ("my_task",)

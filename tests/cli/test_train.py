@@ -27,14 +27,6 @@ def config_of(*arguments):
     return parse(["--folder", "x", *arguments]).run_config
 
 
-def test_options_reach_the_configuration(tiny_arguments):
-    config = config_of(*tiny_arguments, "--evaluation.lengths", "10", "20")
-    assert config.task == TaskSpec("permutation", group="S_3", length=5, train_size=20)
-    assert config.model.layers == (LayerSpec("bd_lru", num_blocks=2, block_size=3),)
-    assert (config.model.bos, config.model.hidden_size) == (True, 8)
-    assert config.evaluation.lengths == (10, 20)
-
-
 def test_tables_of_other_kinds_are_read_alike():
     config = config_of(
         "--schedules.attributes", "gate_temperature", "end=0.125", "curve=reciprocal",
@@ -84,7 +76,7 @@ def test_options_of_nested_layers_have_dotted_names():
     table = 'inner={"name":"bd_lru","num_blocks":8,"block_size":2}'
     LAYERS.register(Outer)
     try:
-        for words in (["inner=bd_lru", *options], ["inner.name=bd_lru", *options], [table]):
+        for words in (["inner=bd_lru", *options], [table]):
             (layer,) = config_of("--model.layers", "outer", *words).model.layers
             assert layer.options["inner"] == inner
         parts = [f"--model.layers.0.{word}" for word in ("inner=bd_lru", *options)]
@@ -118,39 +110,23 @@ def file(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "found", "expected"),
-    [
-        ("seed", "5", lambda c: c.seed, 5),
-        ("model.hidden-size", "16", lambda c: c.model.hidden_size, 16),
-        ("task.group", "A_5", lambda c: c.task, TaskSpec("permutation", group="A_5")),
-        (
-            "model.layers.0.block_size",
-            "2",
-            lambda c: c.model.layers[0],
-            LayerSpec("bd_lru", num_blocks=2, block_size=2),
-        ),
-        ("model.layers.0.gate", "tanh", lambda c: c.model.layers[0].options.get("gate"), "tanh"),
-        ("schedules.attributes.0.end", "0.25", lambda c: c.schedules.attributes[0].end, 0.25),
-        (
-            "evaluation.attributes.gate_temperature",
-            "2.0",
-            lambda c: dict(c.evaluation.attributes),
-            {"gate_temperature": 2.0},
-        ),
-    ],
-)
 @pytest.mark.parametrize("equals", [False, True])
-def test_any_field_of_a_file_is_overridden_by_its_dotted_name(
-    file, name, value, found, expected, equals
-):
+def test_any_field_of_a_file_is_overridden_by_its_dotted_name(file, equals):
     whole = config_of("--config", file)
     assert (whole.seed, whole.task.options["group"]) == (3, "S_4")
-    flag = [f"--{name}={value}"] if equals else [f"--{name}", value]
-    changed = config_of("--config", file, *flag)
-    assert found(changed) == expected
-    assert found(whole) != expected
-    assert changed.model.layers[1] == whole.model.layers[1]
+    for name, value, found, expected in (
+        ("model.hidden-size", "16", lambda c: c.model.hidden_size, 16),
+        ("task.group", "A_5", lambda c: c.task, TaskSpec("permutation", group="A_5")),
+        ("model.layers.0.block_size", "2", lambda c: c.model.layers[0].options["block_size"], 2),
+        ("model.layers.0.gate", "tanh", lambda c: c.model.layers[0].options.get("gate"), "tanh"),
+        ("schedules.attributes.0.end", "0.25", lambda c: c.schedules.attributes[0].end, 0.25),
+        ("evaluation.attributes.size", "2.0", lambda c: c.evaluation.attributes.get("size"), 2.0),
+    ):
+        flag = [f"--{name}={value}"] if equals else [f"--{name}", value]
+        changed = config_of("--config", file, *flag)
+        assert found(changed) == expected
+        assert found(whole) != expected
+        assert changed.model.layers[1] == whole.model.layers[1]
 
 
 def test_json_is_as_good_as_toml(file, tmp_path):
@@ -181,10 +157,9 @@ def test_the_attempts_of_a_search_are_counted(tmp_path, tiny_arguments, capsys):
     assert "for more attempts, repeat with --extend --search.attempts 4\n" in out
 
 
-@pytest.mark.parametrize("spelling", [["--from", "{}"], ["--from={}"]])
-def test_options_beside_from_replace_the_runs(finished_run, spelling):
-    source = [part.format(finished_run) for part in spelling]
-    config = config_of(*source, "--seed", "7", "--model.no-bos", "--task.group", "S_4")
+def test_options_beside_from_replace_the_runs(finished_run):
+    source = f"--from={finished_run}"
+    config = config_of(source, "--seed", "7", "--model.no-bos", "--task.group", "S_4")
     stored = load_config(finished_run)
     assert (config.seed, config.model.bos) == (7, False)
     assert config.task.options["group"] == "S_4"
@@ -195,61 +170,35 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model.layers", "gru"], "name: layer must be one of"),
-        (
-            ["--model.layers", "bd_lru", "block_size=3"],
-            "num_blocks of layer 'bd_lru' must be given",
-        ),
-        (
-            ["--model.layers", "bd_lru", "num_blocks=2", "block_size=3", "order=2"],
-            "must be among",
-        ),
-        (
-            ["--model.layers", "bd_lru", "num_blocks=2", "block_size=three"],
-            "0.block_size must be a valid integer, got 'three'",
-        ),
+        (["--model.layers", "bd_lru", "block_size=3"], "num_blocks of layer 'bd_lru' must be"),
+        (["--model.layers.0.block_size", "three"], "0.block_size must be a valid integer, got 'th"),
         (["--model.layers", "num_blocks=2"], "a name must come before its options"),
-        (["--model.layers", "bd_lru", "num_blocks=0", "block_size=3"], "num_blocks must be at"),
         (["--model.layers"], "model.layers must be valid (Tuple should have at least 1 item"),
         (["--model.layers.3.block_size", "4"], "must exist, got 'model.layers.3.block_size'"),
         (["--model.layers.0.block_size"], "model.layers.0.block_size must have a value"),
         (["--task", "permutation", "group=S_9"], "task.group must be 'S_2', 'S_3'"),
-        (
-            ["--task", "permutation", "group=S_3"],
-            "schedules.epochs must not be given for a",
-        ),
+        (["--task", "permutation", "group=S_3"], "schedules.epochs must not be given for a"),
         (["--task", "permutation", "S_3"], "task: one name must be given, got 2"),
-        (["--task"], "one name must be given, got 0"),
         (["--config", "nowhere.toml"], "nowhere.toml must be readable, got: No such file"),
         (["--config", "a.toml", "--from", "b"], "must not be given together"),
         (["--evaluation.lengths", "1"], "evaluation.lengths: "),
         (["--imports", "nowhere"], "imports must name importable modules"),
         (["--runtime.device", "cuda"], "runtime.device must be available"),
-        (
-            ["--checkpoint-every-s", "-1"],
-            "checkpoint_every_s must be greater than or equal to 0, got -1.0",
-        ),
+        (["--checkpoint-every-s", "-1"], "checkpoint_every_s must be greater than or equal to 0"),
         (["--retry"], "--retry needs --grid"),
         (["--workers", "2"], "--workers needs --grid"),
         (["--grid", "seed"], "grid must have the form NAME=VALUE,VALUE..., got 'seed'"),
-        (["--grid", "seed=1,1"], "seed must have distinct values"),
-        (["--grid", "seed=1", "seed=2"], "axes of a grid must be distinct"),
+        (["--grid", 'model.layers=["lstm"],["bd_lru"]'], "block_size of layer 'bd_lru' must be"),
         (["--grid", "sead=1"], "sead must be one of"),
         (["--grid", "seed=1", "--workers", "0"], " workers must be in 1.."),
         (["--from", "--seed", "3"], "--from must have a value, got none"),
-        (["--config", "--seed", "3"], "--config must have a value, got none"),
         (["--config", "a.toml", "--config", "b.toml"], "--config must be given once"),
         (["--grid"], "--grid must have a value, got none"),
-        (["--from", ""], "--from: a path must be neither empty nor"),
         (["--model.layers.-1.block_size", "4"], "setting must exist, got 'model.layers.-1"),
-        (["--model.layers.00.block_size", "4"], "setting must exist, got 'model.layers.00"),
-        (["--model.layers.0.block_size", "--seed", "3"], "model.layers.0.block_size must have"),
         (["--imports", "../x"], "imports must be a list of module names"),
         (["--evaluation.attributes", "gate_temperature=none"], "gate_temperature must be a number"),
         (["--recipe", "fast"], "--recipe must be one of ['exact'], got 'fast'"),
-        (["--recipe", "exact", "--from", "x"], "--from and --recipe must not be given together"),
         (["--recipe", "exact", "--task", "recall"], "task must have a finite automaton"),
-        (["--recipe", "--task", "recall"], "--recipe must have a value, got none"),
         (["--recipe", "exact", "--grid", "task.group=S_3,S_4"], "grid must not change the task of"),
         (["--dry-run"], "lists, got --dry-run"),
     ],
@@ -290,37 +239,25 @@ def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, c
     assert f"{wild}: diverged: loss must be finite" in printed.err
     lines = [line.split() for line in printed.out.splitlines()]
     assert ["3e+38", "4", "diverged"] in lines
-    outcomes = {
-        (rate, size): load_outcome(tmp_path / f"optimizer.learning_rate={rate},batches.size={size}")
-        for rate in (1e-05, 0.03)
-        for size in (4, 20)
-    }
-    for (rate, size), outcome in outcomes.items():
-        best = outcome.test_at_best_validation
-        scores = [f"{accuracy(these):.4f}" for these in (best.validation, best.test[5])]
-        assert [f"{rate}", f"{size}", "done", *scores] in lines
-        assert (outcome.config.optimizer.learning_rate, outcome.config.batches.size) == (rate, size)
-    best = max(outcomes.values(), key=lambda one: one.test_at_best_validation.validation_accuracy)
-    assert f"best on validation: {best.folder.name}" in printed.out
     with (tmp_path / "grid.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6
-    for row in rows:
-        assert (tmp_path / row["folder"]).is_dir()
-        values = row["optimizer.learning_rate"], row["batches.size"], row["status"]
-        assert list(values) == next(line for line in lines if line[:2] == list(values[:2]))[:3]
-        if row["status"] == "done":
-            best = load_outcome(tmp_path / row["folder"]).test_at_best_validation
-            found = float(row["validation"]), float(row["test"])
-            assert found == (best.validation_accuracy, accuracy(best.test[5]))
+    done = [row for row in rows if row["status"] == "done"]
+    for row, (rate, size) in zip(done, itertools.product((1e-5, 0.03), (4, 20)), strict=True):
+        outcome = load_outcome(tmp_path / row["folder"])
+        assert (outcome.config.optimizer.learning_rate, outcome.config.batches.size) == (rate, size)
+        best = outcome.test_at_best_validation
+        scores = [best.validation_accuracy, accuracy(best.test[5])]
+        assert [float(row["validation"]), float(row["test"])] == scores
+        assert [f"{rate}", f"{size}", "done", *(f"{score:.4f}" for score in scores)] in lines
+    best = max(done, key=lambda row: float(row["validation"]))
+    assert f"best on validation: {best['folder']}" in printed.out
     # The repeated command trains no run that has ended.
     assert main(command) == 0
     again = capsys.readouterr().err
     assert again.count("holds this run, finished") == 4
-    assert f"{wild}: diverged: loss must be finite" in again
     assert "(in an earlier call; use --retry to try again)" in again
     assert "started" not in again
-    assert "resumed" not in again
     assert main([*command, "--retry"]) == 0
     assert "resumed at step" in capsys.readouterr().err
 
@@ -403,22 +340,11 @@ def test_names_from_imported_modules_are_known_to_the_other_options(toys):
     assert config.imports == ("statemix_toys",)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "found"),
-    [
-        (["--model.layers.0.gate", "none"], lambda c: c.model.layers[0].options["gate"] == "none"),
-        (["--model.norm", "none"], lambda c: c.model.norm == "none"),
-        (
-            ["--model.layers", "bd_lru", "num_blocks=2", "block_size=2", "gate=none"],
-            lambda c: c.model.layers[0].options["gate"] == "none",
-        ),
-        (["--task.train_size", "none"], lambda c: c.task.options["train_size"] is None),
-        (["--model.layers.0", "lstm"], lambda c: c.model.layers == (LayerSpec("lstm"),)),
-        (["--model.layers.0.backend", "loop"], lambda c: c.model.layers[0].options["backend"]),
-    ],
-)
-def test_the_type_of_a_setting_decides_how_its_text_is_read(arguments, found):
-    assert found(config_of(*arguments))
+def test_the_type_of_a_setting_decides_how_its_text_is_read():
+    assert config_of("--model.layers.0.gate", "none").model.layers[0].options["gate"] == "none"
+    assert config_of("--model.norm", "none").model.norm == "none"
+    assert config_of("--task.train_size", "none").task.options["train_size"] is None
+    assert config_of("--model.layers.0", "lstm").model.layers == (LayerSpec("lstm"),)
 
 
 @pytest.mark.parametrize(
@@ -426,17 +352,11 @@ def test_the_type_of_a_setting_decides_how_its_text_is_read(arguments, found):
     [
         ("model.norm=rms,none", ["rms", "none"]),
         ("model.bos=true,false", [True, False]),
-        ('model.layers=["lstm"],["bd_lru"]', None),
-        ("optimizer.betas=[0.9,0.99],[0.5,0.9]", [(0.9, 0.99), (0.5, 0.9)]),
         ("evaluation.lengths=[],[4,8]", [(), (4, 8)]),
     ],
 )
-def test_any_setting_is_an_axis_of_a_grid(tmp_path, capsys, tiny_arguments, axis, values):
+def test_any_setting_is_an_axis_of_a_grid(tmp_path, axis, values):
     name, _, texts = axis.partition("=")
-    if values is None:
-        assert main(["train", "--folder", str(tmp_path), *tiny_arguments, "--grid", axis]) == 2
-        assert "block_size of layer 'bd_lru' must be given" in capsys.readouterr().err
-        return
     jobs = grid(config_of(), tmp_path, [Axis(name, tuple(split_values(texts)))])
     part, _, field = name.partition(".")
     assert [getattr(getattr(job.config, part), field) for job in jobs] == values
@@ -469,23 +389,3 @@ def test_a_recipe_may_add_options_of_the_task(words, length):
     config = config_of("--recipe", "exact", "--task", "arrangement", "moves=(1 2); (1 2 3)", *words)
     assert config.build_task().length == length
     assert config.search.length == 4 * length
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: s.update(resolved={}), "config.json: schedules.epochs must be given"),
-        (lambda s: s["resolved"].update(seed="x"), "config.json: seed must be a valid integer"),
-        (lambda s: s.update(schema=True), "config.json must have schema 1"),
-    ],
-)
-def test_a_damaged_configuration_names_its_file(
-    tmp_path, tiny_arguments, finished_run, capsys, change, message
-):
-    folder = shutil.copytree(finished_run, tmp_path / "run")
-    (folder / "summary.json").unlink()
-    stored = json.loads((folder / "config.json").read_text())
-    change(stored)
-    (folder / "config.json").write_text(json.dumps(stored))
-    assert main(["train", "--folder", str(folder), *tiny_arguments]) == 2
-    assert message in capsys.readouterr().err

@@ -38,6 +38,7 @@ def texts(tmp_path):
 
 def test_a_folder_is_split_by_its_first_level_without_copies(texts):
     documents = list(read_corpus([str(texts)]))
+    # The file with another suffix and the copy are left out.
     assert len(documents) == 27
     sides = {}
     for document in documents:
@@ -46,9 +47,7 @@ def test_a_folder_is_split_by_its_first_level_without_copies(texts):
     assert list(read_corpus([str(texts)])) == documents
 
 
-def test_parts_of_the_standard_library_without_style_are_left_out_at_every_level(
-    tmp_path, monkeypatch
-):
+def test_parts_of_the_standard_library_are_left_out_at_every_level(tmp_path, monkeypatch):
     kept = ["one.py", "pkg/two.py"]
     left_out = ["pkg/tests/a.py", "pkg/test/deep/b.py", "encodings/c.py", "_sysconfigdata_x.py"]
     left_out += ["config-3.11-linux/d.py", "site-packages/e.py"]
@@ -58,17 +57,6 @@ def test_parts_of_the_standard_library_without_style_are_left_out_at_every_level
     monkeypatch.setattr(corpora.sysconfig, "get_path", lambda _: str(tmp_path))
     found = [(one.name, one.group) for one in read_corpus(["stdlib"])]
     assert found == [("one.py", "one"), ("pkg/two.py", "pkg")]
-
-
-def test_folders_have_the_files_of_the_suffixes(tmp_path):
-    for name in ("a.py", "b.txt", "c.md", "d.rst", "e.c", "f"):
-        (tmp_path / name).write_text(name)
-
-    def found(*suffixes):
-        return {one.name for one in read_corpus([str(tmp_path)], suffixes=suffixes)}
-
-    assert found() == {"a.py", "b.txt", "c.md", "d.rst"}
-    assert found(".c", ".py") == {"a.py", "e.c"}
 
 
 @pytest.mark.parametrize(
@@ -92,71 +80,38 @@ def test_texts_come_once_from_all_sources_and_need_not_be_utf_8(tmp_path):
     assert document == Document(str(one), "one.txt", "a\ufffdb")
 
 
-def test_rows_are_read_by_the_name_of_the_text(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"body": "one"}\n\n{"body": "two"}\n', encoding="utf-8")
-    assert [d.text for d in read_corpus([str(path)], field="body")] == ["one", "two"]
-    with pytest.raises(
-        RequestError, match=r"rows.jsonl:1 must .* 'text', got the fields \['body'\]"
-    ):
-        list(read_corpus([str(path)]))
-    path.write_text('{"body": "one"}\n{"body"\n', encoding="utf-8")
-    with pytest.raises(RequestError, match=r"rows.jsonl:2 must be JSON"):
-        list(read_corpus([str(path)], field="body"))
-
-
-def test_a_dataset_of_the_hub_is_streamed(monkeypatch):
-    """By the interface of `datasets`, without a network."""
-
-    class Stub:
-        @staticmethod
-        def load_dataset(name, config, *, split, streaming):
-            assert (name, config, split, streaming) == ("owner/web", "small", "train", True)
-            return iter([{"text": "one", "body": "1"}, {"text": "two", "body": "2"}])
-
-    monkeypatch.setitem(sys.modules, "datasets", Stub)
-    assert [d.text for d in read_corpus(["hub:owner/web:small"])] == ["one", "two"]
-    assert [d.text for d in read_corpus(["hub:owner/web:small"], field="body")] == ["1", "2"]
-
-
-def test_parquet_is_read_as_a_dataset(tmp_path, monkeypatch):
-    path = tmp_path / "rows.parquet"
+def test_datasets_are_streamed(tmp_path, monkeypatch):
+    """Of the hub, and files in Parquet, by the interface of `datasets`, without a network."""
+    path, calls = tmp_path / "rows.parquet", []
     path.touch()
 
     class Stub:
         @staticmethod
-        def load_dataset(name, *, data_files, split, streaming):
-            assert (name, data_files, split, streaming) == ("parquet", str(path), "train", True)
-            yield {"text": "one"}
-            raise ValueError("no parquet")
+        def load_dataset(*arguments, **options):
+            calls.append((*arguments, options))
+            yield {"text": "one", "body": "1"}
+            raise ValueError("no more")
 
     monkeypatch.setitem(sys.modules, "datasets", Stub)
+    assert next(read_corpus(["hub:owner/web:small"], field="body")).text == "1"
     documents = read_corpus([str(path)])
     assert next(documents).group == "rows.parquet:1"
-    with pytest.raises(RequestError, match=r"rows\.parquet cannot be read: no parquet"):
+    usual = {"split": "train", "streaming": True}
+    parquet = ("parquet", {"data_files": str(path), **usual})
+    assert calls == [("owner/web", "small", usual), parquet]
+    with pytest.raises(RequestError, match=r"rows\.parquet cannot be read: no more"):
         next(documents)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RequestError, match=r"rows\.parquet needs datasets: pip install datasets"):
         next(read_corpus([str(path)]))
 
 
-@pytest.mark.parametrize("make", [bytes_tokenizer, lambda: train_bpe(["print(1)\n"] * 9, 270)])
-def test_a_tokenizer_returns_every_text(make):
-    tokenizer = make()
-    text = "def f():\n\treturn 'ä€\U0001f600' \x00"
-    (ids,) = encode(tokenizer, [text])
-    assert ids[-1] == end_of(tokenizer)
-    assert tokenizer.decode(ids[:-1]) == text
-
-
 def test_a_tokenizer_that_does_not_exist_is_named(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(RequestError, match="tokenizer must be bytes, bpe:SIZE, a file or a model"):
         load_tokenizer(str(tmp_path))
-    (tmp_path / "empty").mkdir()
-    for missing in ("other.json", "empty"):
-        with pytest.raises(RequestError, match=r"tokenizer must exist, got .*json"):
-            load_tokenizer(str(tmp_path / missing))
+    with pytest.raises(RequestError, match=r"tokenizer must exist, got .*other\.json"):
+        load_tokenizer(str(tmp_path / "other.json"))
 
     class Hub:
         @staticmethod
@@ -197,10 +152,8 @@ def test_a_bpe_does_not_see_held_out_text(tmp_path):
 def test_the_first_documents_and_the_bytes_of_their_texts_are_counted(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"body": f"ä{n}"}) + "\n" for n in range(60)))
-    made = prepare(
-        [str(path)], tmp_path / "out", tokenizer="bytes", field="body", most_documents=40
-    )
-    parts = made.values()
+    options = {"tokenizer": "bytes", "field": "body", "most_documents": 40}
+    parts = prepare([str(path)], tmp_path / "out", **options).values()
     assert sum(len(part.bounds) - 1 for part in parts) == 40
     assert sum(part.num_bytes for part in parts) == sum(len(f"ä{n}".encode()) for n in range(40))
 
@@ -221,7 +174,7 @@ def test_texts_get_no_special_tokens_but_their_end():
 
 @pytest.mark.parametrize("make", [bytes_tokenizer, lambda: train_bpe(["a b"], 300)])
 def test_a_text_that_spells_out_an_end_has_one_end(make):
-    tokenizer, text = make(), "one <|endoftext|> two"
+    tokenizer, text = make(), "def f():\n\treturn 'ä€\U0001f600' \x00 <|endoftext|> two"
     digest = digest_of(tokenizer)
     (ids,) = encode(tokenizer, [text])
     assert ids.count(end_of(tokenizer)) == 1
@@ -268,10 +221,8 @@ def decoded(folder):
     ("texts", "share", "held_out"),
     [
         # A document is cut at the end of a line, or between characters if no line ends nearby.
-        (["".join(f"line {n}\n" for n in range(8))], 1 / 8, ["line 7\n"]),
         (["ä" * 100], 0.305, ["ä" * 31]),
         (["a\n" + "b" * 9998], 0.2, ["b" * 2000]),
-        (["one\n" * 50, "two\n" * 50, "last\n" * 20], 0.15, ["last\n" * 15]),
         (["one\n" * 50, "two\n" * 50, "three"], 0.3, ["two\n" * 30, "three"]),
         (["one\n" * 50, "b" * 190], 0.48, ["b" * 190]),
     ],
@@ -304,7 +255,6 @@ def test_groups_are_held_out_by_a_share(tmp_path, share):
     ("text", "share", "message"),
     [
         ("a", 1 / 8, r"sources must have texts to train on and to hold out, got 1 bytes in"),
-        ("ab", 0, "held_out must be between 0 and 1, got 0"),
         ("ab", 1, "held_out must be between 0 and 1, got 1"),
         ("ab", float("nan"), "held_out must be between 0 and 1, got nan"),
     ],
@@ -313,12 +263,4 @@ def test_what_cannot_be_split_is_refused(tmp_path, text, share, message):
     (tmp_path / "one.txt").write_text(text)
     with pytest.raises(RequestError, match=message):
         prepare([str(tmp_path / "one.txt")], tmp_path / "out", tokenizer="bytes", held_out=share)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_failed_preparation_leaves_no_tokens(texts, tmp_path):
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text(json.dumps({"text": "x"}) + "\nnothing\n")
-    with pytest.raises(RequestError, match=r"bad\.jsonl:2"):
-        prepare([str(texts), str(bad)], tmp_path / "out", tokenizer="bytes")
     assert not (tmp_path / "out").exists()

@@ -57,9 +57,7 @@ class Wandb:
     """Stands for Weights & Biases: runs by id, which keep their points when a process dies."""
 
     __spec__ = "as of an installed package"
-
-    class Error(Exception):
-        pass
+    Error = OSError
 
     def __init__(self):
         self.runs = {}
@@ -75,10 +73,7 @@ class Wandb:
             run.step = step
             run.points.append((step, points))
 
-        def finish():
-            run.finished += 1
-
-        run.log, run.finish = log, finish
+        run.log, run.finish = log, lambda: setattr(run, "finished", run.finished + 1)
         return run
 
 
@@ -102,11 +97,10 @@ def test_a_refused_login_is_named(train_tiny, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", stub)
     assert train_tiny("--steps", "2") == 0
     assert train_tiny("--steps", "4", "--extend", "--wandb", "mine") == 2
-    assert "wandb cannot open the project 'mine': No API key" in capsys.readouterr().err
+    assert "wandb cannot open 'mine': No API key" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(train_tiny, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert train_tiny("--steps", "2", "--wandb", "mine") == 2
-    message = "wandb must be installed for the project 'mine': pip install wandb"
-    assert message in capsys.readouterr().err
+    assert "wandb must be installed: pip install wandb" in capsys.readouterr().err

@@ -49,7 +49,6 @@ def copied(prepared, tmp_path):
     [
         (".bin", None, r"part\.bin must have 8 bytes by its index, got 7"),
         (".idx", None, r"part\.idx must have \d+ bytes by its header, got \d+"),
-        (".idx", 0, r"part\.idx must be an index of Megatron-LM"),
         (".idx", 9, r"part\.idx must have version 1 and a dtype code in .*, got 84 and 8"),
         (".bin", 3, r"part\.bin must have the sha256 \w{64}, got \w{64}"),
         (".json", 3, r"part\.json must have the format 'statemix tokens 1'"),
@@ -70,12 +69,10 @@ def test_damaged_files_are_named(written, suffix, place, message):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"sha256": ["part.bin"]}, r"the sha256 of part\.bin and part\.idx alone"),
-        ({"sha256": None}, "the sha256 of"),
+        ({"sha256": None}, r"the sha256 of part\.bin and part\.idx alone"),
         ({"sha256": {"/dev/zero": "0"}}, "the sha256 of"),
         ({"document_bytes": [5]}, "the bytes of 2 documents"),
         ({"document_bytes": ["5", 1]}, "whole numbers as vocab_size and"),
-        ({"document_bytes": [-5, 1]}, "whole numbers as vocab_size and"),
         ({"document_bytes": [10**400, 1]}, "whole numbers as vocab_size and"),
         ({"vocab_size": "50"}, "whole numbers as vocab_size and"),
     ],
@@ -101,16 +98,10 @@ def test_documents_are_counted_in_order(written, documents):
 
 
 def test_checksums_are_compared_once_and_again_after_a_change(written, monkeypatch):
-    hashed = []
-    digest = shards.hashlib.file_digest
-    monkeypatch.setattr(
-        shards.hashlib,
-        "file_digest",
-        lambda file, name: hashed.append(os.path.basename(file.name)) or digest(file, name),
-    )
-    for _ in range(3):
+    read_tokens(written, verify=True)
+    with monkeypatch.context() as patch:
+        patch.delattr(shards.hashlib, "file_digest")
         read_tokens(written, verify=True)
-    assert hashed == ["part.bin", "part.idx"]
     content = bytearray(written.read_bytes())
     content[0] ^= 1
     written.write_bytes(content)
@@ -132,9 +123,8 @@ def test_a_document_longer_than_the_index_allows_is_named(tmp_path, monkeypatch)
 def test_empty_corpora_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "blank.txt").write_text("")
-    for tokenizer in ("bytes", "bpe:300"):
-        with pytest.raises(RequestError, match=r"got 0 bytes; .*empty texts: 1 \(blank.txt\) in"):
-            prepare([str(tmp_path / "empty")], tmp_path / "out", tokenizer=tokenizer)
+    with pytest.raises(RequestError, match=r"got 0 bytes; .*empty texts: 1 \(blank.txt\) in"):
+        prepare([str(tmp_path / "empty")], tmp_path / "out", tokenizer="bpe:300")
     assert not (tmp_path / "out").exists()
 
 
@@ -150,22 +140,6 @@ def test_a_full_disk_leaves_no_half_of_the_tokens(texts, tmp_path):
     assert caught.value.filename == str(tmp_path / "out" / ".unfinished-tokens" / "train.bin")
     assert not (tmp_path / "out").exists()
     prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
-
-
-@pytest.mark.parametrize("ending", ["tokenizer.json.tmp", "held_out.json.tmp"])
-def test_a_disk_that_fills_up_at_the_end_leaves_no_tokens(texts, tmp_path, monkeypatch, ending):
-    write = files.write_synced
-
-    def failing(path, content):
-        with files.naming(path):
-            if str(path).endswith(ending):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(path, content)
-
-    monkeypatch.setattr(files, "write_synced", failing)
-    with pytest.raises(OSError, match="No space left"):
-        prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
-    assert not (tmp_path / "out").exists()
 
 
 class Killed(BaseException):
@@ -199,7 +173,6 @@ def test_what_a_killed_call_leaves_is_replaced(texts, tmp_path, monkeypatch, num
     for name in names:
         whole, again = (tmp_path / folder / name for folder in ("whole", "run-tokens"))
         assert whole.read_bytes() == again.read_bytes()
-    assert not (tmp_path / "run-tokens" / ".unfinished-tokens").exists()
 
 
 def test_a_folder_that_another_has_made_is_left_alone(texts, tmp_path):
@@ -211,23 +184,21 @@ def test_a_folder_that_another_has_made_is_left_alone(texts, tmp_path):
     assert (folder / "draft.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["train.bin", "tokenizer.json"])
-def test_files_of_the_user_are_not_replaced(texts, tmp_path, name):
-    (tmp_path / name).write_bytes(b"mine")
-    with pytest.raises(RequestError, match=f"{name} must not exist yet"):
+def test_files_of_the_user_are_not_replaced(texts, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(b"mine")
+    with pytest.raises(RequestError, match=r"tokenizer.json must not exist yet"):
         prepare([str(texts)], tmp_path, tokenizer="bytes")
-    assert (tmp_path / name).read_bytes() == b"mine"
+    assert (tmp_path / "tokenizer.json").read_bytes() == b"mine"
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(train_tiny, tmp_path, monkeypatch, capsys):
     words = ("--steps", "4", "--checkpoint-every-s", "0")
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        count, write = [], files.write_synced
+        count, write = itertools.count(1), files.write_synced
 
         def failing(path, content):
-            count.append(path)
-            if sum(path.name == "model.safetensors" for path in count) == 3:
+            if path.name == "model.safetensors" and next(count) == 3:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             write(path, content)
 
@@ -267,8 +238,6 @@ def test_a_changed_tokenizer_is_refused_on_resumption_and_evaluation(
     ("split", "ids", "message"),
     [
         ("held_out", [5, 310], "document 0 of {}/held_out.bin must have tokens in 0..303"),
-        ("held_out", [5, -1], "document 0 of {}/held_out.bin must have tokens in 0..303"),
-        ("train", [5, 310], "the text must have tokens in 0..299, the vocabulary, got 5..310"),
         ("train", [5, -1], "the text must have tokens in 0..299, the vocabulary, got -1..5"),
         ("held_out", [], "held_out.bin must have a .json with the bytes of each document"),
     ],
@@ -298,4 +267,4 @@ def test_tokens_beyond_the_vocabulary_of_the_model_are_named(copied, tmp_path, c
     ids.tofile(copied / "train.bin")
     command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(copied), *TINY]
     assert main([*command, "--steps", "3"]) == 2
-    assert "must have tokens in 0..303, the vocabulary, got 400..400" in (capsys.readouterr().err)
+    assert "must have tokens in 0..303, the vocabulary, got 400..400" in capsys.readouterr().err

@@ -5,11 +5,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.lm.conftest import build_model
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 from statemix.errors import OptionError
 from statemix.layers import LAYERS, LSTM
-from statemix.lm import StatemixConfig, StatemixForCausalLM
+from statemix.lm import StatemixConfig, StatemixForCausalLM, StatemixModel
 
 IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 
@@ -24,9 +24,8 @@ def poisoned(model):
 
 @pytest.mark.parametrize(
     ("size", "dtype"),
-    [("5GB", torch.float32), ("4KB", torch.bfloat16)],
-    ids=["float32", "bfloat16"],
-)
+    [("5GB", torch.float32), ("4KB", torch.bfloat16)], ids=["float32", "bfloat16"],
+)  # fmt: skip
 def test_loading_draws_nothing(kind, tmp_path, size, dtype):
     model = poisoned(build_model(kind)).to(dtype)
     model.save_pretrained(tmp_path, max_shard_size=size)
@@ -57,24 +56,6 @@ def test_a_missing_weight_is_drawn_and_the_others_of_its_layer_stay(tmp_path):
         assert torch.equal(loaded[name], wanted), name
 
 
-def test_a_loaded_model_has_the_same_logits(kind, tmp_path):
-    model = build_model(kind)
-    model.save_pretrained(tmp_path)
-    with torch.no_grad():
-        wanted = model(IDS).logits
-        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(IDS).logits, wanted)
-    assert type(AutoModel.from_pretrained(tmp_path)).__name__ == "StatemixModel"
-    again = AutoConfig.from_pretrained(tmp_path).to_dict()
-    assert again | {"_name_or_path": ""} == model.config.to_dict()
-
-
-def test_more_tokens_keep_the_weights_tied():
-    model = build_model("bd_lru")
-    model.resize_token_embeddings(60)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert model(IDS).logits.shape == (2, 7, 60)
-
-
 def test_recomputed_blocks_have_the_same_gradients(kind):
     model = build_model(kind).train()
     gradients = []
@@ -89,13 +70,6 @@ def test_recomputed_blocks_have_the_same_gradients(kind):
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
-def test_the_loss_counts_the_items_of_the_whole_step():
-    model = build_model("bd_lru")
-    mean = model(IDS, labels=IDS).loss
-    summed = model(IDS, labels=IDS, num_items_in_batch=torch.tensor(4)).loss
-    torch.testing.assert_close(summed, mean * 12 / 4)
-
-
 def test_logits_of_some_positions_are_those_of_all():
     model = build_model("bd_lru")
     whole = model(IDS).logits
@@ -103,24 +77,14 @@ def test_logits_of_some_positions_are_those_of_all():
     assert torch.equal(model(IDS, logits_to_keep=torch.tensor([1, 4])).logits, whole[:, [1, 4]])
 
 
-def test_tuples_and_hidden_states_are_returned_on_request():
-    model = build_model("bd_lru")
-    logits, *_ = model(IDS, return_dict=False)
-    output = model(IDS, output_hidden_states=True)
-    assert torch.equal(output.logits, logits)
-    assert [tuple(one.shape) for one in output.hidden_states] == [(2, 7, 16)] * 3
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"mixers": {"linear": {"name": "lstm"}}}, r"must be of kinds in layer_types, got"),
         ({"mixers": {"name": "bdlru"}}, "must have the name of a layer"),
-        ({"layer_types": ["linear_attention"]}, "must have num_hidden_layers=2 entries, got 1"),
         ({"layer_types": ["mine"] * 2}, r"must be among .*full_attention.*, got \['mine', 'mine'"),
         ({"layer_types": ["sliding_attention"] * 2}, "must have the name of a layer .* got None"),
         ({"mixers": [{"name": "lstm"}]}, "mixers must have num_hidden_layers=2 entries, got 1"),
-        ({"mixers": [{"name": "lstm"}, {}]}, r"mixers\[1\] must have the name of a layer"),
         ({"mixers": [{"name": "lstm"}, {"name": "lstm", "x": 1}]}, "got 'x'"),
         ({"mixers": "lstm"}, "mixers must map kinds to layers, or list layers, got 'lstm'"),
     ],
@@ -130,12 +94,6 @@ def test_a_configuration_that_fits_no_layer_is_refused(options, message):
         StatemixConfig(num_hidden_layers=2, **options)
 
 
-def test_attention_may_be_asked_for_as_what_it_is(tmp_path):
-    build_model("hybrid").save_pretrained(tmp_path)
-    model = StatemixForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
-    assert model(IDS).logits.shape == (2, 7, 50)
-
-
 def test_overrides_of_a_stored_configuration_count(tmp_path):
     build_model("hybrid").save_pretrained(tmp_path / "two")
     one = StatemixForCausalLM.from_pretrained(tmp_path / "two", num_hidden_layers=1)
@@ -143,15 +101,9 @@ def test_overrides_of_a_stored_configuration_count(tmp_path):
     one.save_pretrained(tmp_path / "one")
     again = StatemixForCausalLM.from_pretrained(tmp_path / "one")
     assert torch.equal(again(IDS).logits, one(IDS).logits)
-    for number in (3, -1, 1.0):
-        with pytest.raises(OptionError, match=r"must be an integer in 0\.\.2, got (3|-1|1\.0)$"):
+    for number in (3, 1.0):
+        with pytest.raises(OptionError, match=r"must be an integer in 0\.\.2, got (3|1\.0)$"):
             StatemixForCausalLM.from_pretrained(tmp_path / "two", num_hidden_layers=number)
-    kinds = {"hybrid": {"name": "bd_lru", "num_blocks": 4, "block_size": 4}}
-    kinds |= {"conv": {"name": "conv", "kernel_size": 3}}
-    build_model("bd_lru", layer_types=[*kinds], mixers=kinds).save_pretrained(tmp_path / "own")
-    cut = StatemixForCausalLM.from_pretrained(tmp_path / "own", num_hidden_layers=1)
-    cut.save_pretrained(tmp_path / "cut")
-    assert list(StatemixForCausalLM.from_pretrained(tmp_path / "cut").config.mixers) == ["hybrid"]
     config = build_model("bd_lru").config
     config.mixers = {"name": "lstm"}
     assert type(StatemixForCausalLM(config).model.layers[0].mixer.layer) is LSTM
@@ -172,19 +124,12 @@ def test_each_block_may_have_a_layer_of_its_own(tmp_path):
     layers = [block.mixer.layer for block in model.model.layers]
     assert [type(layer) for layer in layers] == [LAYERS[table["name"]] for table in tables]
     assert [block.mixer.conv is None for block in model.model.layers] == [False, False, True, False]
-    assert model.config.layer_types == [
-        *["linear_attention"] * 2,
-        "full_attention",
-        "linear_attention",
-    ]
-    assert model.config.num_attention_heads == 4
+    kinds = [kind.partition("_")[0] for kind in model.config.layer_types]
+    assert (kinds, model.config.num_attention_heads) == (["linear", "linear", "full", "linear"], 4)
     model.save_pretrained(tmp_path / "four")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "four")
     assert again.config.to_dict() | {"_name_or_path": ""} == model.config.to_dict()
     assert torch.equal(again(IDS).logits, model(IDS).logits)
+    assert type(AutoModel.from_pretrained(tmp_path / "four")) is StatemixModel
     cut = StatemixForCausalLM.from_pretrained(tmp_path / "four", num_hidden_layers=2)
     assert cut.config.mixers == tables[:2]
-    cut.save_pretrained(tmp_path / "two")
-    assert torch.equal(
-        AutoModelForCausalLM.from_pretrained(tmp_path / "two")(IDS).logits, cut(IDS).logits
-    )

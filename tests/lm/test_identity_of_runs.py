@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+import shutil
 import sys
 import warnings
 
@@ -62,16 +63,12 @@ def finished(prepared, tmp_path_factory):
     return command, folder
 
 
-def changed(command, words):
+def changed(command, words, is_replaced=False):
     """The command with other words; a later option replaces an earlier one."""
-    option = words.split()[0]
-    kept = command
-    if option in command:
-        place = command.index(option)
-        end = next(
-            (n for n in range(place + 1, len(command)) if command[n].startswith("--")), len(command)
-        )
-        kept = command[:place] + command[end:]
+    option, kept = words.split()[0], []
+    for word in command:
+        is_replaced = word == option if word.startswith("--") else is_replaced
+        kept += [] if is_replaced else [word]
     return [*kept, *shlex.split(words)]
 
 
@@ -112,16 +109,12 @@ def test_what_decides_nothing_is_accepted(finished, option):
 @pytest.mark.parametrize("part", ["train", "held_out"])
 def test_tokens_that_were_prepared_again_are_noticed(finished, prepared, tmp_path, part, capsys):
     command, _ = finished
-    for place in range(12):
-        (tmp_path / "texts" / f"p{place}").mkdir(parents=True)
-        text = (prepared.parent / "texts" / f"p{place}" / "m.py").read_text()
-        (tmp_path / "texts" / f"p{place}" / "m.py").write_text(text)
+    shutil.copytree(prepared.parent / "texts", tmp_path / "texts")
     tokens, again = tmp_path / "same", changed(command, f"--tokens {tmp_path / 'same'}")
     prepare([str(tmp_path / "texts")], tokens, tokenizer="bpe:300")
     # The same tokens in another folder are the same.
     assert main(again) == 0
-    for place in range(12):
-        name = tmp_path / "texts" / f"p{place}" / "m.py"
+    for name in (tmp_path / "texts").rglob("*.py"):
         name.write_text(name.read_text() + "# more\n")
     prepare([str(tmp_path / "texts")], tmp_path / "other", tokenizer=str(tokens / "tokenizer.json"))
     for file in (tmp_path / "other").glob(f"{part}.*"):

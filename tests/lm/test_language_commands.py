@@ -3,7 +3,6 @@
 import json
 import lzma
 import os
-import shlex
 import shutil
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from statemix.cli.lm import prepare_tokens, train_text
 from statemix.cli.main import main
 from statemix.errors import RequestError
-from statemix.lm import StatemixForCausalLM
 from statemix.lm import prepared as prepared_tokens
 from statemix.lm.language_scores import bits_per_byte
 from statemix.lm.prepared import (
@@ -27,7 +25,6 @@ from statemix.lm.prepared import (
     prepare,
     read_prepared,
 )
-from statemix.lm.presets import PRESETS
 from statemix.lm.shards import read_tokens
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
@@ -57,14 +54,9 @@ def test_all_options_of_preparation_are_used(monkeypatch, tmp_path):
     calls, folder = [], str(tmp_path / "out")
     monkeypatch.setattr(prepare_tokens, "prepare", noting(calls))
     words = "--tokenizer bytes --field body --suffixes .c .h --documents 7 --held-out 0.3"
-    assert main(["lm", "prepare", "a", "b", "--output", folder, *shlex.split(words)]) == 2
-    wanted = {
-        "tokenizer": "bytes",
-        "field": "body",
-        "suffixes": (".c", ".h"),
-        "most_documents": 7,
-        "held_out": 0.3,
-    }
+    assert main(["lm", "prepare", "a", "b", "--output", folder, *words.split()]) == 2
+    wanted = {"tokenizer": "bytes", "field": "body", "suffixes": (".c", ".h")}
+    wanted |= {"most_documents": 7, "held_out": 0.3}
     assert calls == [((("a", "b"), tmp_path / "out"), wanted)]
 
 
@@ -80,16 +72,12 @@ def test_all_options_of_training_are_used(monkeypatch, prepared, tmp_path):
     words = "--evaluate-bytes 99 --compile --gradient-checkpointing --sequence-parallel --extend"
     words += " --precision bf16-mixed --device cuda --checkpoint-every-s 5 --strategy fsdp"
     assert main([*command, *words.split()]) == 2
-    assert main(command) == 2
-    (_, options), (_, usual) = calls
-    changed = {name: options[name] for name in options if options[name] != usual[name]}
-    # These two are made for each run.
-    del changed["on_event"], changed["curves"]
-    assert changed == {
+    wanted = {
         "most_bytes": 99, "compiled": True, "gradient_checkpointing": True, "extend": True,
         "sequence_parallel": True, "precision": "bf16-mixed", "device": "cuda",
         "checkpoint_every_s": 5, "strategy": "fsdp",
     }  # fmt: skip
+    assert calls[0][1].items() >= wanted.items()
 
 
 def test_tokens_are_prepared_once_beside_the_run(monkeypatch, prepared, tmp_path):
@@ -104,16 +92,6 @@ def test_tokens_are_prepared_once_beside_the_run(monkeypatch, prepared, tmp_path
     command = ["lm", "train", "--folder", str(tmp_path / "run"), *TINY]
     assert [main(command), main(command)] == [2, 2]
     assert made == [(["stdlib"], tmp_path / "run-tokens")]
-
-
-def test_a_wider_preset_has_more_blocks():
-    def blocks(width):
-        command = train_text.TrainText("run", size="nano", hidden_size=width)
-        return command.request(bytes_tokenizer())[0].mixers["linear_attention"]["num_blocks"]
-
-    usual = PRESETS["nano"]
-    assert blocks(usual.hidden_size) == usual.num_blocks
-    assert blocks(2 * usual.hidden_size) == 2 * usual.num_blocks
 
 
 @pytest.fixture
@@ -160,21 +138,10 @@ def test_prompts_that_cannot_be_continued_are_named(model_folder, capsys):
 def test_temperature_0_and_top_1_take_the_most_likely_token(generate, model_folder):
     wanted = greedy(model_folder, 9)
     assert wanted.startswith("abc")
-    words = ("--max-new-tokens", "9")
-    assert generate(*words, "--temperature", "0") == wanted
-    assert generate(*words, "--temperature", "5", "--top-k", "1") == wanted
-    assert generate(*words, "--temperature", "1e-3", "--top-k", "0") == wanted
-    assert generate(*words, "--temperature", "5", "--top-k", "0") != wanted
-    assert generate("--max-new-tokens", "4", "--temperature", "0") == greedy(model_folder, 4)
-
-
-def test_all_tokens_may_come_with_top_k_0(generate, model_folder):
-    """With a high temperature, 400 tokens are about 200 different bytes, but of two at most two."""
-    words = ("--max-new-tokens", "400", "--temperature", "1e4", "--top-k")
-    _, tokenizer = load_language_model(model_folder)
-    counts = [len(set(tokenizer.encode(generate(*words, k)).ids)) for k in ("0", "2")]
-    assert counts[0] > 90
-    assert counts[1] < counts[0] / 2
+    words = ("--max-new-tokens", "9", "--temperature")
+    assert generate(*words, "0") == wanted
+    assert generate(*words, "5", "--top-k", "1") == wanted
+    assert generate(*words, "5", "--top-k", "0") != wanted
 
 
 def test_the_seed_decides_the_text(generate):
@@ -289,22 +256,21 @@ def test_a_tokenizer_that_loses_text_is_named_beside_the_scores(model_folder, tm
     words.save(str(tmp_path / "words.json"))
     for place in range(12):
         (tmp_path / f"{place}.txt").write_text(f"text number {place} " * 20)
-    prepare([str(tmp_path)], tmp_path / "tokens", tokenizer=str(tmp_path / "words.json"))
+    command = ["lm", "prepare", str(tmp_path), "--tokenizer", str(tmp_path / "words.json")]
+    assert main([*command, "--output", str(tmp_path / "tokens")]) == 0
+    said = "read: texts that the tokenizer does not give back exactly, so bits per byte mean little"
+    assert f"{said}: 12 (document 0, " in capsys.readouterr().err
     assert main(["lm", "train", "--folder", str(tmp_path / "run"), *TINY, "--steps", "1",
                  "--tokens", str(tmp_path / "tokens")]) == 0  # fmt: skip
-    lossy = "so bits per byte mean little: 12 ("
-    assert lossy in capsys.readouterr().out
     evaluate = ["lm", "evaluate", str(tmp_path / "run"), "--tokens", str(tmp_path / "tokens")]
     assert main(evaluate) == 0
-    assert lossy in capsys.readouterr().out
+    assert capsys.readouterr().out.count("so bits per byte mean little: 12 (") == 2
 
 
 @pytest.mark.parametrize("documents", [1, 40])
 def test_a_compressor_is_given_the_end_of_the_training_text(tmp_path, monkeypatch, documents):
-    """As much as its window holds, without more in memory."""
-    decoded = []
+    """As much as its window holds."""
     monkeypatch.setattr(prepared_tokens, "_WINDOW", 1000)
-    monkeypatch.setattr(prepared_tokens, "check_ids", lambda _, ids, size: decoded.append(len(ids)))
     draws = (np.random.default_rng(n).integers(97, 123, 200, "uint8") for n in range(40))
     rows, tokenizer = [bytes(draw).decode() for draw in draws], bytes_tokenizer()
     texts = ["".join(rows)] if documents == 1 else rows
@@ -316,7 +282,6 @@ def test_a_compressor_is_given_the_end_of_the_training_text(tmp_path, monkeypatc
     last, score = "".join(rows)[-1000:].encode(), (rows[0] + rows[39]).encode()
     sizes = [xz_size(text) for text in (last, last + score)]
     assert found["xz_given_training"] == pytest.approx(8 * (sizes[1] - sizes[0]) / 400)
-    assert sum(decoded) <= 1000 + 200 + 2 * 400
 
 
 def edit(folder, name, **entries):
@@ -337,11 +302,8 @@ def with_weights(folder, change):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: write(f, "model.safetensors", b""), "must hold a model of transformers"),
         (lambda f: os.truncate(f / "model.safetensors", 3000), "must hold a model of transformers"),
         (lambda f: write(f, "config.json", b"[" * 100_000), "must hold a model of transformers"),
-        (lambda f: write(f, "generation_config.json", b"[]"), "must hold a model of transformers"),
-        (lambda f: edit(f, "config.json", dtype=True), "must hold a model of transformers"),
         (lambda f: edit(f, "config.json", hidden_size=8), "has another shape"),
         (lambda f: edit(f, "config.json", conv_size=3), "0.mixer.conv.conv.bias is missing"),
         (lambda f: with_weights(f, lambda w: w.pop("model.norm.weight")), "norm.weight is missing"),
@@ -351,10 +313,8 @@ def with_weights(folder, change):
             "layers.1.mixer.layer.gate_proj.bias is unknown",
         ),
         (lambda f: edit(f, "config.json", hidden_size=None), "hidden_size must be"),
-        (lambda f: edit(f, "config.json", hidden_size=True), "hidden_size must be"),
         (lambda f: edit(f, "config.json", norm_eps=-1), "norm_eps must be"),
         (lambda f: edit(f, "config.json", training_length=0), "training_length must be"),
-        (lambda f: edit(f, "config.json", layer_types=[[], []]), "layer_types must be among"),
         (lambda f: edit(f, "config.json", layer_types=5), "layer_types must be a list"),
         (lambda f: edit(f, "config.json", mixers={"linear_attention": {"name": []}}), "mixers"),
     ],
@@ -379,10 +339,6 @@ def test_a_first_token_that_the_model_lacks_is_named(end, model_folder, bytes_to
     )
 
 
-def with_merges():
-    return train_bpe(["some words, some more words\n"] * 9, 260)
-
-
 def of_words(*special):
     """A tokenizer of a user: whole words, and special tokens of its own."""
     words = {word: place for place, word in enumerate(["some", "more", "words", "?"])}
@@ -396,12 +352,11 @@ def of_words(*special):
     ("make", "padding", "size"),
     [
         (bytes_tokenizer, "<|padding|>", 258),
-        (with_merges, "<|padding|>", 261),
-        (lambda: of_words("</s>"), "<|padding|>", 6),
+        (lambda: train_bpe(["some words, some more words\n"] * 9, 260), "<|padding|>", 261),
         (lambda: of_words("[PAD]", "<|endoftext|>"), "[PAD]", 6),
         (lambda: of_words("<pad>"), "<pad>", 5),
     ],
-    ids=["bytes", "bpe", "end", "others", "no end"],
+    ids=["bytes", "bpe", "others", "no end"],
 )
 def test_collators_score_the_end_of_a_text_and_no_padding(make, padding, size, tmp_path):
     """With a stored tokenizer, from ``lm prepare`` or a file of the user."""
@@ -425,39 +380,12 @@ def test_collators_score_the_end_of_a_text_and_no_padding(make, padding, size, t
     assert read_alike(load_tokenizer(str(tmp_path)), make())
 
 
-def test_a_tokenizer_that_was_stored_without_padding_still_loads(model_folder, capsys):
-    """Earlier versions stored the end as padding, too."""
-    roles = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<|endoftext|>")
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
-    (model_folder / "tokenizer_config.json").write_text(json.dumps(config))
-    loaded = transformers.AutoTokenizer.from_pretrained(model_folder)
-    assert loaded.eos_token_id == loaded.pad_token_id == 256
-    assert main(["lm", "generate", str(model_folder), "abc", "--max-new-tokens", "2"]) == 0
-    assert capsys.readouterr().out.startswith("abc")
-
-
-def test_a_trained_model_knows_the_padding_of_its_tokenizer(train_tiny, tmp_path):
-    assert train_tiny("--steps", "2") == 0
-    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
-    config = transformers.AutoConfig.from_pretrained(tmp_path / "run" / "model")
-    assert (loaded.pad_token, loaded.eos_token) == ("<|padding|>", "<|endoftext|>")
-    assert (config.pad_token_id, config.eos_token_id) == (300, 0)
-    assert (loaded.pad_token_id, loaded.eos_token_id) == (300, 0)
-    assert config.vocab_size == 304
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--seed -1", "seed must be greater than or equal to 0, got -1"),
         ("--conv-size -1", "conv_size must be greater than or equal to 0, got -1"),
-        (
-            "--batch-size 4 --accumulate 5",
-            "batch_size must be at least 5 with accumulate=5 and 1 processes",
-        ),
-        ("--steps 0", "steps must be greater than or equal to 1"),
+        ("--batch-size 4 --accumulate 5", "batch_size must be at least 5 with accumulate=5 and 1"),
         ("--size 7B", "size must be"),
-        ("--weight-decay -1", "weight_decay must be greater than or equal to 0"),
         ("--attention-every 4", "attention_every must be at most 3, the number of layers, got 4"),
         ("--device cuda", "device must be available"),
     ],
@@ -471,23 +399,18 @@ def test_numbers_that_cannot_be_are_named(prepared, tmp_path, capsys, words, mes
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("size", PRESETS)
-def test_any_width_has_the_default_layer(size, prepared):
-    """A narrow model of a size whose layer has few blocks gets one block."""
-    _, _, tokenizer = read_prepared(prepared)
-    for width in (16, 64):
-        command = train_text.TrainText(Path("run"), size=size, hidden_size=width)
-        config, _ = command.request(tokenizer)
-        assert config.mixers["linear_attention"]["num_blocks"] >= 1
-        config.num_hidden_layers = 1
-        StatemixForCausalLM(config)
+@pytest.mark.parametrize(
+    ("size", "width", "number"), [("nano", 160, 40), ("nano", 320, 80), ("140M", 16, 1)]
+)
+def test_a_wider_preset_has_more_blocks(size, width, number):
+    command = train_text.TrainText(Path("run"), size=size, hidden_size=width)
+    config, _ = command.request(bytes_tokenizer())
+    assert config.mixers["linear_attention"]["num_blocks"] == number
 
 
 def test_held_out_text_without_bytes_is_refused_before_training(prepared, tmp_path, capsys):
     folder = shutil.copytree(prepared, tmp_path / "tokens")
-    info = json.loads((folder / "held_out.json").read_text())
-    del info["document_bytes"]
-    (folder / "held_out.json").write_text(json.dumps(info))
+    (folder / "held_out.json").unlink()
     command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(folder), *TINY]
     assert main(command) == 2
     assert "held_out.bin must have a .json with the bytes of" in capsys.readouterr().err

@@ -99,23 +99,14 @@ def test_losses_of_16_bit_models_are_summed_in_32_bits():
         torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize(
-    "mixers",
-    [
-        {"name": "bd_lru", "num_blocks": 4, "block_size": 4},
-        {"name": "h_lru", "num_channels": 4, "order": 3},
-    ],
-    ids=lambda mixers: mixers["name"],
-)
-def test_a_model_compiles_with_a_mask(mixers):
+@pytest.mark.parametrize("kind", ["bd_lru"])
+def test_a_model_compiles_with_a_mask(model):
     torch._dynamo.reset()
-    model, ids = build_model("bd_lru", mixers=mixers), torch.arange(14).reshape(2, 7)
+    ids = torch.arange(14).reshape(2, 7)
     mask = torch.ones(2, 7, dtype=torch.int64)
     mask[1, :3] = 0
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled, weights = torch.compile(model, backend="aot_eager", fullgraph=True), model.parameters
     found, expected = (one(ids, attention_mask=mask, labels=ids) for one in (compiled, model))
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-5)
-    gradients = [
-        torch.autograd.grad(output.loss, list(model.parameters())) for output in (found, expected)
-    ]
+    gradients = [torch.autograd.grad(output.loss, [*weights()]) for output in (found, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)

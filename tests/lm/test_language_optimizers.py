@@ -1,6 +1,5 @@
 """Muon beside AdamW: which parameters each one changes, its steps, and exact resumption."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,6 @@ from tests.lm.conftest import build_model
 from statemix.errors import RequestError
 from statemix.lm.language_optimizers import optimizer_of
 from statemix.lm.presets import LanguageSettings
-from statemix.training.checkpoint import load_optimizer, optimizer_state
 
 SETTINGS = LanguageSettings(4, 3, 20, 1e-2, weight_decay=0.2, optimizer="muon")
 MLP = {"gate_proj", "up_proj", "down_proj"}
@@ -18,14 +16,9 @@ MLP = {"gate_proj", "up_proj", "down_proj"}
 MIXERS = {
     "bd_lru": ({"num_blocks": 4, "block_size": 2}, {"value_proj", "out_proj"}),
     "h_lru": ({"num_channels": 16, "order": 3}, {"value_proj", "out_proj"}),
-    "mamba2": ({"head_dim": 8, "d_state": 4}, {"out_proj"}),
-    "delta_net": (
-        {"num_heads": 2, "use_forget_gate": True, "use_output_gate": True},
-        {"out_proj"},
-    ),
+    "delta_net": ({"num_heads": 2, "use_forget_gate": True, "use_output_gate": True}, {"out_proj"}),
     "attention": ({"num_heads": 2}, {"out_proj"}),
     "lstm": ({}, set()),
-    "fp_mamba1": ({"d_state": 4}, {"out_proj"}),
 }
 
 
@@ -40,15 +33,11 @@ def test_muon_changes_matrices_but_no_gates(name):
     in_mixer = {f"mixer.layer.{one}.weight" for one in wanted}
     assert changed == in_mixer | {f"mlp.{one}.weight" for one in MLP}
     assert len(muon["params"]) == 2 * len(changed)
-    assert (muon["kind"], matrices["kind"], vectors["kind"]) == ("muon", "adamw", "adamw")
     # Every parameter is in one group.
     groups = [p for group in (muon, matrices, vectors) for p in group["params"]]
     assert sorted(map(id, groups)) == sorted(map(id, names))
-    assert (muon["weight_decay"], matrices["weight_decay"], vectors["weight_decay"]) == (
-        0.2,
-        0.2,
-        0,
-    )
+    decays = [(group["kind"], group["weight_decay"]) for group in (muon, matrices, vectors)]
+    assert decays == [("muon", 0.2), ("adamw", 0.2), ("adamw", 0)]
 
 
 def steps(model, optimizer, number):
@@ -63,13 +52,11 @@ def test_a_step_is_that_of_the_two_optimizers_of_pytorch():
     model, other = build_model("bd_lru"), build_model("bd_lru")
     optimizer = optimizer_of(model, SETTINGS)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    muon, *adamw = [
-        {
-            "params": [other.get_parameter(names[p]) for p in group["params"]],
-            "weight_decay": group["weight_decay"],
-        }
-        for group in optimizer.param_groups
-    ]
+    muon, *adamw = (
+        {"params": [other.get_parameter(names[p]) for p in each["params"]], "weight_decay": decay}
+        for each in optimizer.param_groups
+        for decay in [each["weight_decay"]]
+    )
     for part in (
         torch.optim.Muon([muon], lr=1e-2, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(adamw, lr=1e-2, betas=(0.9, 0.95)),
@@ -79,20 +66,6 @@ def test_a_step_is_that_of_the_two_optimizers_of_pytorch():
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, other.get_parameter(name)), name
         assert not torch.equal(parameter, build_model("bd_lru").get_parameter(name))
-
-
-def test_a_stored_optimizer_continues_bit_identically():
-    whole, resumed = build_model("bd_lru"), build_model("bd_lru")
-    first = optimizer_of(whole, SETTINGS)
-    steps(whole, first, 2)
-    first.param_groups[0]["lr"] = 0.5
-    resumed.load_state_dict(whole.state_dict())
-    second = optimizer_of(resumed, SETTINGS)
-    load_optimizer(second, resumed, *copy.deepcopy(optimizer_state(first, whole)))
-    for model, optimizer in ((whole, first), (resumed, second)):
-        steps(model, optimizer, 2)
-    for name, parameter in whole.named_parameters():
-        assert torch.equal(parameter, resumed.get_parameter(name)), name
 
 
 def test_other_names_are_refused():

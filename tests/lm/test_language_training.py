@@ -10,7 +10,6 @@ import pytest
 import torch
 from tests.lm.conftest import TINY, build_model, write_documents
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from statemix.cli.lm import parse
 from statemix.cli.main import main
@@ -52,13 +51,6 @@ def test_the_order_depends_on_seed_epoch_and_position_alone():
     assert [batches.places(step) for step in reversed(range(20))][::-1] == forward
 
 
-def test_a_step_may_have_several_batches():
-    ids = np.arange(100, dtype=np.uint16)
-    parts = TokenBatches(ids, replace(SETTINGS, accumulate=2)).parts(2)
-    assert [len(part) for part in parts] == [2, 1]
-    assert torch.equal(torch.cat(parts), TokenBatches(ids, SETTINGS).parts(2)[0])
-
-
 def test_options_of_the_command_reach_the_model_and_the_training():
     words = "--folder x --num-layers 4 --attention-every 2 --conv-size 3 --output-gate --steps 7"
     words += " --accumulate 2 --weight-decay 0.3 --learning-rate 0.5 --length 9 --seed 4"
@@ -67,17 +59,14 @@ def test_options_of_the_command_reach_the_model_and_the_training():
     config, settings = parse(["train", *words.split()]).request(tokenizer)
     kinds = ["linear_attention", "full_attention"] * 2
     assert (config.layer_types, config.conv_size, config.output_gate) == (kinds, 3, True)
-    assert (config.vocab_size, config.eos_token_id, config.tie_word_embeddings) == (264, 256, True)
+    assert (config.vocab_size, config.tie_word_embeddings) == (264, True)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (256, 256, 257)
     assert config.mixers["linear_attention"]["num_blocks"] == 40
     wanted = LanguageSettings(9, 16, 7, 0.5, accumulate=2, weight_decay=0.3, seed=4)
     wanted = replace(wanted, min_learning_rate=0.1, warmup_share=0.2, clip_norm=2.0)
     assert settings == replace(wanted, optimizer="muon")
     large, _ = parse(["train", "--folder", "x", "--size", "140M"]).request(tokenizer)
-    assert (large.hidden_size, large.num_hidden_layers, large.tie_word_embeddings) == (
-        768,
-        12,
-        False,
-    )
+    assert (large.hidden_size, large.tie_word_embeddings) == (768, False)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +105,6 @@ def test_the_rate_rises_and_falls():
     assert rates[10] == pytest.approx(1.0)
     assert rates[100] == pytest.approx(0.1)
     assert all(later < sooner for sooner, later in itertools.pairwise(rates[10:]))
-
-
-def test_a_least_rate_above_the_largest_is_refused():
     with pytest.raises(RequestError, match=r"must be at most learning_rate=1e-06, got 1e-05"):
         CosineRate(LanguageSettings(4, 3, 100, 1e-6))
 
@@ -152,7 +138,7 @@ def test_without_an_end_a_first_token_is_one_of_equally_likely_tokens(tmp_path, 
     assert found["bits_per_byte"] == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize("window", [1, 3, 4, 20])
+@pytest.mark.parametrize("window", [1, 4, 20])
 def test_attention_predicts_each_token_in_the_first_window_that_has_it(tmp_path, window):
     model = build_model("bd_lru", eos_token_id=0, training_length=window)
     documents = [(list(range(1, 12)), 30), ([8], 3), ([], 0)]
@@ -168,21 +154,11 @@ def test_attention_predicts_each_token_in_the_first_window_that_has_it(tmp_path,
     assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / 33, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("mixers", "kind", "longest"),
-    [
-        ({}, "full_attention", 6),
-        ({"name": "attention", "num_heads": 2}, "linear_attention", 6),
-        ({}, "linear_attention", None),
-    ],
-)
-def test_training_tells_a_model_with_attention_its_length(
-    prepared, tmp_path, mixers, kind, longest
-):
+@pytest.mark.parametrize(("kind", "longest"), [("full_attention", 6), ("linear_attention", None)])
+def test_training_tells_a_model_with_attention_its_length(prepared, tmp_path, kind, longest):
     tokens, held_out, _ = read_prepared(prepared)
     settings = LanguageSettings(6, 2, steps=1, learning_rate=1e-3, evaluate_every=1)
-    sizes = {"vocab_size": 300, "hidden_size": 8, "num_hidden_layers": 1, "eos_token_id": 0}
-    config = StatemixConfig(**sizes, mixers=mixers, layer_types=[kind])
+    config = StatemixConfig(300, 8, 1, eos_token_id=0, layer_types=[kind])
     model, _ = train_language_model(config, tokens, held_out, tmp_path, settings)
     stored = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config.training_length == stored.config.training_length == longest
@@ -214,8 +190,6 @@ def test_the_commands_train_generate_and_evaluate(prepared, tmp_path, capsys):
     assert main(["lm", "evaluate", folder, "--tokens", str(prepared)]) == 0
     out, err = capsys.readouterr()
     assert not err
-    assert transformers_logging.is_progress_bar_enabled()
-    assert "bits per byte: " in out
     assert "xz given training: " in out
     assert main(["lm", "generate", str(prepared), "def f"]) == 2
     assert "must hold a finished language model" in capsys.readouterr().err

@@ -9,10 +9,10 @@ import torch
 from tests.lm.conftest import build_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from statemix.lm import model_costs, step_line
+from statemix.lm import run_reports
 from statemix.lm.language_scores import summed_loss
-from statemix.lm.model_costs import matmul_speed, training_flops
-from statemix.lm.step_line import StepLine
+from statemix.lm.model_costs import training_flops
+from statemix.lm.run_reports import StepLine
 from statemix.training import Event
 
 
@@ -26,27 +26,12 @@ def test_flops_are_those_of_the_matrix_products_of_a_step(kind):
     assert 0 < recurrences < projections
 
 
-def test_flops_grow_with_the_length_for_attention_alone():
-    for kind, grows in (("bd_lru", False), ("hybrid", True)):
-        config = build_model(kind).config
-        short, long = (training_flops(config, length) for length in (10, 1000))
-        assert short[0] == long[0]
-        assert (short[1] < long[1]) == grows
-
-
-def test_the_speed_of_matrix_products_is_that_of_the_best(monkeypatch):
-    times = iter([0.0, 8.0, 8.0, 9.0, 9.0, 11.0, 11.0, 15.0, 15.0, 23.0])
-    monkeypatch.setattr(model_costs, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    monkeypatch.setitem(model_costs._SIDE, "cpu", 10)
-    assert matmul_speed.__wrapped__("cpu", torch.float64) == 2 * 10**3
-
-
 class Slow:
     """Batches of steps of 10 s of a clock."""
 
     def __init__(self, monkeypatch):
         self.now = 50.0
-        monkeypatch.setattr(step_line, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(run_reports, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def step(self):
         self.began = self.now

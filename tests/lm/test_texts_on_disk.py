@@ -1,81 +1,56 @@
 """Every text and file that a disk can hold is read, counted as left out, or refused by name."""
 
-import bz2
 import codecs
 import gzip
-import lzma
 import os
 import re
 import socket
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.lm.corpora import CorpusReading, read_corpus
 from statemix.lm.prepared import read_prepared
-from statemix.lm.text_tokenizers import bytes_tokenizer
 
 TWO_ROWS = b'{"text": "one"}\n\n{"text": "two"}'
 HALVES = "read: texts that are not UTF-8 everywhere, with U+FFFD in these places"
 # Name and content of a file -> its texts.
 READ = {
     ("a.txt", b"a\r\nb\rc\r\n"): ["a\nb\nc\n"],
-    ("UPPER.TXT", b"a"): ["a"],
-    (".hidden.txt", b"a"): ["a"],
-    ("ä \n'.txt", b"a"): ["a"],
+    ("ä \n'.TXT", b"a"): ["a"],
     (os.fsdecode(b"caf\xe9.txt"), b"a"): ["a"],
     ("mark8.txt", codecs.BOM_UTF8 + "ä".encode()): ["ä"],
     ("latin.txt", b"a\xff\xfeb\xe9"): ["a\ufffd\ufffdb\ufffd"],
     ("nul.txt", b"a\0b"): ["a\0b"],
     ("empty.txt", b""): [],
-    ("a.txt.gz", gzip.compress(b"a")): ["a"],
     ("a.TXT.GZ", gzip.compress(codecs.BOM_UTF8 + b"a")): ["a"],
     ("two.txt.gz", gzip.compress(b"a") + gzip.compress(b"b")): ["ab"],
-    ("a.txt.bz2", bz2.compress(b"a")): ["a"],
-    ("a.txt.xz", lzma.compress(b"a")): ["a"],
-    ("two.txt.xz", lzma.compress(b"a") + bytes(8) + lzma.compress(b"b")): ["ab"],
-    ("two.txt.bz2", bz2.compress(b"a") + bz2.compress(b"b")): ["ab"],
-    ("a.jsonl", TWO_ROWS): ["one", "two"],
     ("a.JSONL", codecs.BOM_UTF8 + TWO_ROWS): ["one", "two"],
     ("a.ndjson", TWO_ROWS.replace(b"\n", b"\r\n")): ["one", "two"],
-    ("a.jsonlines", TWO_ROWS): ["one", "two"],
-    ("a.JL", TWO_ROWS): ["one", "two"],
-    ("a.jsonl.gz", gzip.compress(TWO_ROWS)): ["one", "two"],
+    ("a.jl.gz", gzip.compress(TWO_ROWS)): ["one", "two"],
     ("half.jsonl", b'{"text": "a\\ud83d"}\n{"text": "\\ud83d\\ude00"}'): ["a\ufffd", "😀"],
     ("latin.jsonl", b'{"text": "caf\xe9"}'): ["caf\ufffd"],
     ("empty.jsonl", b'{"text": ""}\n'): [],
     ("repeated.jsonl", b'{"text": "a"}\n{"text": "a"}'): ["a"],
     ("none.jsonl", b""): [],
     ("a.json", b'[{"text": "one"},\n {"text": "two"}]'): ["one", "two"],
-    ("A.JSON.xz", lzma.compress(b'\xef\xbb\xbf{"text": "one"}')): ["one"],
+    ("A.JSON.gz", gzip.compress(b'\xef\xbb\xbf{"text": "one"}')): ["one"],
 }
 # Name and content of a file -> the reason for which it is refused.
 REFUSED = {
-    ("a.txt.zst", b"(\xb5/\xfd\0"): r"files with NUL bytes that are not UTF-8: 1 \(",
-    (
-        "wide.txt",
-        "ä".encode("utf-16-le") + b"a\0",
-    ): r"files with NUL bytes that are not UTF-8: 1 \(",
     ("image", b"\x89PNG\r\n\x1a\n\0\0"): r"files with NUL bytes that are not UTF-8: 1 \(",
-    ("two.txt.xz", lzma.compress(b"a") + b"\xfe" + lzma.compress(b"b")[1:]): "cannot be read: ",
-    ("two.txt.bz2", bz2.compress(b"a") + b"\xfe" + bz2.compress(b"b")[1:]): "cannot be read: ",
-    ("half.txt.bz2", bz2.compress(b"a")[:-3]): "cannot be read: the file ends within a stream",
+    ("a.txt.BZ2", b"BZh9"): "must be unpacked, or packed by gzip, to be read",
     ("no.txt.gz", b"a"): "cannot be read: Not a gzipped file",
     ("cut.txt.gz", gzip.compress(b"a" * 99)[:-9]): "cannot be read: Compressed file ended before",
     ("bad.txt.gz", gzip.compress(b"a" * 99)[:10] + b"\xff" * 30): "cannot be read: Error -3",
-    ("cut.txt.xz", lzma.compress(b"a")[:-9]): "cannot be read: the file ends within a stream",
-    ("bad.txt.xz", b"a"): "cannot be read: Input format not supported",
     ("no.jsonl", b'{"text": "a"}\n{"body": "b"}'): r":2 must have a text in the field 'text', got",
     ("null.jsonl", b'{"text": null}'): r":1 must have a text in the field 'text', got None",
     ("list.jsonl", b'["text"]'): r":1 must have a text in the field",
     ("bad.jsonl", b'{"text": "a"}\n\n{'): r":3 must be JSON",
     ("deep.jsonl", b"[" * 100_000): r":1 must be JSON",
     ("lines.json", TWO_ROWS): "must be JSON: Extra data: .*; JSON Lines need the ending .jsonl",
-    ("text.json", b"no JSON"): "must be JSON",
     ("empty.json", b""): "must be JSON",
-    ("no.json", b'{"body": "a"}'): r":1 must have a text in the field",
 }
 
 
@@ -193,21 +168,6 @@ def test_sources_that_are_no_regular_files_are_refused(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(RequestError, match=r"source must be .* or an existing path, got .*loop"):
         texts_of(tmp_path / "loop")
-
-
-@pytest.mark.parametrize("lossy", [True, False])
-def test_texts_that_a_tokenizer_does_not_give_back_are_counted(tmp_path, capsys, lossy):
-    words = models.WordLevel({"[UNK]": 0, "text": 1, "one": 2}, unk_token="[UNK]")
-    tokenizer = Tokenizer(words) if lossy else bytes_tokenizer()
-    if lossy:
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(tmp_path / "words.json"))
-    for place in range(20):
-        (tmp_path / f"{place}.txt").write_text(f"text {place}")
-    command = ["lm", "prepare", str(tmp_path), "--tokenizer", str(tmp_path / "words.json")]
-    assert main([*command, "--output", str(tmp_path / "out")]) == 0
-    said = "read: texts that the tokenizer does not give back exactly, so bits per byte mean little"
-    assert (f"{said}: 20 (document 0, " in capsys.readouterr().err) == lossy
 
 
 def test_names_that_are_not_utf_8_are_prepared_and_printed(tmp_path, capsys):

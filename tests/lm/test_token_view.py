@@ -35,11 +35,7 @@ def tracker(kind=None, **options):
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        (None, {}),
-        (None, {"tie_word_embeddings": False, "norm_eps": 1e-3}),
-        (StatemixForTokenClassification, {"num_labels": 6}),
-    ],
+    [(None, {"norm_eps": 1e-3}), (StatemixForTokenClassification, {"num_labels": 6})],
 )
 def test_a_tracker_inside_a_language_model_is_proven(kind, options):
     model = tracker(kind, **options)

@@ -98,23 +98,16 @@ def build_tied_model():
 def build_sliced_model():
     """Every layer that can share a sequence, with states of each kind, after a convolution."""
     torch.manual_seed(2)
-    # transformers accepts its own names of kinds alone.
     lags = {"name": "h_lru", "num_channels": 3, "order": 3}
-    mixers = {
-        "linear_attention": {
-            "name": "bd_lru",
-            "num_blocks": 3,
-            "block_size": 2,
-            "initial_state": "learned",
-        },
-        "hybrid": {"name": "bd_lru", "num_blocks": 2, "block_size": 2, "value_channels": 3},
-        "moe": lags,
-        "hybrid_sliding": {**lags, "realization": "observer"},
-        "conv": {"name": "conv", "kernel_size": 3},
-    }
-    config = StatemixConfig(
-        *(11, 7, len(mixers)), mixers=mixers, layer_types=list(mixers), conv_size=4
-    )
+    blocks = {"name": "bd_lru", "num_blocks": 3, "block_size": 2}
+    mixers = [
+        {**blocks, "initial_state": "learned"},
+        {**blocks, "value_channels": 3},
+        lags,
+        {**lags, "realization": "observer"},
+        {"name": "conv", "kernel_size": 3},
+    ]
+    config = StatemixConfig(11, 7, len(mixers), mixers=mixers, conv_size=4)
     model = StatemixForCausalLM(config)
     with torch.no_grad():
         # What a token adds to the states must outlast a slice.
@@ -130,8 +123,6 @@ def train_tiny(
     sequence_parallel=False,
     losses=None,
     act=None,
-    clip_norm=2.0,
-    gradient_checkpointing=False,
     **options,
 ):
     """Train with momentum, which the scale of the gradient changes; return the model."""
@@ -141,11 +132,6 @@ def train_tiny(
     settings = replace(SETTINGS, length=7 if sequence_parallel else 6)
     batches = TokenBatches(IDS, settings, ranks, sequence_parallel=sequence_parallel)
     own = batches.parts
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-
-    def parts(step):
-        return [(step, rows) for rows in own(step)]
 
     def loss(net, batch):
         step, rows = batch
@@ -161,12 +147,12 @@ def train_tiny(
         if event.kind == "step" and losses is not None:
             losses.append(event.loss)
 
-    batches.parts = parts
+    batches.parts = lambda step: [(step, rows) for rows in own(step)]
     options = {"device": "cpu", "num_threads": 1, "evaluate_every": 3, **options}
     fit(
         model, batches, loss, folder, num_steps=STEPS, evaluate=evaluate, criterion="score",
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
-        hooks=[ShardsSeen()], strategy=strategy, on_event=on_event, clip_norm=clip_norm, **options,
+        hooks=[ShardsSeen()], strategy=strategy, on_event=on_event, clip_norm=2.0, **options,
     )  # fmt: skip
     return model
 
@@ -194,16 +180,16 @@ def _signal_one():
     return act
 
 
-def _spoil_one(step, rank):
-    return float("nan") if (step, rank) == (4, 1) else 1.0
-
-
 def _refusals(folder, strategy):
     """Return how runs end of which a single process gets a signal, a NaN, a wrong folder."""
     found = {}
+
+    def spoil_one(step, rank):
+        return float("nan") if (step, rank) == (4, 1) else 1.0
+
     tries = {
         "signal": lambda: train_tiny(folder / "signal", strategy=strategy, act=_signal_one()),
-        "nan": lambda: train_tiny(folder / "nan", strategy=strategy, act=_spoil_one),
+        "nan": lambda: train_tiny(folder / "nan", strategy=strategy, act=spoil_one),
         "other": lambda: train_tiny(folder / "nan", strategy=strategy, seed=5),
         "double": lambda: train_tiny(folder / "x", strategy=strategy, precision="64-true"),
     }

@@ -20,6 +20,7 @@ changed. The exit code is 1 if a survivor is not explained in ``survivors.toml``
 import argparse
 import ast
 import difflib
+import itertools
 import json
 import signal
 import sys
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forks import Result, Work, run_all
+from children import Result, Work, run_all
 from operators import Mutant, mutants
 from selection import PARTS, Record, Selection, checksum, digest, test_files
 from tree import ROOT, Tree, say
@@ -103,13 +104,8 @@ def main() -> int:
     arguments = parser.parse_args()
     # Ended by a signal, it still ends its children and removes its copies of the tree.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    changes = []
-    for change in draw(arguments.seed):
-        if len(changes) == arguments.sample:
-            break
-        if arguments.only in change.mutant.file:
-            changes.append(change)
-
+    drawn = (change for change in draw(arguments.seed) if arguments.only in change.mutant.file)
+    changes = list(itertools.islice(drawn, arguments.sample))
     tests = checksum(repr([(file, digest(file)) for file in test_files()]))
     terms = {"seed": arguments.seed, "tests": tests, "limit_s": arguments.seconds}
     rows = _rows_to_keep(arguments.output, changes, terms)
@@ -144,7 +140,8 @@ def _work(record: Record, change: Change, arguments: argparse.Namespace) -> Work
     selection = record.select(mutant.file, change.old, mutant.line, arguments.seconds, seed)
     return Work(
         files=selection.files,
-        rank=selection.rank,
+        seconds=selection.tests,
+        known=selection.known,
         limit_s=SLACK * selection.seconds + SPARE_S,
         prepare=change.insert,
         tidy=change.remove,

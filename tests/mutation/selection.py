@@ -14,7 +14,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from forks import Work, run_all
+from children import Work, run_all
 from tree import ROOT, Tree
 
 PARTS = ("ops", "layers", "models", "proofs", "training", "tasks", "lm")
@@ -52,10 +52,7 @@ class Record:
         stale = [file for file in test_files() if not self._is_fresh(file)]
         for file in set(self.files) - set(test_files()):
             del self.files[file]
-        works = [
-            Work((file,), stop_at_first=False, record=True, limit_s=3600, tag=file)
-            for file in stale
-        ]
+        works = [Work((file,), record=True, limit_s=3600, tag=file) for file in stale]
         for number, (work, result) in enumerate(run_all(works, trees), 1):
             if result.red is not None:
                 raise SystemExit(f"a test fails without a mutant: {result.red}\n{result.output}")
@@ -101,8 +98,8 @@ class Record:
             if found[nodeid] <= min(left, LONGEST_TEST_S):
                 chosen[nodeid] = found[nodeid]
                 left -= found[nodeid]
-        known = {nodeid for entry in self.files.values() for nodeid in entry["tests"]}
-        return Selection(chosen, known)
+        known = (nodeid for entry in self.files.values() for nodeid in entry["tests"])
+        return Selection(chosen, tuple(known))
 
     def _is_fresh(self, file: str) -> bool:
         needs = self.files.get(file, {}).get("needs", {})
@@ -114,7 +111,7 @@ class Selection:
     """The tests chosen for a mutant, with their recorded seconds, and all that are known."""
 
     tests: dict[str, float]
-    known: set[str]
+    known: tuple[str, ...]
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -123,10 +120,6 @@ class Selection:
     @property
     def seconds(self) -> float:
         return sum(self.tests.values())
-
-    def rank(self, nodeid: str) -> float | None:
-        """Quick tests first; tests that a mutant renamed, such as those of a default, count."""
-        return self.tests.get(nodeid, None if nodeid in self.known else 0.0)
 
 
 def digest(file: str) -> str:

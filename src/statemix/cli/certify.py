@@ -98,8 +98,7 @@ class Certify:
         if self.json:
             print(json.dumps(found.to_plain(), allow_nan=False))
             # What is printed is not what the file holds.
-            if not written:
-                print(f"statemix: {stored}", file=sys.stderr)
+            print(f"statemix: {stored}\n" if not written else "", end="", file=sys.stderr)
         else:
             task = load_config(self.folder).build_task()
             print_certificate(found, *names_of(task, found.head))
@@ -159,9 +158,8 @@ def print_certificate(found: "Certificate", letters: Sequence[str], answers: Seq
         lines["network"] += f", {len(found.tracking or ())} of {found.num_blocks} blocks"
     if network == "refitted":
         lines["network"] += ", readout fitted again"
-    if result.verdict == "refuted":
+    if result.expected is not None:
         answer = "no number" if result.answer is None else answers[result.answer]
-        assert result.expected is not None
         lines["answer"] = f"{answer} after this word, where {answers[result.expected]} is right"
     if found.method == "structure" and result.verdict == "proven":
         lines["proof"] = "by structure: tokens do to entries what they do to places"
@@ -172,9 +170,8 @@ def print_certificate(found: "Certificate", letters: Sequence[str], answers: Seq
         lines["checked"] = f"right after every word of up to {_tokens(checked)}"
     if result.margin is not None:
         lines["margin"] = f"{result.margin:.4g} between the right answer and the next one"
-    if found.gate_margin is not None:
-        margin = f"{found.gate_margin:.4g} at least"
-        lines["gates"] = f"{margin} between the largest raw gate and the next one"
+    if (gates := found.gate_margin) is not None:
+        lines["gates"] = f"{gates:.4g} at least between the largest raw gate and the next one"
     # Otherwise the verdict itself is about the trained network, or there is nothing to compare.
     if found.method == "search" and result.verdict == "proven" and network != "as trained":
         lines["soft"] = _soft(found)

@@ -1,14 +1,15 @@
 """The commands by name: those of the library, and those of other distributions by entry points."""
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+# An entry point names a command and, as "module:object", what reads its command line: a frozen
+# dataclass whose fields are the options, or a function of the words.
 GROUP = "statemix.commands"
-"""Group of entry points. An entry point names a command and, as "module:object", what reads its
-command line: a frozen dataclass whose fields are the options, or a function of the words."""
 
 OWN = {
     "train": "statemix.cli.train:parse",
@@ -19,10 +20,9 @@ OWN = {
     "doctor": "statemix.cli.doctor:parse",
     "lm": "statemix.cli.lm:parse",
 }
-"""Commands of the library, written as entry points are."""
 
+# A message names their distribution where it is not installed.
 LABORATORY = ("demo", "inspect", "reproduce", "report", "bench")
-"""Commands of the distribution statemix-lab, which a message names where it is not installed."""
 
 
 class Command(Protocol):
@@ -36,8 +36,7 @@ class Command(Protocol):
 
 
 def commands() -> Mapping[str, str]:
-    """Return all commands: name -> where it is, as "module:object"."""
-    # Slow, and most command lines name a command of the library.
+    """Return all commands: name -> where it is, as "module:object". This is slow."""
     from statemix.registry import installed
 
     others = {entry.name: entry.value for entry in installed(GROUP)}
@@ -50,27 +49,19 @@ def find_command(name: str) -> str | None:
 
 
 def parse(name: str, arguments: Sequence[str]) -> Command:
-    """Parse a command line into the command with its options.
-
-    Args:
-        name: name of a command.
-        arguments: words after the name.
-    """
+    """Parse the words after the name of a command into the command with its options."""
     module, _, attribute = commands()[name].partition(":")
     found: Any = getattr(importlib.import_module(module), attribute)
     if isinstance(found, type):
         from statemix.cli.parser import parse_class
 
-        return parse_class(found, arguments, f"statemix {name}")
+        found = functools.partial(parse_class, found, prog=f"statemix {name}")
     read: Callable[[Sequence[str]], Command] = found
     return read(arguments)
 
 
 def stored_help(name: str) -> Path | None:
-    """Return the file with the help of a command and of its neighbours: help.json in their folder.
-
-    Nothing is imported. None means that the distribution of the command stores no help.
-    """
+    """Return the help.json in the folder of a command, without an import; None if it has none."""
     package, *folders = (find_command(name) or "").partition(":")[0].split(".")[:-1] or [""]
     found = importlib.util.find_spec(package) if package else None
     places = (found and found.submodule_search_locations) or ()

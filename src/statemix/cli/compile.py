@@ -76,7 +76,7 @@ class Compile:
             verdict = "proven at every length"
         lines = [verdict]
         for kind, each in names.items():
-            if each != [str(number) for number in range(len(each))]:
+            if each != list(map(str, range(len(each)))):
                 lines.append(f"{kind}: {', '.join(f'{n} {name}' for n, name in enumerate(each))}")
         try:
             source = machine.to_c(self.name, "\n".join(lines))

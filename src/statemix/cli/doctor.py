@@ -53,9 +53,8 @@ class Doctor:
             print(json.dumps(found, indent=2))
         checks = found.get("checks", [])
         if wrong := sum(check["outcome"] in ("disagrees", "fails") for check in checks):
-            raise RunsFailedError(
-                f"{wrong} of {len(checks)} checks failed; please report this output"
-            )
+            number = f"{wrong} of {len(checks)}"
+            raise RunsFailedError(f"{number} checks failed; please report this output")
 
 
 def parse(arguments: Sequence[str]) -> Doctor:

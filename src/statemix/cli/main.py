@@ -19,11 +19,8 @@ from statemix.interrupts import TERMINABLE, handled
 
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
 
-_AGAIN_S = 0.01
-"""Time after which a finalizer has ended."""
-
-_LONGEST = 1000
-"""Most characters of a message."""
+# Time after which a finalizer has ended, and most characters of a message.
+_AGAIN_S, _LONGEST = 0.01, 1000
 
 _HELP = """\
 usage: statemix COMMAND [OPTIONS]
@@ -37,19 +34,13 @@ options:
   -h, --help    show this text; `statemix COMMAND --help` explains a command and its options
   --version     show the version
 
-tab completion in Bash: complete -C 'statemix --complete' statemix
-
 exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo, train, lm train
 or reproduce command to resume it)
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code.
-
-    Args:
-        arguments: words after the program's name. None means those of the process.
-    """
+    """Run a command line, the words after the program's name, and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     output = sys.stdout
     if output is None:
@@ -111,9 +102,6 @@ def _dispatch(arguments: list[str]) -> int:
         print(version("statemix"))
         return DONE
     name, *rest = arguments
-    if name == "--complete":
-        print("\n".join(help_text.completions(os.environ.get("COMP_LINE", ""))))
-        return DONE
     if find_command(name) is None:
         if name in LABORATORY:
             needed = f"{name} comes with statemix-lab: in a clone, pip install ./laboratory"
@@ -132,10 +120,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def extra_with(package: str) -> str | None:
-    """Return what brings a package, such as "statemix[lm]", by the metadata of distributions.
-
-    None means that no extra of Statemix, nor of its laboratory, brings the package.
-    """
+    """Return the extra of Statemix or its laboratory that brings a package: "statemix[lm]"."""
     from importlib.metadata import PackageNotFoundError, requires
 
     for distribution in ("statemix", "statemix-lab"):

@@ -50,9 +50,7 @@ def typed(text: str) -> Text:
 
 
 def options_of(assignments: Iterable[str]) -> dict[str, Any]:
-    """Read words of the form "option=value"; the types of the options will decide the values.
-
-    A dotted option is part of a nested table: "inner.name=bd_lru", or "inner=bd_lru" for the name.
+    """Read words "option=value"; a dotted option is part of a nested table.
 
     Example:
         >>> options_of(["group=S_3", "inner=lstm", "inner.size=4"])
@@ -61,11 +59,9 @@ def options_of(assignments: Iterable[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     given: set[str] = set()
     for assignment in assignments:
-        option, equals, text = assignment.partition("=")
+        option, _, text = assignment.partition("=")
         if not (option and text):
-            reason = ", which has no value" if option and equals else ""
-            message = f"an option must have the form option=value, got {assignment!r}"
-            raise RequestError(message + reason)
+            raise RequestError(f"an option must have the form option=value, got {assignment!r}")
         if option in given:
             raise RequestError(f"option {option!r} must be given once, got {assignment!r} as well")
         given.add(option)
@@ -98,12 +94,7 @@ def words_of(table: dict[str, Any], head: str) -> list[str]:
 
 
 def split_values(text: str) -> list[Text]:
-    """Split a list at its commas, except those within brackets, braces and quotes.
-
-    Example:
-        >>> split_values("1,[2,3],S_3")
-        ['1', '[2,3]', 'S_3']
-    """
+    """Split a list at its commas, except those within brackets, braces and quotes."""
     parts, depth, quoted = [""], 0, False
     for character in text:
         quoted ^= character == '"'
@@ -116,7 +107,7 @@ def split_values(text: str) -> list[Text]:
 
 
 def bare(annotation: Any) -> Any:
-    """Return a type without its bounds and without None: what ``Annotated[int, ...] | None`` is."""
+    """Return a type without its bounds and without None."""
     if get_origin(annotation) is Annotated:
         return bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

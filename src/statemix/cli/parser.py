@@ -20,17 +20,13 @@ from statemix.training.settings import Assignments, checked, import_modules
 
 C = TypeVar("C")
 
+# Flags as they were written, each with the words that follow it.
 Groups = list[tuple[str, list[str]]]
-"""Flags as they were written, each with the words that follow it."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """How a field appears on the command line, where its name and type do not say it.
-
-    ``metavar`` is the word for the value in the help, ``name`` the name of the flag, and a
-    ``positional`` value has no flag.
-    """
+    """The word for the value of a field in the help, its flag, and whether it has no flag."""
 
     metavar: str = ""
     name: str = ""
@@ -39,7 +35,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Option:
-    """A field of a command; without a default, ``default`` is ``dataclasses.MISSING``."""
+    """A field of a command; ``default`` may be ``dataclasses.MISSING``."""
 
     field: str
     annotation: Any
@@ -49,7 +45,6 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The option as users write it."""
         if self.argument.positional:
             return self.argument.metavar or self.field
         return "--" + (self.argument.name or self.field).replace("_", "-")
@@ -120,7 +115,6 @@ def parse_part(
 
 
 def _with_advice(text: str, prog: str) -> str:
-    """Return a message that names the help, unless it ends with a suggestion."""
     return text if text.endswith("?") else f"{text}; see {prog} --help"
 
 
@@ -171,10 +165,7 @@ def show_help(
     epilog: str = "",
     parts: Mapping[str, type] = MappingProxyType({}),
 ) -> NoReturn:
-    """Print the help of a command, and exit.
-
-    ``parts`` are the classes of subcommands, whose docstrings begin with a summary.
-    """
+    """Print the help of a command, and of ``parts``, the classes of its subcommands; exit."""
     positional = [option.flag for option in options if option.argument.positional]
     end = ["COMMAND"] * bool(parts) + positional + ["[OPTIONS]"]
     text = HelpText(

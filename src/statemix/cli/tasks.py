@@ -15,8 +15,7 @@ from statemix.tasks.addressing import Split
 from statemix.training.settings import built, read_spec
 
 # Nobody reads more examples than this on a terminal.
-_MOST = 10_000
-_MOST_TOKENS = 100_000
+_MOST, _MOST_TOKENS = 10_000, 100_000
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,9 @@ def _print_overview(console: Console, name: str) -> None:
         if _required(name) <= chosen.keys():
             task: Task = TASKS.build(name, **chosen)
             given = " ".join(f"{option}={_line(value)}" for option, value in chosen.items())
-            chance = _chance(task)
+            heads = [("" if len(task.chance) == 1 else f"{head} ") for head in task.chance]
+            each = zip(heads, task.chance.values(), strict=True)
+            chance = ", ".join(f"{head}{value:.4f}" for head, value in each)
             data_sets.append((title, given, str(task.vocab_size), _train_size(task), chance))
     header = ("data set", "options", "tokens", "training", "chance")
     if data_sets:
@@ -155,13 +156,6 @@ def _accepted(annotation: object) -> str:
 
 def _train_size(task: Task) -> str:
     return "fresh" if task.train_size is None else f"{task.train_size:,}"
-
-
-def _chance(task: Task) -> str:
-    if len(task.chance) == 1:
-        (chance,) = task.chance.values()
-        return f"{chance:.4f}"
-    return ", ".join(f"{head} {chance:.4f}" for head, chance in task.chance.items())
 
 
 def _print_table(

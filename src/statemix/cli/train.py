@@ -49,9 +49,8 @@ from statemix.training.outcome import load_asked
 from statemix.training.progress import shown
 from statemix.training.settings import Settings, import_modules, put, read_tree
 
+# Table of all grids of a folder, beside the folders of their runs.
 GRID = "grid.csv"
-"""Table of all grids of a folder, beside the folders of their runs."""
-
 _RESULTS = ("status", "validation", "test", "folder")
 
 _DESCRIPTION = """\
@@ -127,10 +126,9 @@ class Train:
         if self.grid:
             self._train_grid()
             return
-        if self.workers is not None:
-            raise RequestError("--workers needs --grid, got none")
-        if self.retry:
-            raise RequestError("--retry needs --grid, got none")
+        if self.workers is not None or self.retry:
+            flag = "--retry" if self.retry else "--workers"
+            raise RequestError(f"{flag} needs --grid, got none")
         with shown() as show:
             outcome = train(
                 self.run_config,
@@ -149,8 +147,7 @@ class Train:
         axes = [_axis(text) for text in self.grid]
         for axis in axes:
             if self.recipe is not None and _is_of_task(axis.name):
-                reason = "the task of a recipe, which is made for one"
-                raise RequestError(f"grid must not change {reason}, got {axis.name}")
+                raise RequestError(f"grid must not change the task of a recipe, got {axis.name}")
         jobs = grid(self.run_config, self.folder, axes)
         with shown() as show:
             ended = run_all(
@@ -340,25 +337,20 @@ def _print_grid(
 
 def _store_grid(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write the table of a grid, after the rows of earlier grids whose runs still exist."""
+    known, table = {row["folder"] for row in rows}, io.StringIO()
     with lock_folder(path.parent, patience_s=WRITING_S):
-        _write_grid(path, rows)
-
-
-def _write_grid(path: Path, rows: list[dict[str, Any]]) -> None:
-    known = {row["folder"] for row in rows}
-    text = path.read_text("utf-8", "replace") if path.exists() else ""
-    kept = [
-        row
-        for row in csv.DictReader(io.StringIO(text))
-        if (name := row.get("folder")) and name not in known and (path.parent / name).is_dir()
-    ]
-    names = dict.fromkeys(name for row in (*rows, *kept) for name in row if name)
-    columns = sorted(names, key=_RESULTS.__contains__)
-    table = io.StringIO()
-    writer = csv.DictWriter(table, columns, extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows([*kept, *rows])
-    write_file(path, table.getvalue().encode())
+        text = path.read_text("utf-8", "replace") if path.exists() else ""
+        kept = [
+            row
+            for row in csv.DictReader(io.StringIO(text))
+            if (name := row.get("folder")) and name not in known and (path.parent / name).is_dir()
+        ]
+        names = dict.fromkeys(name for row in (*rows, *kept) for name in row if name)
+        columns = sorted(names, key=_RESULTS.__contains__)
+        writer = csv.DictWriter(table, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows([*kept, *rows])
+        write_file(path, table.getvalue().encode())
 
 
 def _print_outcome(outcome: Outcome) -> None:

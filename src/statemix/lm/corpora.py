@@ -4,21 +4,19 @@ A corpus yields documents in a fixed order, and says which of them are held out.
 group, such as a top-level package: near-copies within a group never lie on both sides.
 """
 
-import bz2
 import contextlib
 import gzip
 import hashlib
 import io
 import json
-import lzma
 import os
 import re
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 from statemix.errors import RequestError
 
@@ -33,13 +31,8 @@ _LEFT_OUT = frozenset(
     }
 )  # fmt: skip
 _PLAIN = (".py", ".txt", ".md", ".rst")
+_PACKED = (".bz2", ".xz", ".zip", ".zst")
 _LINES = (".jsonl", ".ndjson", ".jsonlines", ".jl")
-_DECODERS: dict[str, Callable[[], Any]] = {
-    ".bz2": bz2.BZ2Decompressor,
-    ".xz": lzma.LZMADecompressor,
-}
-_COMPRESSED = (".gz", *_DECODERS)
-_AT_ONCE = 2**20
 # Halves of surrogate pairs: JSON may have them, and Python puts them for bytes that are not UTF-8.
 _HALVES = re.compile("[\ud800-\udfff]")
 # Names that a count shows.
@@ -65,10 +58,7 @@ class Document:
 
 @dataclass
 class CorpusReading:
-    """What has been read of a corpus, and what has been left out.
-
-    ``notes`` has what was left out, or is unusual -> "count", and "first" names.
-    """
+    """What has been read; ``notes``: what was left out, or is unusual -> "count", "first" names."""
 
     files: int = 0
     documents: int = 0
@@ -105,17 +95,11 @@ def read_corpus(
     """Yield the documents of all sources, without those whose text has come before.
 
     Files are UTF-8. Every line ends in a newline. U+FFFD replaces bytes that are not UTF-8, and
-    halves of surrogate pairs. Files that end in .gz, .bz2 or .xz, too, are decompressed.
+    halves of surrogate pairs. Files that end in .gz, too, are decompressed.
 
-    Args:
-        sources: "stdlib" (the standard library of this Python); "hub:NAME" or "hub:NAME:CONFIG"
-            (the training split of a dataset of the Hugging Face hub, streamed); or paths: a text
-            file; a file of rows, ``.jsonl``, ``.jsonlines``, ``.jl``, ``.ndjson``, ``.json`` (an
-            array of rows, or a row) or ``.parquet``; or a folder, whose files with the suffixes
-            count, and those of folders that it links to.
-        field: name of the text in rows.
-        suffixes: suffixes of files in folders, in any case; none means .py, .txt, .md and .rst.
-        reading: counts what is read and left out.
+    ``sources`` are those of ``statemix lm prepare``. Rows have their text in ``field``; a ``.json``
+    is an array of rows, or a row. The files of a folder, and of folders that it links to, count if
+    they end in ``suffixes``, in any case; none means .py, .txt, .md and .rst.
     """
     if without := [suffix for suffix in suffixes if not suffix.startswith(".")]:
         raise RequestError(f"suffixes must begin with a dot, got {', '.join(without)}")
@@ -123,7 +107,7 @@ def read_corpus(
     endings = tuple(suffix.lower() for suffix in suffixes) or _PLAIN
     seen: set[bytes] = set()
     for source in sources:
-        for document in _documents(source, field, endings, reading):
+        for document in _documents_of(source, field, endings, reading):
             text = _HALVES.sub("\ufffd", document.text)
             content = text.encode()
             digest = hashlib.sha256(content).digest()
@@ -141,11 +125,11 @@ def read_corpus(
                 yield replace(document, text=text)
 
 
-def _documents(
+def _documents_of(
     source: str, field: str, endings: tuple[str, ...], reading: CorpusReading
 ) -> Iterable[Document]:
     if source == "stdlib":
-        return standard_library(reading)
+        return _standard_library(reading)
     if source.startswith("hub:"):
         return _of_hub(source.removeprefix("hub:"), field)
     path = Path(source)
@@ -153,16 +137,15 @@ def _documents(
         raise RequestError(f"source must be stdlib, hub:NAME or an existing path, got {source!r}")
     if path.is_dir():
         return _of_folder(path, field, endings, reading)
+    if path.suffix.lower() in _PACKED:
+        raise RequestError(f"{path} must be unpacked, or packed by gzip, to be read")
     if not path.is_file():
         raise RequestError(f"{path} is not a regular file, which can be read twice; make it one")
     return _of_file(path, str(path), path.name, field, reading)
 
 
-def standard_library(reading: CorpusReading) -> Iterator[Document]:
-    """Yield the modules of the running Python's standard library, without tests.
-
-    The group is the top-level package or module.
-    """
+def _standard_library(reading: CorpusReading) -> Iterator[Document]:
+    """Yield the modules of the standard library, in groups by top-level package or module."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
@@ -210,11 +193,8 @@ def _files_of(folder: Path, reading: CorpusReading) -> list[Path]:
 
 
 def _plain_name(path: Path) -> str:
-    """Return the name of a file in small letters, without the ending of a compressor."""
-    name = path.name.lower()
-    for suffix in _COMPRESSED:
-        name = name.removesuffix(suffix)
-    return name
+    """Return the name of a file in small letters, without the ending .gz."""
+    return path.name.lower().removesuffix(".gz")
 
 
 def _of_file(
@@ -243,57 +223,16 @@ def _of_file(
         yield _of_row(row, field, f"{path}:{number}", f"{group}:{number}")
 
 
-class _Decompressed(io.RawIOBase):
-    """The content of a .bz2 or .xz file.
-
-    The standard library reads a file with a damaged second stream as if the file ended there.
-    """
-
-    def __init__(self, file: BinaryIO, decoder: Callable[[], Any]) -> None:
-        self._chunks, self._left = _decompress(file, decoder), b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._left:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._left = chunk
-        size = min(len(buffer), len(self._left))
-        buffer[:size], self._left = self._left[:size], self._left[size:]
-        return size
-
-
-def _decompress(file: BinaryIO, decoder: Callable[[], Any]) -> Iterator[bytes]:
-    while chunk := file.read(_AT_ONCE):
-        # Streams follow each other, with zeros in between.
-        while chunk := chunk.lstrip(b"\0"):
-            stream = decoder()
-            yield stream.decompress(chunk)
-            while not stream.eof:
-                if not (chunk := file.read(_AT_ONCE)):
-                    raise EOFError("the file ends within a stream")
-                yield stream.decompress(chunk)
-            chunk = stream.unused_data
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
     """Open a text, compressed or not; errors of reading name the file."""
-    suffix = path.suffix.lower()
     try:
-        with contextlib.ExitStack() as stack:
-            raw: Any = stack.enter_context(path.open("rb"))
-            if suffix == ".gz":
-                raw = stack.enter_context(gzip.open(raw))
-            elif suffix in _DECODERS:
-                raw = io.BufferedReader(_Decompressed(raw, _DECODERS[suffix]))
-            yield io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape")
+        raw: Any = (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb")
+        with raw, io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape") as file:
+            yield file
     except RequestError:
         raise
-    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RequestError(f"{path} cannot be read: {reason}") from error
 
@@ -336,10 +275,7 @@ def _dataset(source: str, *arguments: Any, **options: Any) -> Iterator[Any]:
 
 
 def _of_row(row: Any, field: str, name: str, group: str) -> Document:
-    text = row.get(field) if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        got = (
-            f"the fields {list(row)}" if isinstance(row, dict) and field not in row else repr(text)
-        )
-        raise RequestError(f"{name} must have a text in the field {field!r}, got {got}")
+    text = row.get(field, f"the fields {list(row)}") if isinstance(row, dict) else row
+    if not isinstance(row, dict) or not isinstance(row.get(field), str):
+        raise RequestError(f"{name} must have a text in the field {field!r}, got {text}")
     return Document(name, group, text)

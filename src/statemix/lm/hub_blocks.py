@@ -22,12 +22,7 @@ class MixerState(NamedTuple):
 
 
 class GatedMixer(nn.Module):
-    r"""A sequence layer with an optional short convolution before and gate after it.
-
-    .. math:: y = \mathrm{layer}(\mathrm{silu}(\mathrm{conv}(x))) \odot \mathrm{silu}(W x)
-
-    Attention has neither convolution nor gate.
-    """
+    """The layer y = layer(silu(conv(x))) * silu(W x); attention has neither convolution nor W."""
 
     def __init__(self, config: StatemixConfig, place: int) -> None:
         super().__init__()
@@ -66,11 +61,7 @@ class GatedMixer(nn.Module):
 class StatemixBlock(GradientCheckpointingLayer):
     """A mixer and a gated MLP, each with RMSNorm before it and added to its input.
 
-    The block takes and returns its state. Recomputation in the backward pass therefore changes no
-    cache.
-
-    Shape:
-        x (B, T, hidden_size), state of the mixer or None -> the same shapes.
+    It takes and returns its state, so that recomputation in the backward pass changes no cache.
     """
 
     def __init__(self, config: StatemixConfig, place: int) -> None:

@@ -85,31 +85,28 @@ class StatemixConfig(PreTrainedConfig):
         eos_token_id: int | list[int] | None = None,
         **kwargs: Any,
     ) -> None:
-        sizes = {"vocab_size": vocab_size, "hidden_size": hidden_size}
+        optional = {"intermediate_size": intermediate_size, "training_length": training_length}
+        sizes = {"vocab_size": vocab_size, "hidden_size": hidden_size, **optional}
         sizes |= {"num_hidden_layers": num_hidden_layers, "conv_size": conv_size}
-        if intermediate_size is not None:
-            sizes["intermediate_size"] = intermediate_size
-        if training_length is not None:
-            sizes["training_length"] = training_length
         for name, size in sizes.items():
             least = 0 if name in ("num_hidden_layers", "conv_size") else 1
+            if size is None and name in optional:
+                continue
             if type(size) is not int or size < least:
                 raise OptionError(f"{name} must be an integer of at least {least}, got {size!r}")
         if not isinstance(norm_eps, int | float) or not 0 <= norm_eps <= 1:
             raise OptionError(f"norm_eps must be in 0..1, got {norm_eps!r}")
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self.num_hidden_layers, self.conv_size = num_hidden_layers, conv_size
-        default_width = -(-8 * hidden_size // 3 // 64) * 64
-        self.intermediate_size = sizes.get("intermediate_size", default_width)
+        self.intermediate_size = intermediate_size or -(-8 * hidden_size // 3 // 64) * 64
         given = "layer_types"
         if layer_types is None and isinstance(mixers, list | tuple):
             given, names = "mixers", [_name_of(table) for table in mixers]
             layer_types = [ATTENTION if name == "attention" else RECURRENT for name in names]
         if not isinstance(layer_types, list | tuple | None):
             raise OptionError(f"layer_types must be a list, got {layer_types!r}")
-        self.layer_types = (
-            [RECURRENT] * num_hidden_layers if layer_types is None else [*layer_types]
-        )
+        usual = [RECURRENT] * num_hidden_layers
+        self.layer_types = usual if layer_types is None else [*layer_types]
         if len(self.layer_types) != num_hidden_layers:
             raise OptionError(
                 f"{given} must have num_hidden_layers={num_hidden_layers} entries, "
@@ -169,7 +166,6 @@ def _num_heads(hidden_size: int) -> int:
 def _mixers(
     given: Mapping[str, Any] | Sequence[Mapping[str, Any]], kinds: Sequence[str], hidden_size: int
 ) -> dict[str, dict[str, Any]] | list[dict[str, Any]]:
-    """Return the layer of each kind, with the defaults; or that of each block, as given."""
     if isinstance(given, list | tuple):
         if len(given) != len(kinds):
             raise OptionError(

@@ -23,12 +23,10 @@ from statemix.lm.hub_blocks import StatemixBlock
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.state_cache import StateCache
 
+Given = Tensor | None
 # transformers 5.24 calls the cache "cache", earlier versions "past_key_values".
-CACHE = (
-    "cache"
-    if "cache" in {field.name for field in fields(BaseModelOutputWithPast)}
-    else "past_key_values"
-)
+_NAMES = {field.name for field in fields(BaseModelOutputWithPast)}
+CACHE = "cache" if "cache" in _NAMES else "past_key_values"
 
 
 class StatemixPreTrainedModel(PreTrainedModel):
@@ -206,10 +204,7 @@ class StatemixModel(StatemixPreTrainedModel):
 
 
 def _padding(attention_mask: Tensor, x: Tensor, cache: StateCache | None) -> Tensor | None:
-    """Return which tokens are no padding, (B, T); None if all are tokens.
-
-    With a cache, the mask may also cover the tokens before.
-    """
+    """Return which tokens are no padding, (B, T); None if all are tokens."""
     batch_size, length = x.shape[:2]
     seen = 0 if cache is None else cache.seen
     rows, width = attention_mask.shape if attention_mask.ndim == 2 else (0, 0)
@@ -233,16 +228,11 @@ def _padding(attention_mask: Tensor, x: Tensor, cache: StateCache | None) -> Ten
 
 
 def _bounds(
-    x: Tensor,
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-    cache: StateCache | None,
-    cu_seqlens: Tensor | None,
-    cu_seq_lens_q: Tensor | None,
-    seq_idx: Tensor | None,
-) -> Tensor | None:
+    x: Tensor, attention_mask: Given, position_ids: Given, cache: StateCache | None, *packed: Given
+) -> Given:
     """Return the bounds of packed sequences from any of the ways to state them, or None."""
     batch_size, length = x.shape[:2]
+    cu_seqlens, cu_seq_lens_q, seq_idx = packed
     explicit = [given for given in (cu_seqlens, cu_seq_lens_q) if given is not None]
     if seq_idx is not None:
         explicit.append(_bounds_of(seq_idx.diff() != 0))
@@ -370,7 +360,7 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
 class _Classifier(StatemixPreTrainedModel):
     """Base of the classifiers: :class:`StatemixModel` and a linear map to the labels."""
 
-    _logits: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Any]
+    _logits: Callable[[Tensor, Given, Given, Given], Any]
 
     def __init__(self, config: StatemixConfig, *, loss_type: str, bias: bool) -> None:
         super().__init__(config)
@@ -444,19 +434,13 @@ class StatemixForSequenceClassification(_Classifier):
     def __init__(self, config: StatemixConfig) -> None:
         super().__init__(config, loss_type="ForSequenceClassification", bias=False)
 
-    def _logits(
-        self,
-        hidden: Tensor,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        bounds: Tensor | None,
-    ) -> Any:
+    def _logits(self, hidden: Tensor, input_ids: Given, mask: Given, bounds: Given) -> Any:
         if bounds is not None:
             return self.score(hidden.flatten(0, 1)[bounds[1:] - 1])
         length = hidden.shape[1]
         kept = torch.ones_like(hidden[..., 0], dtype=torch.bool)
-        if attention_mask is not None:
-            kept = attention_mask[:, -length:].bool()
+        if mask is not None:
+            kept = mask[:, -length:].bool()
         elif input_ids is not None and self.config.pad_token_id is not None:
             kept = input_ids != self.config.pad_token_id
         last = (kept * torch.arange(length, device=kept.device)).argmax(-1)

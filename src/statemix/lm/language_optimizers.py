@@ -19,12 +19,9 @@ _FOR_MUON = re.compile(r"\.mlp\.\w+\.weight$|\.mixer\.layer\.(value_proj|out_pro
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon for some matrices and AdamW for all other parameters, as a single optimiser.
+    """Muon (Jordan et al., 2024) for some matrices and AdamW for all other parameters.
 
-    Muon replaces the momentum of a matrix by the nearest orthogonal matrix (Jordan et al., 2024).
-    Its steps are scaled to the size of AdamW's steps, so both have the same learning rate (Liu et
-    al., "Muon is scalable for LLM training", 2025). The groups of parameters ``for_muon`` must be
-    matrices.
+    Muon's steps have the size of AdamW's, so both have the same learning rate (Liu et al., 2025).
     """
 
     def __init__(
@@ -54,12 +51,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def optimizer_of(model: nn.Module, settings: LanguageSettings) -> torch.optim.Optimizer:
-    """Return the optimiser of a language model, which decays matrices but no vectors.
-
-    With ``optimizer="muon"``, Muon changes the matrices of the gated MLPs, and the value and output
-    projections of the layers. AdamW changes gates, embeddings, the head, vectors, convolutions and
-    fused projections.
-    """
+    """Return the optimiser of a language model, which decays matrices but no vectors."""
     if settings.optimizer not in get_args(OptimizerName):
         known = " or ".join(map(repr, get_args(OptimizerName)))
         raise RequestError(f"optimizer must be {known}, got {settings.optimizer!r}")

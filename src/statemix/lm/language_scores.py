@@ -24,11 +24,7 @@ _LARGE_VOCABULARY = 8192
 
 
 def summed_loss(model: Any, tokens: Tensor, sequence_group: Any = None) -> Tensor:
-    """Return the summed cross-entropy of all tokens, (B, T + 1), but the first.
-
-    Processes of a ``sequence_group`` share the sequences, as in :meth:`StatemixModel.forward`. The
-    last token of a slice is the first of the next.
-    """
+    """Return the summed cross-entropy of all tokens, (B, T + 1), but the first."""
     shared = {} if sequence_group is None else {"sequence_group": sequence_group}
     hidden = model.model(tokens[:, :-1], use_cache=False, **shared).last_hidden_state.flatten(0, 1)
     targets = tokens[:, 1:].flatten()
@@ -44,21 +40,16 @@ def summed_loss(model: Any, tokens: Tensor, sequence_group: Any = None) -> Tenso
 def bits_per_byte(
     model: PreTrainedModel, tokens: TokenFile, *, most_bytes: int | None = None
 ) -> dict[str, float]:
-    """Return bits per byte and perplexity of whole documents.
+    """Return bits per byte, and perplexity of a token, up to the document with ``most_bytes``.
 
-    A document is read from its first token to its last in pieces, and the state carries on: every
-    token is predicted from all tokens before it. The first one is predicted from the end of the
-    document before, token ``config.eos_token_id`` or the first of several ends. Without an end
-    token, the model predicts nothing for the first token, which then counts as one of
+    A token is predicted from all tokens of its document before it, and the first one from the end
+    of a document (``config.eos_token_id``) or the beginning of one (``config.bos_token_id``, which
+    models of transformers may have). Without such a token, the first one counts as one of
     ``config.vocab_size`` equally likely tokens.
 
-    A model with ``config.training_length`` reads windows of that length instead, each of which
-    begins half a window after the last: a token is predicted from all tokens before it in the first
-    window that has it. A model of transformers reads windows of its largest number of positions,
-    at most 8,192, and predicts the first token from ``config.bos_token_id`` if it has one.
-
-    Scoring stops after the document that reaches ``most_bytes``. "perplexity" is exp of the mean
-    loss of a token.
+    A model with ``config.training_length`` reads windows of that length, and a model of
+    transformers windows of its positions, at most 8,192. Each begins half a window after the last,
+    and a token is predicted in the first window that has it.
     """
     total, num_tokens, num_bytes = 0.0, 0, 0
     counts = document_bytes(tokens)
@@ -120,7 +111,7 @@ def _reading_of(config: Any) -> tuple[int | None, int | None]:
 
 
 def document_bytes(tokens: TokenFile) -> list[int]:
-    """Return the bytes of the text of each document, which must be known."""
+    """Return the bytes of each document, which must be known."""
     counts: list[int] | None = tokens.info.get("document_bytes")
     if counts is None or not sum(counts):
         raise RequestError(f"{tokens.path} must have a .json with the bytes of each document")

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from statemix.errors import RequestError
 from statemix.layers import LAYERS
-from statemix.lm.curve_logs import CurveLog
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import StatemixForCausalLM
 from statemix.lm.language_optimizers import CosineRate, optimizer_of
@@ -25,8 +24,8 @@ from statemix.lm.language_scores import bits_per_byte, document_bytes, summed_lo
 from statemix.lm.model_costs import MATMUL_DTYPES, matmul_speed, training_flops
 from statemix.lm.prepared import without_progress_bars
 from statemix.lm.presets import LanguageSettings
+from statemix.lm.run_reports import CurveLog, StepLine
 from statemix.lm.shards import TokenFile, check_ids
-from statemix.lm.step_line import StepLine
 from statemix.training import Fitted, fit
 from statemix.training.config import Device, Precision, chosen_device
 from statemix.training.devices import ALONE, Ranks, ranks_here
@@ -38,18 +37,10 @@ _SHOWN = 8
 
 
 class TokenBatches:
-    """Windows of the tokens, whose order is a function of seed, epoch and position alone.
+    """Windows of ``length`` + 1 tokens, in an order that depends on seed, epoch and place alone.
 
-    An epoch cuts the tokens, from an offset of its own, into windows of ``length`` + 1 tokens that
-    overlap by one, and visits them in an order of its own.
-
-    Each process of ``ranks`` gets its share of each step. With ``sequence_parallel``, the processes
-    share every sequence instead: each gets the tokens of its slice of time, and the first token of
-    the next slice.
-
-    Attributes:
-        step: last step that asked for its batches.
-        began: ``time.monotonic`` at which it asked.
+    Each process of ``ranks`` gets its share of each step, or, with ``sequence_parallel``, a slice
+    of the time of every sequence. ``began`` is the time at which ``step`` asked for its batches.
     """
 
     def __init__(
@@ -137,7 +128,6 @@ def _describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> st
 
 
 def _check_sequence_parallel(config: StatemixConfig, *, compiled: bool) -> None:
-    """Check that processes can share the sequences of a model."""
     if compiled:
         raise RequestError("compile must be off with sequence_parallel, got it on")
     for place, options in enumerate(config.block_mixers):
@@ -173,14 +163,11 @@ def train_language_model(
     information: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[StatemixForCausalLM, Fitted]:
-    """Train a language model, or resume its training, and store it for transformers.
+    """Train a language model, or resume its training, and store it in ``model/`` of the folder.
 
-    The folder receives what a run has, and ``model/`` for ``AutoModelForCausalLM``. The options are
-    those of ``statemix lm train`` (``most_bytes`` is its ``--evaluate-bytes``) and of
-    :func:`statemix.training.fit`, as are the errors. If a loss is not finite, they name the batch.
-
-    Blocks are compiled in training alone. ``on_event`` is called with each event, in which the text
-    of a step is its step line, and ``curves`` log the numbers of each event.
+    The options are those of ``statemix lm train`` (``most_bytes`` is its ``--evaluate-bytes``) and
+    of :func:`statemix.training.fit`. ``on_event`` and ``curves`` receive each event, in which the
+    text of a step is its step line.
     """
     if sequence_parallel:
         _check_sequence_parallel(config, compiled=compiled)
@@ -245,10 +232,8 @@ def train_language_model(
 
     def emit(event: Event) -> None:
         event = line.describe(event)
-        for log in curves:
-            log.note(event)
-        if on_event is not None:
-            on_event(event)
+        for receive in (*(log.note for log in curves), *filter(None, [on_event])):
+            receive(event)
 
     try:
         fitted = fit(

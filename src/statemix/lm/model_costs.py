@@ -38,17 +38,11 @@ def count_sizes(config: StatemixConfig) -> dict[str, int]:
 
 
 def training_flops(config: StatemixConfig, length: int) -> tuple[int, int]:
-    r"""Return the FLOPs of a token in training, forward and backward.
+    """Return the FLOPs of a token in training: of products with weight matrices, and the rest.
 
-    .. math:: 3 \Big(\sum_W 2\, d_{in} d_{out} + \sum_{\text{layers}} r(\tfrac{T + 1}{2})\Big)
-
-    where W runs over all weight matrices but the embedding, r counts the rest of a layer, and T is
-    the length. The backward pass counts twice the forward pass: it has the gradient of the input
-    and the gradient of the weights. What gradient checkpointing computes again does not count. A
-    layer that does not count its FLOPs counts its matrices alone. The length matters to attention.
-
-    Returns:
-        The FLOPs of products with weight matrices, and the rest.
+    The backward pass counts as two forward passes, and what gradient checkpointing computes again
+    does not count. The length matters to attention, which sees half of it on average. A layer that
+    does not count its FLOPs counts its matrices alone.
     """
     model, layers = _on_meta(config)
     inside = {part for layer in layers for part in layer.modules()}

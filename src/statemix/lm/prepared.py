@@ -30,7 +30,7 @@ from statemix.lm.text_tokenizers import (
     train_bpe,
 )
 from statemix.memory import is_shortage
-from statemix.training.folder import lock_folder
+from statemix.training.folder import ENVIRONMENT, check_imported, lock_folder, read_environment
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer.json"
 # The last one says that all are there.
@@ -46,7 +46,7 @@ _MOST_FOR_BPE = 100_000
 _NEAR_CUT = 4096
 _INEXACT = "read: texts that the tokenizer does not give back exactly, so bits per byte mean little"
 # The window of `xz -9e`.
-_WINDOW = 2**26
+_WINDOW, _PRESET = 2**26, 9 | lzma.PRESET_EXTREME
 
 
 def prepare(
@@ -59,17 +59,11 @@ def prepare(
     most_documents: int | None = None,
     held_out: float = HELD_OUT_SHARE,
 ) -> dict[str, TokenFile]:
-    """Write the tokens of a corpus: one file to train on, one that is held out.
+    """Write the tokens of a corpus; return "train" and "held_out" -> their tokens.
 
-    Sources, field and suffixes are those of :func:`statemix.lm.corpora.read_corpus`. The tokenizer
-    is "bytes"; "bpe:SIZE", trained on the training split; a file; or a model.
-
-    The name of a group decides whether the group is held out. If there are fewer than
-    ``1 / held_out`` groups, or none is held out, or all are, then the end of the text is held out.
-
-    Returns:
-        "train" and "held_out" -> their tokens. Their ``info`` states how the text was split, and
-        under "reading" what was read and left out, as :class:`statemix.lm.corpora.CorpusReading`.
+    The options are those of ``statemix lm prepare`` and :func:`statemix.lm.corpora.read_corpus`. If
+    there are fewer than ``1 / held_out`` groups, or none is held out, or all are, then the end of
+    the text is held out.
     """
     if not 0 < held_out < 1:
         raise RequestError(f"held_out must be between 0 and 1, got {held_out}")
@@ -209,7 +203,7 @@ def read_prepared(folder: Path) -> tuple[TokenFile, TokenFile, Tokenizer]:
 
 @contextlib.contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Return a context in which transformers prints nothing between the lines of a command."""
+    """Let transformers print nothing between the lines of a command."""
     were_enabled = transformers_logging.is_progress_bar_enabled()
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
@@ -220,6 +214,19 @@ def without_progress_bars() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if were_enabled:
             transformers_logging.enable_progress_bar()
+
+
+def open_model(folder: Path) -> tuple[Any, Tokenizer]:
+    """Do what :func:`load_language_model` does, and say which modules are to be imported."""
+    try:
+        return load_language_model(folder)
+    except OptionError as error:
+        # The folder may be that of the model within a run.
+        for run in (folder, folder.resolve().parent):
+            information = read_environment(run).get("information", {})
+            check_imported(run / ENVIRONMENT, information.get("imports"))
+        advice = "for a layer of your own, add --imports MODULE"
+        raise RequestError(f"{folder}: {error}; {advice}") from error
 
 
 def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
@@ -264,12 +271,7 @@ def errors_of_strangers(folder: Path) -> Iterator[None]:
 def compressed_bits_per_byte(
     tokens: TokenFile, held_out: TokenFile, tokenizer: Tokenizer, *, most_bytes: int | None = None
 ) -> dict[str, float]:
-    """Return the bits per byte of held-out text under ``xz -9e``.
-
-    "xz_given_training" first compresses the last 64 MiB of the training text: the window of
-    ``xz -9e`` forgets what comes before. Held-out text counts up to the document that reaches
-    ``most_bytes``.
-    """
+    """Return the bits per byte of held-out text under ``xz -9e``, alone and after other text."""
     # A token has at least one byte.
     last = np.searchsorted(tokens.bounds, tokens.bounds[-1] - _WINDOW, side="right")
     before = b"".join(_texts(tokens, tokenizer, max(0, int(last) - 1)))[-_WINDOW:]
@@ -280,7 +282,8 @@ def compressed_bits_per_byte(
         if most_bytes is not None and size >= most_bytes:
             break
     text = b"".join(parts)
-    first, alone, both = (_xz_size(content) for content in (before, text, before + text))
+    sizes = (len(lzma.compress(each, preset=_PRESET)) for each in (before, text, before + text))
+    first, alone, both = sizes
     return {"xz": 8 * alone / size, "xz_given_training": 8 * (both - first) / size}
 
 
@@ -291,8 +294,3 @@ def _texts(tokens: TokenFile, tokenizer: Tokenizer, first: int = 0) -> Iterator[
         check_ids("the text", ids, tokenizer.get_vocab_size())
         # The end of a document is no part of its text.
         yield tokenizer.decode(ids[ids != end_of(tokenizer)].tolist()).encode()
-
-
-def _xz_size(text: bytes) -> int:
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
-    return len(lzma.compress(text, filters=filters))

@@ -27,11 +27,7 @@ class LanguageSettings:
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of a model with layers of BD-LRU, and of its training.
-
-    ``tied`` says whether the output projection is the embedding; the other names are those of
-    :class:`LanguageSettings` and of the layers.
-    """
+    """Sizes of a model of BD-LRU and of its training; ``tied``: one matrix embeds and projects."""
 
     hidden_size: int
     num_layers: int

@@ -33,14 +33,7 @@ _MOST_LENGTH = 2**31 - 1
 
 @dataclass(frozen=True)
 class TokenFile:
-    """The tokens of a prepared file.
-
-    Attributes:
-        path: path of the ``.bin`` file.
-        ids: all token ids, memory-mapped.
-        bounds: bounds of the documents in ``ids``, int64, one more than documents.
-        info: content of the ``.json`` file; empty without one.
-    """
+    """The tokens of a ``.bin``, the bounds of its documents, and the content of its ``.json``."""
 
     path: Path
     ids: NDArray[Any]
@@ -58,13 +51,6 @@ class TokenFile:
         return self.ids[self.bounds[number] : self.bounds[number + 1]]
 
 
-def dtype_of(vocab_size: int) -> type[np.generic]:
-    """Return the dtype of the ids of a vocabulary."""
-    if not 1 <= vocab_size <= 2**31:
-        raise RequestError(f"vocab_size must be in 1..2^31, got {vocab_size}")
-    return np.uint16 if vocab_size <= 2**16 else np.int32
-
-
 def check_ids(name: str, ids: Any, vocab_size: int) -> None:
     """Refuse token ids of a text, an array or a tensor, that a vocabulary does not have."""
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
@@ -79,7 +65,9 @@ class TokenWriter:
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self.path, self._vocab_size = path, vocab_size
-        self._dtype = dtype_of(vocab_size)
+        if not 1 <= vocab_size <= 2**31:
+            raise RequestError(f"vocab_size must be in 1..2^31, got {vocab_size}")
+        self._dtype: type[np.generic] = np.uint16 if vocab_size <= 2**16 else np.int32
         self._file = path.open("xb")
         self._digest = hashlib.sha256()
         self._lengths: list[int] = []
@@ -87,7 +75,6 @@ class TokenWriter:
 
     @property
     def num_documents(self) -> int:
-        """Documents so far."""
         return len(self._lengths)
 
     def add(self, ids: Sequence[int] | NDArray[Any], num_bytes: int) -> None:
@@ -146,12 +133,7 @@ class TokenWriter:
 
 
 def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
-    """Open a ``.bin`` with its index, without reading the tokens.
-
-    ``verify`` also compares the checksums of the ``.json``, which reads all files. The result is
-    remembered in a ``.verified`` beside them for as long as their sizes and modification times
-    stay.
-    """
+    """Open a ``.bin`` with its index; ``verify`` compares the checksums of the ``.json``."""
     if not path.is_file():
         raise RequestError(f"{path} must be a file of tokens, found none")
     lengths, dtype = _read_index(path.with_suffix(".idx"))
@@ -169,7 +151,7 @@ def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
 
 
 def _verify(path: Path, digests: Mapping[str, str]) -> None:
-    """Compare the checksums of files beside ``path``; later, only of files that have changed."""
+    """Compare the checksums of files, and again only if their sizes or times have changed."""
     stamps = {}
     for name, digest in digests.items():
         stat = (path.parent / name).stat()

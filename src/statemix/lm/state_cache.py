@@ -12,15 +12,11 @@ from statemix.layers.state import map_state
 
 
 class StateLayer(CacheLayerMixin):
-    """The state of one block after the tokens so far.
+    """The ``state`` of one block after the tokens so far; None before the first token.
 
     While the past is recorded, the layer also keeps the state before the recorded tokens, and the
-    inputs of the block. Rolling back then leaves the earlier state and the inputs that are kept;
-    the mixer of the block reads these before the next tokens.
-
-    Attributes:
-        state: state of the block; None before the first token.
-        pending: inputs of the block that ``state`` has not seen yet, (B, T, hidden_size), or None.
+    inputs of the block. Rolling back leaves the earlier state, and in ``pending`` the inputs that
+    are kept, which the mixer of the block reads before the next tokens.
     """
 
     is_sliding = False
@@ -48,11 +44,10 @@ class StateLayer(CacheLayerMixin):
     def store(
         self, before: State | None, state: State, inputs: Tensor | None, mask: Tensor | None
     ) -> None:
-        """Take what a call of the block returned: the states before and after its tokens.
+        """Take the states before and after the tokens of a call.
 
         ``inputs`` are those of the block without padding, (B, T, hidden_size); None if rows have
-        unequal lengths, and cannot be rolled back. ``mask`` says which columns of the call are
-        tokens, (1, columns); None means all.
+        unequal lengths, and cannot be rolled back. ``mask`` (1, columns) says which are tokens.
         """
         if not self.record_past or inputs is None:
             self._before = self._inputs = self._columns = None

@@ -11,12 +11,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from statemix.errors import RequestError
 from statemix.files import write_file
 
-END = "<|endoftext|>"
-"""The token after every document."""
-
-PAD = "<|padding|>"
-"""The token that fills rows of a batch."""
-
+# The token after every document, and the one that fills rows of a batch.
+END, PAD = "<|endoftext|>", "<|padding|>"
+_ENDS = (END, "</s>", "<eos>", "<|end_of_text|>")
+_PADDINGS = (PAD, "<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")
 _LARGEST = 2**31
 
 
@@ -44,11 +42,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer of a file ``tokenizer.json`` or of a model of the Hugging Face hub.
-
-    It reads whole texts: truncation and padding that the file stores do not count. transformers
-    stores them after a call such as ``tokenizer(texts, truncation=True)``.
-    """
+    """Return the tokenizer of a file, or of a model of the hub, without truncation and padding."""
     path = Path(name)
     if path.is_dir():
         path = path / "tokenizer.json"
@@ -71,8 +65,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Store a tokenizer as ``AutoTokenizer`` loads it, with an end of a document and padding.
 
-    The end is also the beginning. Padding is another token: data collators give padding no label,
-    and a model that never sees the label of an end does not learn to stop.
+    These differ, as data collators give padding no label, and a model has to learn to stop.
     """
     tokenizer, padding = with_padding(tokenizer)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -89,11 +82,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def with_padding(tokenizer: Tokenizer) -> tuple[Tokenizer, int]:
-    """Return a tokenizer with a token for padding, and the id of this token.
-
-    A tokenizer without padding gets ``PAD`` as a further token; all others keep their ids.
-    """
-    padding = _padding_of(tokenizer)
+    """Return a tokenizer with a token for padding, ``PAD`` if it had none, and its id."""
+    padding = _id_of(tokenizer, _PADDINGS)
     if padding is None:
         tokenizer, padding = Tokenizer.from_str(tokenizer.to_str()), tokenizer.get_vocab_size()
         tokenizer.add_special_tokens([PAD])
@@ -106,45 +96,37 @@ def digest_of(tokenizer: Tokenizer) -> str:
 
 
 def read_alike(one: Tokenizer, other: Tokenizer) -> bool:
-    """Return whether two tokenizers turn texts into the same tokens.
+    """Return whether two tokenizers read alike, but for what transformers adds when it saves one.
 
-    What transformers adds when it saves a tokenizer does not count: tokens around a text, which
-    :func:`encode` leaves out, and the end of a document and padding as added tokens. These tokens
-    change only texts that spell them out.
+    These are tokens around a text, which :func:`encode` leaves out, and its end and padding.
     """
-    return _reading(one) == _reading(other)
 
+    def reading(tokenizer: Tokenizer) -> dict[str, Any]:
+        parts: dict[str, Any] = json.loads(tokenizer.to_str())
+        for name in ("truncation", "padding", "post_processor"):
+            del parts[name]
+        parts["end"] = end_of(tokenizer)
+        roles = {parts["end"], _id_of(tokenizer, _PADDINGS)}
+        parts["added_tokens"] = [each for each in parts["added_tokens"] if each["id"] not in roles]
+        return parts
 
-def _reading(tokenizer: Tokenizer) -> dict[str, Any]:
-    parts: dict[str, Any] = json.loads(tokenizer.to_str())
-    for name in ("truncation", "padding", "post_processor"):
-        del parts[name]
-    parts["end"] = end_of(tokenizer)
-    roles = {parts["end"], _padding_of(tokenizer)}
-    parts["added_tokens"] = [one for one in parts["added_tokens"] if one["id"] not in roles]
-    return parts
+    return reading(one) == reading(other)
 
 
 def end_of(tokenizer: Tokenizer) -> int | None:
     """Return the id of the end of a document, or None if the tokenizer has none."""
-    return _first_of(tokenizer, (END, "</s>", "<eos>", "<|end_of_text|>"))
+    return _id_of(tokenizer, _ENDS)
 
 
-def _padding_of(tokenizer: Tokenizer) -> int | None:
-    return _first_of(tokenizer, (PAD, "<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"))
-
-
-def _first_of(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
+def _id_of(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
     numbers = (tokenizer.token_to_id(name) for name in names)
     return next((int(number) for number in numbers if number is not None), None)
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of texts, each followed by the end of a document if there is one.
-
-    A text that spells out a special token, such as the end of a document, has its characters.
-    """
+    """Return the token ids of texts, each followed by the end of a document if there is one."""
     end = end_of(tokenizer)
+    # A text that spells out a special token has its characters.
     tokenizer.encode_special_tokens = True
     tail = [] if end is None else [end]
     return [[*one.ids, *tail] for one in tokenizer.encode_batch(texts, add_special_tokens=False)]

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from statemix.cli.lm.generate_text import Generate
 from statemix.cli.lm.prepare_tokens import Prepare
-from statemix.cli.lm.score_text import EvaluateText
 from statemix.cli.lm.train_text import TrainText
+from statemix.cli.lm.use_model import EvaluateText, Generate
 from statemix.cli.parser import parse_part
 
 PARTS: dict[str, type[Any]] = {

@@ -17,7 +17,7 @@ class Prepare:
 
     Sources are "stdlib" (the standard library of this Python), "hub:NAME" or "hub:NAME:CONFIG" (a
     dataset of the Hugging Face hub, streamed), text files, rows in .jsonl, .json or .parquet, and
-    folders. Files may end in .gz, .bz2 or .xz, too. The command says what it leaves out:
+    folders. Files may end in .gz, too. The command says what it leaves out:
 
     statemix lm prepare stdlib --output data/python
 

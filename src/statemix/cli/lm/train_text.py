@@ -11,13 +11,12 @@ from tokenizers import Tokenizer
 
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.lm.curve_logs import CurveLog, TensorBoardCurves, WandbCurves
 from statemix.lm.hub_config import ATTENTION, RECURRENT, StatemixConfig
 from statemix.lm.language_training import train_language_model
 from statemix.lm.model_costs import MATMUL_DTYPES, count_sizes, matmul_speed, training_flops
 from statemix.lm.prepared import inexact, prepare, read_prepared
 from statemix.lm.presets import PRESETS, LanguageSettings, OptimizerName, PresetName
-from statemix.lm.step_line import duration
+from statemix.lm.run_reports import CurveLog, TensorBoardCurves, WandbCurves, duration
 from statemix.lm.text_tokenizers import end_of, save_tokenizer, with_padding
 from statemix.training.config import (
     Count,
@@ -33,6 +32,11 @@ from statemix.training.devices import Strategy, check_device, join_ranks
 from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.progress import shown
 from statemix.training.settings import source_digests
+
+_PASSED = (
+    *("gradient_checkpointing", "sequence_parallel", "precision", "device", "strategy"),
+    *("checkpoint_every_s", "extend"),
+)
 
 
 def _silent(*_: object) -> None:
@@ -193,15 +197,9 @@ class TrainText:
                 settings,
                 most_bytes=self.evaluate_bytes,
                 compiled=self.compile,
-                gradient_checkpointing=self.gradient_checkpointing,
-                sequence_parallel=self.sequence_parallel,
-                precision=self.precision,
-                device=self.device,
                 on_event=lambda event: show(self.folder.name, event),
                 curves=curves,
-                checkpoint_every_s=self.checkpoint_every_s,
-                extend=self.extend,
-                strategy=self.strategy,
+                **{name: getattr(self, name) for name in _PASSED},
                 information={"imports": list(self.imports), **source_digests(self.imports)},
             )
         if ranks.is_first:

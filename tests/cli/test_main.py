@@ -1,4 +1,4 @@
-"""The dispatcher: exit codes, one line per error, help."""
+"""The dispatcher: exit codes, one line per error, help and completion."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_version_and_help(capsys):
         assert all(f"\n  {name} " in text for name in commands())
 
 
-def test_help_imports_no_library_of_a_command():
+def test_help_and_completion_import_no_library_of_a_command():
     """In an environment where none of them can be imported, on terminals of any width."""
     names = [*commands(), *(f"{name} {part}" for name in PARTS for part in PARTS[name])]
     code = (
@@ -48,6 +48,7 @@ def test_help_imports_no_library_of_a_command():
         f"for words in map(str.split, {names}):\n"
         "    for flag, os.environ['COLUMNS'] in (('--help', '1'), ('-h', '39')):\n"
         "        assert main([*words, flag]) == 0, words\n"
+        "assert main(['--complete']) == 0"
     )
     done = run_python(code, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -65,6 +66,22 @@ def test_stored_help_is_that_of_the_commands(capsys):
         text = capsys.readouterr().out
         assert f"usage: statemix {command}" in text
         assert all(re.search(rf"^  {name} +[A-Z].+\.$", text, re.MULTILINE) for name in parts)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("statemix d", ["demo", "doctor"]),
+        ("statemix lm ", ["--help", "evaluate", "generate", "prepare", "train"]),
+        ("statemix doctor --", ["--check", "--help", "--json"]),
+        ("statemix lm train --folder runs/x --t", ["--tokens"]),
+        ("statemix nothing --", []),
+    ],
+)
+def test_words_are_completed(line, expected, capsys, monkeypatch):
+    monkeypatch.setenv("COMP_LINE", line)
+    assert main(["--complete", "statemix", "", ""]) == 0
+    assert capsys.readouterr().out.split() == expected
 
 
 TRAIN = ["train", "--folder", "x"]

@@ -72,17 +72,40 @@ def _read(file: Path | None) -> dict[str, HelpText]:
     return texts
 
 
-def summaries() -> str:
-    """Return a line for each command, with the first sentence of its help."""
+def _all_texts() -> dict[str, HelpText]:
+    """Return every help, by the words that name it. Commands without a stored help are asked."""
     texts: dict[str, HelpText] = {}
-    lines = []
-    for name in commands():
-        # Commands without a stored help are asked.
+    known = commands()
+    for name in known:
         if name not in texts:
             texts |= _read(stored_help(name)) or _texts_of(name)
-        sentence, *_ = re.split(r"(?<=\.) ", texts[name]["description"][0])
+    return {name: text for name, text in texts.items() if name.split()[0] in known}
+
+
+def summaries() -> str:
+    """Return a line for each command, with the first sentence of its help."""
+    texts = {name: text for name, text in _all_texts().items() if " " not in name}
+    lines = []
+    for name, text in texts.items():
+        sentence, *_ = re.split(r"(?<=\.) ", text["description"][0])
         lines += textwrap.wrap(f"  {name:<12}  {sentence}", _width(), subsequent_indent=" " * 16)
     return "\n".join(lines)
+
+
+def completions(line: str) -> list[str]:
+    """Return what the last word of a command line may be: commands and their flags.
+
+    Bash completes with ``complete -C 'statemix --complete' statemix``.
+    """
+    *words, last = line.split(" ")[1:] or [""]
+    texts = _all_texts()
+    choices = {name for name in texts if " " not in name}
+    for depth in (1, 2):
+        text = texts.get(" ".join(words[:depth])) if words[depth - 1 : depth] else None
+        if text is not None:
+            flags = re.findall(r"--[\w.-]+", " ".join(flags for flags, _ in text["options"]))
+            choices = {*(name for name, _ in text["parts"]), *flags, "--help"}
+    return sorted(choice for choice in choices if choice.startswith(last))
 
 
 def texts_of_files() -> dict[Path, dict[str, HelpText]]:

@@ -34,6 +34,8 @@ options:
   -h, --help    show this text; `statemix COMMAND --help` explains a command and its options
   --version     show the version
 
+tab completion in Bash: complete -C 'statemix --complete' statemix
+
 exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo, train, lm train
 or reproduce command to resume it)
 """
@@ -102,6 +104,9 @@ def _dispatch(arguments: list[str]) -> int:
         print(version("statemix"))
         return DONE
     name, *rest = arguments
+    if name == "--complete":
+        print("\n".join(help_text.completions(os.environ.get("COMP_LINE", ""))))
+        return DONE
     if find_command(name) is None:
         if name in LABORATORY:
             needed = f"{name} comes with statemix-lab: in a clone, pip install ./laboratory"

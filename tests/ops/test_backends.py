@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 import torch
-from tests.ops.conftest import in_pairs
 
 from statemix import ops
 from statemix.ops import backends
@@ -83,18 +82,6 @@ def test_no_usable_backend_is_an_error_and_a_slow_one_warns_once_both_with_the_r
         call()
 
 
-def test_a_slow_choice_warns_on_every_kind_of_device(only, monkeypatch):
-    only(fastest(devices=("cpu",), unavailable=lambda: "away"), ops.BACKENDS["loop"])
-    for device in ("cpu", "cuda", "xpu"):
-        message = f"for tensors on {device}: .*(away|needs tensors on cpu)"
-        with pytest.warns(RuntimeWarning, match=message):
-            backends.resolve(None, "lag", torch.device(device), torch.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        backends.resolve(None, "lag", torch.device("cuda"), torch.float32)
-        call(torch.zeros(1, 2, 3, device="meta"))
-
-
 def test_a_named_backend_must_exist_support_the_tensors_and_run(registry):
     registry.register(fastest(unavailable=lambda: "it is away"))
     registry.register(fastest(name="other", devices=("cuda",), kernels={}))
@@ -112,31 +99,3 @@ def test_a_named_backend_must_exist_support_the_tensors_and_run(registry):
         if name in ("abacus", "fastest"):
             with pytest.raises(error, match=message):
                 ops.check_backend(name)
-
-
-@in_pairs(
-    dtype=[torch.bfloat16, torch.float16, torch.float32],
-    served=[(torch.bfloat16,), (torch.float32,), (torch.float16, torch.float32)],
-)
-def test_a_kernel_is_given_no_dtype_that_its_record_excludes(only, dtype, served):
-    loop = ops.BACKENDS["loop"].kernels["block"]
-    seen = []
-
-    def watched(scan):
-        a, b = scan.coefficients, scan.inputs
-        seen.append((a.dtype, b.dtype))
-        return loop.forward(scan._replace(coefficients=a.float(), inputs=b.float()))
-
-    only(fastest(kernels={"block": ops.Kernel(watched)}, dtypes=served), ops.BACKENDS["loop"])
-    if dtype not in served and torch.float32 not in served:
-        with pytest.raises(ValueError, match="needs tensors of"):
-            ops.bd_lru(torch.zeros(1, 2, 3, 2, 3, dtype=dtype),
-                       torch.zeros(1, 2, 3, 2, dtype=dtype), backend="fastest")  # fmt: skip
-        return
-    states, _ = ops.bd_lru(
-        torch.zeros(1, 2, 3, 2, 3, dtype=dtype), torch.ones(1, 2, 3, 2, dtype=dtype)
-    )
-    ops.block_scan(torch.zeros(1, 2, 3, 2, 2, dtype=dtype), torch.zeros(1, 2, 3, 2, dtype=dtype))
-    assert len(seen) == 2
-    assert {one for pair in seen for one in pair} <= set(served)
-    assert states.dtype == dtype

@@ -6,7 +6,6 @@ from tests.ops.conftest import in_pairs, usable
 from torch.func import grad, vmap
 
 from statemix import ops
-from statemix.ops import autograd
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 SHAPES = {
@@ -74,21 +73,6 @@ def test_gradients_of_large_and_small_values_are_those_of_the_equation(
     agree(p.outcome(gate, backend=backend), oracle(p, gate))
 
 
-@pytest.mark.kernels
-def test_kernels_read_the_gates_without_copies_for_channels(problem, gate, monkeypatch):
-    copied, solve_unshared = [], autograd._solve_unshared
-
-    def recorded(*arguments):
-        copied.append(True)
-        return solve_unshared(*arguments)
-
-    monkeypatch.setattr(autograd, "_solve_unshared", recorded)
-    p = problem("blocks", channels=3, gate=gate)
-    ops.bd_lru(p.gates, p.values, gate, backend="cpu")
-    ops.bd_lru_step(p.gates[:, 0], p.values[:, 0], p.initial_state, gate, backend="cpu")
-    assert len(copied) == (2 if gate == "householder" else 0)
-
-
 def test_given_transitions_serve_all_channels(problem, agree, backend):
     p = problem("blocks", gate="none", channels=3)
     A, b = p.gates[..., :-1], p.values
@@ -136,23 +120,3 @@ def test_shapes_that_disagree_are_named(problem, changed, message):
         ops.bd_lru_step(p.gates[:, 0], p.values[:, 0], p.initial_state[..., 0])
     with pytest.raises(ValueError, match=r"state must have shape \(B=2, H=3, m=3, C=4\), got"):
         ops.block_step(p.gates[:, 0, ..., :-1], p.values[:, 0], p.initial_state[..., :1])
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize("blocks", [3, 21])
-def test_channels_and_rows_may_have_any_strides(problem, identical, blocks):
-    """Blocks are innermost, as the kernels read them; rows and channels have gaps between them."""
-
-    def spread(tensor):
-        # In memory (B, T, C, m, H), with three times as many channels and twice as many rows.
-        B, T, H, m, C = tensor.shape
-        room = torch.full((B, T, 3 * C, 2 * m, H), torch.nan, dtype=tensor.dtype)
-        view = room[:, :, ::3, ::2].permute(0, 1, 4, 3, 2)
-        view.copy_(tensor)
-        assert not view.is_contiguous()
-        assert view.stride(2) == 1
-        return view
-
-    p = problem("blocks", blocks=blocks, channels=3)
-    strided = p.replace(values=spread(p.values), d_states=spread(p.d_states))
-    identical(strided.outcome(backend="cpu"), p.outcome(backend="cpu"))

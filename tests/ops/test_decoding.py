@@ -5,7 +5,7 @@ import torch
 from tests.ops.conftest import FAMILIES, RECURRENCES, SCANS, in_pairs, usable
 
 from statemix import ops
-from statemix.ops.decoding import are_plain, projected_step
+from statemix.ops.decoding import are_plain
 
 STEPS = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -78,58 +78,6 @@ def test_pending_signs_are_applied(name, channels):
         expected = ops.h_lru_step(**arguments, backend="cpu")
     assert torch.equal(h_t, expected[0])
     assert torch.equal(state, expected[1])
-
-
-ORDERS = {
-    "row-major": lambda t: t.contiguous(),
-    "units innermost": lambda t: t.movedim(1, -1).contiguous().movedim(-1, 1),
-    "batch innermost": lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
-    "every other entry": lambda t: torch.stack([t, -t], -1)[..., 0],
-}
-
-
-@pytest.mark.kernels  # the loop's sums are rounded differently in another memory order
-@in_pairs(order=list(ORDERS), name=["gates", "values", "state"], kind=list(STEPS))
-def test_steps_of_equal_shapes_may_differ_in_memory_order(problem, identical, kind, name, order):
-    p = problem(kind, batch=3, length=1, blocks=5, size=2).to(torch.float32)
-    step = STEPS[kind]
-    arguments = {"gates": p.gates[:, 0], "values": p.values[:, 0], "state": p.initial_state}
-    expected = step(**arguments)
-    with torch.inference_mode():
-        # The first call prepares the step, which must not serve the second.
-        first = {key: ORDERS["units innermost"](one) for key, one in arguments.items()}
-        for changed in (first, first | {name: ORDERS[order](arguments[name])}):
-            identical(step(**changed), expected)
-
-
-def test_a_prepared_step_does_not_outlive_its_backend():
-    def register(number):
-        def step(gates, values, state, temperature):
-            return torch.full_like(values, number), state
-
-        kernel = ops.Kernel(forward=None, prepare_step=lambda scan: step)
-        ops.BACKENDS.register(ops.Backend("toy", kernels={"lag": kernel}, families=("softmax",)))
-
-    for number in (1.0, 2.0):
-        register(number)
-        try:
-            projections = torch.zeros(1, 6), torch.zeros(1, 2), torch.zeros(1, 2, 2)
-            h_t, _ = projected_step("lag", None, *projections, "softmax", None, "toy")
-            assert h_t.tolist() == [[number, number]]
-        finally:
-            ops.BACKENDS.remove("toy")
-
-
-def test_a_temperature_given_as_a_number_is_rounded_alike_in_inference_mode(
-    problem, identical, kind
-):
-    p = problem(kind, batch=20, length=1, blocks=9).to(torch.float32)
-    step = STEPS[kind]
-    arguments = p.gates[:, 0], p.values[:, 0], p.initial_state
-    for temperature in (0.3, 4.081020518377686, torch.tensor(0.3)):
-        expected = step(*arguments, temperature=temperature)
-        with torch.inference_mode():
-            identical(step(*arguments, temperature=temperature), expected)
 
 
 def test_only_dense_tensors_of_torch_itself_are_plain():

@@ -99,16 +99,6 @@ def test_householder_blocks_have_spectral_norm_below_one_minus_the_input_gate(si
     assert a_0.eq(a_0[..., :1]).all()
 
 
-@in_pairs(gate=["softmax", "sigmoid", "column_softmax"], order=[(2, 1, 0), (1, 0, 2), (1, 2, 0)])
-def test_gates_do_not_depend_on_the_order_in_memory(gate, order):
-    gates = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0))
-    back = sorted(range(3), key=order.__getitem__)
-    stored = gates.permute(order).contiguous().permute(back)
-    state_gates, input_gate = ops.normalize(stored, gate)
-    for found, wanted in zip((state_gates, input_gate), ops.normalize(gates, gate), strict=True):
-        torch.testing.assert_close(found, wanted)
-
-
 @given(size=sizes, length=st.integers(1, 30), seed=seeds, scale=scales)
 def test_columns_keep_a_distribution(size, length, seed, scale):
     gates, _, h_0 = drawn(

@@ -84,14 +84,6 @@ def test_the_difference_of_gates_may_overflow(step):
     assert state == pytest.approx(1 + 1 / (1 + math.exp(7.5)), rel=2e-6)
 
 
-@in_pairs(gate=EVERY, **usable())
-def test_an_unknown_temperature_gives_no_number(device, backend, gate):
-    gates, values = torch.ones(1, 1, 1, 2, device=device), torch.ones(1, 1, 1, device=device)
-    temperature = torch.tensor(math.nan, device=device)
-    states, _ = ops.h_lru(gates, values, gate, temperature=temperature, backend=backend)
-    assert states.isnan().all()
-
-
 @pytest.mark.parametrize("size", [1, 4])
 def test_a_state_that_has_all_the_weight_is_kept_and_its_gradient_too(device, backend, size):
     """The gates of the diagonal win by 400: each step gives what was before, exactly."""

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.conftest import in_pairs, usable
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from statemix.ops.packing import Chunks, last_of_each, positions, previous
+from statemix.ops.packing import Chunks
 
 LENGTHS = {
     "ragged": (3, 1, 7, 2),
@@ -81,20 +80,6 @@ def test_bounds_may_be_narrow_and_lie_apart_in_memory(problem, identical, kind, 
         identical(found, p.outcome(backend=backend))
 
 
-def test_steps_are_placed_in_their_sequences():
-    bounds = torch.tensor([0, 0, 2, 2, 5])
-    sequence, position = positions(bounds, 5)
-    assert sequence.tolist() == [1, 1, 3, 3, 3]
-    assert position.tolist() == [0, 1, 0, 1, 2]
-    x = torch.arange(1.0, 6.0).view(1, 5)
-    initial = torch.tensor([-1.0, -2.0, -3.0, -4.0])
-    assert previous(x, initial, bounds).tolist() == [[-2.0, 1.0, -4.0, 3.0, 4.0]]
-    assert previous(x, initial[:1], None).tolist() == [[-1.0, 1.0, 2.0, 3.0, 4.0]]
-    assert last_of_each(x, initial, bounds).tolist() == [-1.0, 2.0, -3.0, 5.0]
-    assert last_of_each(x, initial[:1], None).tolist() == [5.0]
-    assert last_of_each(x[:, :0], initial[:1], None).tolist() == [-1.0]
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bounds_are_not_read_back_from_a_device(problem, variant, portable_backend):
     """Tensors on meta have no values: reading one, by tolist, item or an if, fails."""
@@ -150,19 +135,3 @@ def test_chunks_of_bounds_that_nothing_checked_cover_every_step_once(bounds, chu
     assert (found.bounds[0], found.bounds[-1], lengths.min() >= 0) == (0, 20, True)
     same = Chunks.of(found.bounds, 20, chunk)
     assert all(torch.equal(one, other) for one, other in zip(found, same, strict=True))
-
-
-class Watched(TorchDispatchMode):
-    """Refuse what would make a GPU wait: reading a number back, or copying one to the device."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "nonzero", "_to_copy")
-        assert not (name == "copy_" and args[1].ndim == 0)
-        return func(*args, **(kwargs or {}))
-
-
-def test_chunks_are_found_without_waiting_for_the_device():
-    bounds = torch.tensor([0, 4, 4, 9])
-    with Watched():
-        Chunks.of(bounds, 9, 2)

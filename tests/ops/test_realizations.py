@@ -4,7 +4,6 @@ import torch
 from tests.ops.conftest import in_pairs, usable
 
 from statemix import ops
-from statemix.ops import lag_kernels
 
 
 def transposed_companions(coefficients):
@@ -50,27 +49,3 @@ def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form
     assert observer.max() == length / 2
     controller, _ = ops.h_lru(gates, ones, "none", backend=backend)
     assert controller.max() == 1.0
-
-
-@in_pairs(size=[1, 2, 5], lengths=[None, (3, 0, 1, 5)], realization=ops.REALIZATIONS)
-def test_states_of_units_are_those_carried_at_every_step(problem, size, lengths, realization):
-    p = problem("lags", length=9, size=size, lengths=lengths)
-    arguments = p.gates, p.values, "softmax", p.initial_state, p.cu_seqlens
-    states, _ = ops.h_lru(*arguments, realization=realization)
-    if realization == "controller":
-        found = lag_kernels.lagged(states, p.initial_state, p.cu_seqlens)
-    else:
-        coefficients, _ = ops.normalize(p.gates, "softmax")
-        found = lag_kernels.partial_sums(coefficients, states, p.initial_state, p.cu_seqlens)
-    for t, carried in carried_states(p, realization):
-        torch.testing.assert_close(found[:, t], carried, rtol=1e-12, atol=1e-12)
-
-
-def carried_states(p, realization):
-    """(t, state after step t) of every step, one step at a time."""
-    bounds = [0, p.values.shape[1]] if p.cu_seqlens is None else p.cu_seqlens.tolist()
-    rows = [p.initial_state] if p.cu_seqlens is None else p.initial_state.unsqueeze(1)
-    for start, stop, state in zip(bounds, bounds[1:], rows, strict=False):
-        for t in range(start, stop):
-            _, state = ops.h_lru_step(p.gates[:, t], p.values[:, t], state, realization=realization)
-            yield t, state

@@ -11,6 +11,8 @@ from statemix.ops.cpu import loader
 def test_a_refusal_of_the_cpu_kernels_is_raised():
     with pytest.raises(RuntimeError, match="the CPU kernels refused"):
         loader.check(1, loader._Problem())
+    with pytest.raises(MemoryError, match="scratch space of a scan of length=0"):
+        loader.check(2, loader._Problem())
 
 
 @pytest.mark.kernels

@@ -4,8 +4,6 @@ import pytest
 import torch
 from tests.ops.conftest import RECURRENCES, SCANS, in_pairs, usable
 from torch.func import grad, vmap
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from statemix import ops
 from statemix.ops.registered import scan_backward, scan_forward
@@ -41,58 +39,6 @@ def test_operators_pass_opcheck(problem, device, kind, lengths, dtype, registere
     assert scan_forward(*tensors, *names, False)[2] == []
 
 
-class Wrapped(torch.Tensor):
-    """Holds a tensor without memory of its own, and sees every operator that it is passed to."""
-
-    @staticmethod
-    def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(
-            cls, inner.shape, dtype=inner.dtype, strides=inner.stride(), device=inner.device
-        )
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        args, kwargs = pytree.tree_map_only(Wrapped, lambda x: x.inner, (args, kwargs or {}))
-        return pytree.tree_map_only(torch.Tensor, Wrapped, function(*args, **kwargs))
-
-
-@pytest.mark.parametrize("place", [0, 1, 3])
-def test_wrapped_arguments_reach_the_operator(problem, identical, place, registered_backend):
-    p = problem("blocks")
-    arguments = [p.gates, p.values, "softmax", p.initial_state]
-    expected = ops.bd_lru(*arguments, backend=registered_backend)
-    arguments[place] = Wrapped(arguments[place])
-    found = ops.bd_lru(*arguments, backend=registered_backend)
-    identical(tuple(tensor.inner for tensor in found), expected)
-
-
-class Recorded(TorchDispatchMode):
-    """Names of the operators that run in it."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-def test_dispatch_modes_and_profilers_see_operators(problem, kind, registered_backend):
-    p = problem(kind)
-    gates = p.gates.requires_grad_()
-    with Recorded() as mode:
-        states, _ = RECURRENCES[kind](gates, p.values, backend=registered_backend)
-        states.sum().backward()
-    assert {"statemix.scan_forward.default", "statemix.scan_backward.default"} <= set(mode.names)
-    with torch.profiler.profile() as profile:
-        RECURRENCES[kind](p.gates, p.values, backend=registered_backend)
-    assert "statemix::scan_forward" in {event.key for event in profile.key_averages()}
-
-
 @in_pairs(
     dtype=[torch.float32, torch.bfloat16],
     result=[0, 1],
@@ -113,24 +59,6 @@ def test_batched_gradients_equal_a_loop(
     zeros = torch._efficientzerotensor(y.shape, dtype=y.dtype, device=y.device)
     (none,) = torch.autograd.grad(y, gates, zeros)
     assert not none.any()
-
-
-def test_negations_by_a_flag_are_applied(problem, identical, kind, registered_backend):
-    p = problem(kind, blocks=1)
-
-    def negated(tensor):
-        view = torch.complex(0 * tensor, -tensor).conj().imag
-        assert view.is_neg()
-        return view
-
-    def gradients(gates, d_states):
-        states, _ = RECURRENCES[kind](gates, p.values, backend=registered_backend)
-        return dict(enumerate((states, *torch.autograd.grad(states, gates, d_states))))
-
-    gates = p.gates.requires_grad_()
-    expected = gradients(gates, p.d_states)
-    identical(gradients(gates, negated(p.d_states)), expected)
-    identical(gradients(negated(p.gates.detach()).requires_grad_(), p.d_states), expected)
 
 
 def trained(scan, p, gate, **options):
@@ -218,20 +146,6 @@ def test_gradients_under_vmap_equal_a_loop_of_gradients(problem, agree, variant,
     agree(dict(enumerate(vmap(gradient)(*leaves))), expected)
     of_vmap = grad(lambda *leaves: vmap(one)(*leaves).sum(), argnums=(0, 1, 2))
     agree(dict(enumerate(of_vmap(*leaves))), expected)
-
-
-def test_vmap_takes_shared_arguments_and_any_axis(problem, agree, kind, registered_backend):
-    """Gates are shared, values are mapped along their last axis, results along the batch."""
-    p = problem(kind)
-    many = torch.stack([p.values, -p.values, 2 * p.values], -1)
-
-    def run(values):
-        options = {"initial_state": p.initial_state, "backend": registered_backend}
-        return RECURRENCES[kind](p.gates, values, **options)
-
-    actual = vmap(run, in_dims=-1, out_dims=1)(many)
-    expected = [torch.stack(parts, 1) for parts in zip(*map(run, many.unbind(-1)), strict=True)]
-    agree(dict(enumerate(actual)), dict(enumerate(expected)))
 
 
 # torch loads its own decompositions for forward mode by a deprecated route.

@@ -219,19 +219,6 @@ def test_differentiable_gradients_count_each_path_once_and_refuse_a_second_deriv
         torch.autograd.grad(found[2].sum(), leaves[2])
 
 
-def test_batched_gradients_are_those_of_each_direction():
-    steps, rates, values, b, _, initial_state = arguments((1, 3, 2, 4))
-    leaves = [one.requires_grad_() for one in (steps, rates, values, b, initial_state)]
-    outputs, _ = of_dependent(*leaves)
-    directions = torch.randn(2, *outputs.shape, dtype=torch.float64)
-    batched = torch.autograd.grad(
-        outputs, leaves, directions, retain_graph=True, is_grads_batched=True
-    )
-    for number, direction in enumerate(directions):
-        alone = torch.autograd.grad(outputs, leaves, direction, retain_graph=True)
-        torch.testing.assert_close([one[number] for one in batched], list(alone))
-
-
 @pytest.mark.parametrize(
     ("number", "change", "error", "message"),
     [

@@ -1,8 +1,5 @@
 """The temperature divides the raw gates of every family, on every backend, in every transform."""
 
-from fractions import Fraction
-
-import numpy as np
 import pytest
 import torch
 from tests.ops.conftest import RECURRENCES
@@ -86,20 +83,6 @@ def test_bad_temperatures_are_refused(problem, kind):
             for mode in (torch.enable_grad, torch.inference_mode):
                 with mode(), pytest.raises(error, match=message):
                     call(value)
-
-
-def test_numbers_of_any_kind_are_temperatures():
-    gates, values = torch.randn(1, 3, 2, 2, 3), torch.randn(1, 3, 2, 2)
-    expected = ops.bd_lru(gates, values, temperature=0.5)
-    for half in (np.float32(0.5), np.float64(0.5), Fraction(1, 2)):
-        torch.testing.assert_close(ops.bd_lru(gates, values, temperature=half), expected)
-
-
-def test_a_temperature_of_zero_divides_as_it_does_in_pytorch(device, backend):
-    gates = torch.tensor([[[[[1.0, 2.0]]]]], device=device)
-    values, zero = torch.ones_like(gates[..., 0]), torch.zeros((), device=device)
-    states, _ = ops.bd_lru(gates, values, temperature=zero, backend=backend)
-    assert not bool(torch.isfinite(states).all()) or float(states) == 1.0
 
 
 @pytest.mark.parametrize("temperature", [1e300, 1e-300])

@@ -70,25 +70,6 @@ def test_kernels_equal_themselves_on_parts_of_a_large_problem(
 
 
 @pytest.mark.kernels
-def test_only_a_backward_pass_costs_states_of_32_bits(problem, kind, monkeypatch):
-    problem_of, widened = loader.problem_of, []
-
-    def recorded(gate, temperature, bounds, tensors):
-        widened.append("wide_states" in tensors)
-        return problem_of(gate, temperature, bounds, tensors)
-
-    monkeypatch.setattr(loader, "problem_of", recorded)
-    p = problem(kind).to(torch.bfloat16)
-    scan = RECURRENCES[kind]
-    scan(p.gates, p.values)
-    with torch.no_grad():
-        scan(p.gates.requires_grad_(), p.values)
-    assert widened == [False, False]
-    scan(p.gates, p.values)
-    assert widened == [False, False, True]
-
-
-@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernels_are_flat_where_tanh_is_one(problem, kind, dtype):
     """There 1 - tanh(g)^2 is less than the rounding of 1; its sign may not be that rounding's."""
@@ -173,18 +154,6 @@ def test_number_of_blocks_around_a_block_changes_no_bit(problem, identical, kind
         identical(part, whole[:, :, blocks])
 
 
-@pytest.mark.kernels
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_results_have_blocks_innermost_in_memory(problem, kind, dtype):
-    """Layers then read the results without a copy."""
-    p = problem(kind, blocks=7).to(dtype)
-    outcome = p.outcome(backend="cpu")
-    for name in ("states", "d_gates", "d_values"):
-        assert outcome[name].stride(2) == 1, name
-    for name in ("final_state", "d_initial_state"):
-        assert outcome[name].stride(1) == 1, name
-
-
 @pytest.fixture
 def without_kernels(monkeypatch, tmp_path):
     """Simulates a machine without a compiler."""
@@ -250,62 +219,3 @@ def test_missing_kernels_are_replaced_by_the_loop_with_one_warning(problem, iden
             compiled(p.gates, p.values), RECURRENCES[kind](p.gates, p.values)
         )
     identical(outcome, p.outcome(backend="loop"))
-
-
-STARVED = """
-import ctypes, resource, torch
-from statemix.ops.cpu import loader
-blocks, size = 16, 1 << 20
-state = torch.zeros(1, blocks, size).transpose(1, 2).contiguous().transpose(1, 2)
-values = torch.zeros(1, 0, blocks, size)
-gates = torch.zeros(1, 0, blocks, size, 1)
-final = torch.empty_like(state)
-with open("/proc/self/statm") as file:
-    used = int(file.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), -1))
-try:
-    tensors = {"gates": gates, "values": values, "initial_state": state, "states": values,
-               "final_state": final}
-    problem = loader.problem_of("softmax", None, None, tensors)
-    loader.check(loader.function("block", "forward")(ctypes.byref(problem)), problem)
-except MemoryError as error:
-    print(error)
-"""
-
-
-@pytest.mark.kernels
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory are Linux's")
-def test_memory_that_runs_out_is_an_error_and_not_the_end_of_the_process():
-    done = subprocess.run(
-        [sys.executable, "-c", STARVED], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("the scratch space of a scan of length=0 blocks=16 size=1048576")
-
-
-TEAM = """
-import os, torch
-torch.set_num_threads(4)
-from statemix import ops
-def threads():
-    return len(os.listdir("/proc/self/task"))
-small = torch.zeros(4, 2, 16, 2, 3), torch.zeros(4, 2, 16, 2)
-# In the order of the kernels and without values: torch starts no threads of its own for it.
-large = [torch.empty(4, 99, *s, 64).movedim(-1, 2) for s in ((2, 3), (2,))]
-before = threads()
-ops.bd_lru(*small, backend="cpu")
-after_small = threads()
-with torch.no_grad():
-    ops.bd_lru(*large, backend="cpu")
-print(after_small - before, threads() - before)
-"""
-
-
-@pytest.mark.kernels
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
-def test_a_small_problem_wakes_no_team_of_threads():
-    done = subprocess.run([sys.executable, "-c", TEAM], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    small, large = map(int, done.stdout.split())
-    assert small == 0
-    assert large > 0

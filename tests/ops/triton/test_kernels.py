@@ -101,7 +101,7 @@ def test_steps_that_are_read_at_once_equal_the_reference(problem, agree, kind, g
     """Twice as many steps as a thread reads at once, and one that is left; or chunks of so many."""
     kernels = {"blocks": "block", "lags": "lag"}[kind] if gate == "softmax" else "reflect"
     kernel = "chunk_forward" if chunked else "local_forward"
-    steps = shape_of(kernels, kernel, size, 4).steps
+    steps, _, _ = shape_of(kernels, kernel, size, 4)
     length, chunk = (4 * steps + 1, 2 * steps) if chunked else (2 * steps + 1, 0)
     agree(*outcomes(problem(kind, batch=1, length=length, blocks=3, size=size), gate, chunk=chunk))
     if chunked and size == 1:
@@ -139,12 +139,7 @@ def check_16_bits(p, agree, tolerances_of, gate, chunk, of_float32=None):
     agree(*results, tolerances_of("triton", dtype))
 
 
-@in_pairs(
-    **{"kind,gate": KINDS},
-    size=SIZES,
-    chunk=[0, 1],
-    dtype=[torch.bfloat16, torch.float16],
-)
+@in_pairs(**{"kind,gate": KINDS}, size=SIZES, chunk=[0, 1], dtype=[torch.bfloat16, torch.float16])
 def test_results_of_16_bits_are_near_those_of_float64(
     problem, agree, tolerances_of, kind, gate, size, chunk, dtype
 ):
@@ -203,29 +198,6 @@ def test_reciprocals_but_for_the_last_bit_will_do(problem, agree, gate):
             for chunk in (0, 1):
                 options = {"chunk": chunk, "temperature": temperature}
                 agree(*without_gates(*outcomes(p.replace(gates=gates), gate, **options)))
-
-
-@in_pairs(
-    **{"kind,gate": KINDS}, order=[(0, 1, 3, 4), (1, 0, 4, 3), (4, 3, 1, 0), None], chunk=[0, 3]
-)
-def test_any_memory_order_will_do(problem, agree, kind, gate, order, chunk):
-    """Units are innermost, as the kernels want them, other axes lie as they like; or d_states
-    (order None) is expanded over time."""
-    p = problem(kind, batch=2, length=5, blocks=4, size=2)
-
-    def stored(x):
-        axes = [axis for axis in order if axis < x.ndim] + [2]
-        apart = x.permute(axes).contiguous().repeat_interleave(2, 0)[::2]
-        assert apart.stride(-1) == 1
-        return apart.permute([axes.index(axis) for axis in range(x.ndim)])
-
-    if order is None:
-        scattered = p.replace(d_states=p.d_states[:, :1].expand_as(p.d_states))
-    else:
-        names = ("gates", "values", "d_states")
-        scattered = p.replace(**{name: stored(getattr(p, name)) for name in names})
-    # In float64 a problem is not copied before it is run.
-    agree(*outcomes(scattered, gate, chunk=chunk, dtype=torch.float64))
 
 
 def test_rows_that_32_bits_cannot_reach_are_copied():

@@ -11,7 +11,6 @@ from tests.ops.conftest import in_pairs
 
 from statemix import ops
 from statemix.ops import registered
-from statemix.ops.layout import dense_strides
 from statemix.ops.packing import Chunks
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -73,94 +72,6 @@ def test_bounds_that_nothing_checked_are_made_right(
     found = p.replace(cu_seqlens=given).outcome(gate, backend=ops.in_chunks(chunk))
     right = p.to(torch.float64).replace(cu_seqlens=Chunks.of(given, 7, 7).bounds)
     agree(found, right.outcome(gate, backend="reference"))
-
-
-@needs_interpreter
-@every_kernel
-def test_entries_beyond_the_reach_of_32_bits_are_found(
-    problem, agree, monkeypatch, tmp_path, kind, gate
-):
-    """Only the last program of each kernel runs: on the last of a million steps, and last units.
-
-    Memory that nothing touches takes none. In front of a tensor, there is as much as a number of 32
-    bits that overflows can miss it by: zeros.
-    """
-    from triton.runtime.interpreter import interpreter_builder
-
-    length, chunk, units, reach = 2**20, 16, {"blocks": 1152, "lags": 2304}[kind], 2**31
-
-    def far(shape, like, *_):
-        # Blocks are innermost: the last axis of maps.
-        strides = dense_strides(shape, 2 if like.ndim else len(shape) - 1)
-        name = str(tmp_path / str(len(list(tmp_path.iterdir()))))
-        size = reach + torch.Size(shape).numel()
-        memory = torch.from_file(name, shared=True, size=size, dtype=like.dtype)
-        return memory.as_strided(shape, strides, reach)
-
-    set_index = interpreter_builder.set_grid_idx
-    offsets = []
-
-    def last_program(name, kernel, grid, arguments, options):
-        last = (*grid, 1)[:3]
-
-        def moved(x, y, z):
-            interpreter_builder.set_grid_dim(*last)
-            set_index(last[0] - 1, last[1] - 1, z)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(interpreter_builder, "set_grid_idx", moved)
-            kernel[1, 1, last[2]](*arguments, **options)
-
-    launch = stubbed(monkeypatch, last_program)
-    wide = torch.empty((), dtype=torch.float32)
-    monkeypatch.setattr(launch, "empty_innermost", far)
-    monkeypatch.setattr(launch.Launcher, "empty", lambda _, *counts: far((*counts, 2, units), wide))
-
-    def carried(self, _, found, outer, *, reverse):
-        """Zeros enter every chunk."""
-        offsets.append(found)
-        return self.empty(self.num_rows)
-
-    monkeypatch.setattr(launch.Launcher, "carried", carried)
-    end = problem(kind, batch=1, length=2 * chunk, blocks=32, size=2, gate=gate).to(torch.float32)
-    given = {}
-    for name in ("gates", "values", "d_states"):
-        part = getattr(end, name)
-        given[name] = far((1, length, units, *part.shape[3:]), part)
-        given[name][:, -2 * chunk :, -32:] = part
-    assert all(tensor.numel() > reach for tensor in given.values())
-    state = torch.zeros(1, units, 2)
-    operator = {"blocks": "block", "lags": "lag"}[kind]
-    arguments = given["gates"], given["values"], state
-    scan = ops.Scan(*arguments, None, None, operator, "triton", gate, True)
-    maps = far((length // chunk - 1, 3, 2, units), wide)
-    states, final = far(given["values"].shape, given["values"]), torch.empty(1, 2, units).mT
-    launch.forward(chunk, scan, (states, final, (maps,)))
-    # A program may run several chunks, and nothing enters the last one.
-    states[:, -2 * chunk : -chunk] = 0
-    cotangents = given["d_states"], state
-    d_gates, d_values, _ = launch.backward(chunk, scan, *cotangents, states, (maps,))
-
-    def expected(steps, initial_state, d_final_state):
-        one = {name: getattr(end, name)[:, steps].double() for name in given}
-        p = end.replace(**one, initial_state=initial_state, d_final_state=d_final_state)
-        return p.outcome(gate, backend="reference")
-
-    zero = torch.zeros(1, 32, 2, dtype=torch.float64)
-    last = expected(slice(chunk, None), zero, zero)
-    found = {"states": states, "d_gates": d_gates, "d_values": d_values}
-    found = {name: tensor[:, -chunk:, -32:] for name, tensor in found.items()}
-    agree(found, {name: last[name] for name in found})
-    agree({"final_state": final[:, -32:]}, {"final_state": last["final_state"]})
-    # The map of the last chunk but one, applied to a state.
-    forward, backward = (found[-1, ..., -32:].double() for found in offsets)
-    x = end.initial_state.double()
-    after = torch.einsum("kih,hk->hi", forward[:2], x[0]) + forward[2].mT
-    before = expected(slice(0, chunk), x, zero)
-    agree({"final_state": after[None].float()}, {"final_state": before["final_state"]})
-    # What leaves the last chunk, backward.
-    found = {"d_initial_state": backward.mT[None].float()}
-    agree(found, {"d_initial_state": last["d_initial_state"]})
 
 
 @needs_interpreter

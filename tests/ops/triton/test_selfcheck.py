@@ -113,15 +113,6 @@ def test_kernels_that_are_wrong_or_broken_give_way_with_one_warning(device, beha
         ops.lag_scan(torch.zeros(1, 3, 2, 3), torch.ones(1, 3, 2), backend="stub")
 
 
-def test_memory_that_was_short_is_asked_for_again(device):
-    device(lacks_memory)
-    assert "needs memory" in selfcheck.distrust("lag", CPU, "stub")
-    device(agrees, new_process=False)
-    assert selfcheck.distrust("lag", CPU, "stub") is None
-    device(lacks_memory, new_process=False)
-    assert selfcheck.distrust("lag", CPU, "stub") is None
-
-
 def test_the_check_does_not_see_what_is_active_around_the_first_call(device):
     device(agrees)
     gates, values = torch.zeros(4, 1, 3, 2, 3), torch.ones(4, 1, 3, 2)
@@ -131,28 +122,6 @@ def test_the_check_does_not_see_what_is_active_around_the_first_call(device):
     device(disagrees)
     with torch.inference_mode():
         assert selfcheck.distrust("block", CPU, "stub") is not None
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.usefixtures("fresh_compiler")
-def test_the_first_call_may_be_compiled(device):
-    calls = device(agrees)
-    compiled = torch.compile(ops.h_lru, backend="aot_eager", fullgraph=True)
-    compiled(torch.zeros(1, 3, 2, 3), torch.ones(1, 3, 2))
-    assert len(calls) > len(selfcheck.QUICK["lag"])
-
-
-def test_the_complete_check_has_every_family_size_and_dtype():
-    cases = list(selfcheck.complete_cases())
-    assert len(set(cases)) == len(cases) < 90
-    for operator in ("block", "lag"):
-        mine = [case for case in cases if case.operator == operator]
-        families = ops.TRITON.families
-        wanted = families if operator == "block" else [n for n in families if n != "householder"]
-        assert {case.gate for case in mine} == set(wanted)
-        assert {case.dtype for case in mine} == set(selfcheck.TOLERANCES)
-        assert {case.size for case in mine} == {1, 2, 3, 4, 8, 16}
-        assert len({case.lengths for case in mine}) == 4
 
 
 def test_a_check_gives_a_verdict_for_each_case(device, monkeypatch):

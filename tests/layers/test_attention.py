@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.layers.conftest import tokens
 
-from statemix.layers import Attention, take_rows
+from statemix.layers import Attention
 
 
 def drawn(num_heads=3, **options):
@@ -87,27 +87,6 @@ def test_packed_sequences_continue_as_single_ones():
         found = torch.cat([first.split(lengths[0], 1)[n], second.split(lengths[1], 1)[n]], 1)
         found = torch.cat([found, last[n].view(1, 1, 6)], 1)
         torch.testing.assert_close(found, layer(whole)[0], rtol=1e-11, atol=1e-12)
-
-
-def test_without_rope_order_does_not_matter():
-    x = tokens(1, 5)
-    shuffled = x[:, [2, 0, 3, 1, 4]]
-    for rope in (False, True):
-        layer = drawn(rope=rope)
-        same = torch.allclose(layer(x)[0][:, -1], layer(shuffled)[0][:, -1])
-        assert same is not rope
-
-
-def test_the_cache_grows_and_can_be_reordered():
-    layer, x = drawn(), tokens(3, 4)
-    _, state = layer(x)
-    assert [tuple(part.shape) for part in state] == [(3, 4, 3, 2), (3, 4, 3, 2), (3, 4)]
-    rows = torch.tensor([2, 0])
-    y, after = layer.step(x[rows, 0], take_rows(state, rows))
-    expected, _ = layer(torch.cat([x, x[:, :1]], 1)[rows])
-    torch.testing.assert_close(y, expected[:, -1], rtol=1e-11, atol=1e-12)
-    assert after.keys.shape[:2] == (2, 5)
-    assert layer.state_size == 0
 
 
 def test_parts_of_unequal_lengths_are_refused():

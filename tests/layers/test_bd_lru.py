@@ -60,26 +60,6 @@ def test_a_layer_of_channels_is_projections_around_the_operator():
     torch.testing.assert_close(layer(x), (y, final), rtol=1e-10, atol=1e-12)
 
 
-def test_channels_enlarge_the_state_and_not_the_gates():
-    layers = [BDLRU(5, num_blocks=4, block_size=3, value_channels=C) for C in (1, 7)]
-    assert [layer.state_size for layer in layers] == [12, 84]
-    assert [layer.gate_proj.out_features for layer in layers] == [48, 48]
-    assert [layer.out_proj.in_features for layer in layers] == [12, 84]
-    assert layers[1].init_state(2).shape == (2, 4, 3, 7)
-
-
-@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
-def test_constant_value_is_a_fixed_point(gate):
-    """The gates of a row sum to one, so a state equal to the value stays where it is."""
-    layer = BDLRU(hidden_size=8, num_blocks=3, block_size=2, gate=gate, dtype=torch.float64)
-    layer.reset_parameters(generator())
-    nn.init.constant_(layer.value_proj.weight, 0.1)  # every entry receives the same value
-    x = torch.randn(4, 1, 8, generator=generator(1), dtype=torch.float64).expand(-1, 64, -1)
-    value = layer.value_proj(x[:, 0]).unflatten(-1, (3, 2))
-    _, state = layer(x, value)
-    torch.testing.assert_close(state, value, **TIGHT)
-
-
 @pytest.mark.parametrize(
     ("other", "size"),
     [(BDLRU, {"num_blocks": 4, "block_size": 1}), (HLRU, {"num_channels": 4, "order": 1})],

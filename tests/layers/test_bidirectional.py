@@ -41,24 +41,6 @@ def test_every_sequence_is_read_as_if_it_were_alone(both):
                 torch.testing.assert_close(found[short], wanted, rtol=1e-10, atol=1e-12)
 
 
-def test_it_computes_what_the_lstm_of_pytorch_computes():
-    theirs = nn.LSTM(8, 8, batch_first=True, bidirectional=True)
-    ours = Bidirectional(LSTM(8), LSTM(8))
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            layer = ours.backward_layer if name.endswith("_reverse") else ours.forward_layer
-            layer.lstm.get_parameter(name.removesuffix("_reverse")).copy_(parameter)
-    x = torch.randn(2, 5, 8)
-    lengths = torch.tensor([5, 3])
-    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
-    expected, (h, _) = theirs(packed)
-    mask = torch.arange(5) < lengths.unsqueeze(1)
-    y, (last, first) = ours(x, attention_mask=mask)
-    padded, _ = nn.utils.rnn.pad_packed_sequence(expected, batch_first=True)
-    torch.testing.assert_close(y, padded)
-    torch.testing.assert_close(torch.stack([last.h, first.h]), h)
-
-
 def test_parts_that_do_not_fit_are_refused():
     with pytest.raises(OptionError, match=r"same hidden_size, got \(8, 6\)"):
         Bidirectional(LSTM(8), LSTM(6))

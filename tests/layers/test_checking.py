@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from statemix.errors import RequestError
 from statemix.layers import LAYERS, Bidirectional, Layer, LayerSpec, check_layer
@@ -56,10 +55,8 @@ class Average(Layer):
             y = y + x.mean(0)
         if self.wrong == "narrow":
             y = y[..., :4]
-        if self.wrong == "wide":
-            y = y.double()
-        if self.wrong == "nan" or (self.wrong == "infinity" and cu_seqlens is None):
-            y[0, 0, 0] = float(self.wrong)
+        if self.wrong == "nan":
+            y[0, 0, 0] = torch.nan
         after = torch.stack(after)
         if self.wrong == "table":
             return y, {"h": after}
@@ -140,14 +137,12 @@ WRONG = {
     "backward": "a change of one packed sequence changes the outputs of another by",
     "rows": r"state after 3 packed sequences must have a row for each, got shape \(1, 8\)",
     "narrow": r"outputs must have the shape and dtype of the input, got \(3, 9, 4\)",
-    "wide": "outputs must have the shape and dtype of the input, got .* torch.float64",
     "batch": "a batch and each whole sequence alone differ by",
     "initial": "a batch from init_state and each whole sequence alone differ by",
     "step": "steps and each whole sequence alone differ by",
     "pieces": "steps and each whole sequence alone differ by",
     "empty": "the state after packed sequences from a state and each whole sequence alone differ",
     "nan": "outputs of packed sequences must be finite, got nan",
-    "infinity": "outputs of each whole sequence alone must be finite, got inf",
 }
 
 
@@ -215,23 +210,10 @@ def test_a_layer_is_checked_once_and_only_if_it_is_foreign(monkeypatch, make):
     assert [layer for layer, _ in checked] == [foreign]
 
 
-class Shared(torch.Tensor):
-    """A subclass, such as the tensors that several processes share."""
-
-
-def hooked(layer, x):
-    handle = layer.register_forward_hook(lambda *_: None)
-    check_once(layer, x)
-    handle.remove()
-
-
 UNCHECKED = {
     "compiled": lambda *given: torch.compile(check_once, backend="eager", fullgraph=True)(*given),
     "without numbers": lambda layer, x: check_once(layer, x.to("meta")),
-    "hooked": hooked,
-    "subclass": lambda layer, x: check_once(layer, x.as_subclass(Shared)),
     "transformed": lambda layer, x: torch.func.vmap(lambda x: check_once(layer, x) or x)(x),
-    "traced": lambda layer, x: make_fx(lambda x: check_once(layer, x) or x)(x),
 }
 
 

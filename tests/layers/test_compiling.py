@@ -69,14 +69,6 @@ def test_a_compiled_layer_runs_packed_rows_and_steps(make):
 
 
 @pytest.mark.slow
-def test_a_compiled_layer_trains_at_lengths_of_several_chunks():
-    layer = layers.build("delta_net", hidden_size=8, num_heads=2, use_forget_gate=True)
-    compiled = torch.compile(layer, backend="aot_eager")
-    for length in (70, 100):
-        agree(compiled, layer, tokens(2, length))
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler"
 )

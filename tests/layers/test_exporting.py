@@ -5,31 +5,19 @@ import sys
 
 import pytest
 import torch
+from tests.layers.conftest import SMALLEST
 
 from statemix import layers
 from statemix.layers import LAYERS
 from statemix.layers.exporting import DecodeStep, WholeSequence
 
 WIDTH = 8
-# Few of everything: a graph has as many nodes for large sizes, but runtimes take longer.
-OPTIONS = {
-    "bd_lru": {"num_blocks": 3, "block_size": 3},
-    "h_lru": {"num_channels": 4, "order": 3},
-    "delta_net": {"num_heads": 2, "use_forget_gate": True},
-    "delta_product": {"num_heads": 2, "num_householder": 2},
-    "mamba2": {"head_dim": 4, "d_state": 3},
-    "conv": {"kernel_size": 3},
-    "attention": {"num_heads": 2, "rope": True},
-    "fp_rnn": {"max_iterations": 2},
-    "fp_mamba1": {"max_iterations": 2, "d_state": 3},
-    "fp_mamba2": {"max_iterations": 2, "d_state": 3, "head_dim": 4},
-}
 # An exported graph takes all iterations, and nobody is told that they were too few.
 pytestmark = pytest.mark.filterwarnings("ignore:fp_.* has not converged")
 
 
 def build(name):
-    layer = layers.build(name, hidden_size=WIDTH, **OPTIONS.get(name, {}))
+    layer = layers.build(name, hidden_size=WIDTH, **SMALLEST.get(name, {}))
     layer.reset_parameters(torch.Generator().manual_seed(0))
     return layer
 

@@ -13,7 +13,7 @@ from statemix.layers.fixed_point.fixed_point_layer import LEAST_BUDGET
 from statemix.layers.fixed_point.mixers import build_mixer
 from statemix.layers.fixed_point.solver import SolverConfig, _residuals, solve
 
-MIXERS = [("householder", 1), ("householder", 3), ("dplr", 2), ("kronecker", 1), ("monarch", 3)]
+MIXERS = [("householder", 1), ("householder", 3), ("dplr", 2), ("kronecker", 1)]
 CONVERGED = {"max_iterations": 2000, "tolerance": 1e-14, "contraction": 0.9}
 
 
@@ -131,16 +131,6 @@ def published(name, rank, raw, size):
         for term in terms:
             Q = (np.eye(size) - term) @ Q
         return Q
-    if name == "monarch":
-        Q = np.eye(size)
-        blocks = raw[0].reshape(size // rank, -1)
-        for j, (entries, strength) in enumerate(zip(blocks, raw[1], strict=True)):
-            P = triangle(entries, rank)
-            K = P @ P.T
-            K = K / np.sqrt((K**2).sum(0)).max()
-            place = slice(j * rank, (j + 1) * rank)
-            Q[place, place] -= sigmoid(strength) * K
-        return Q
     a, b = 2, 3
     V, U = (
         np.diag(sigmoid(strength)) @ rows(triangle(entries, n) @ triangle(entries, n).T)
@@ -186,8 +176,7 @@ def error(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("mixer", "rank", "mixer_inputs"),
-    [("householder", 3, "both"), ("kronecker", 1, "token"), ("monarch", 3, "both")],
+    ("mixer", "rank", "mixer_inputs"), [("householder", 3, "both"), ("kronecker", 1, "token")]
 )
 def test_the_implicit_gradient_is_that_of_all_iterations(mixer, rank, mixer_inputs):
     layer = build(mixer, rank, mixer_inputs=mixer_inputs, scale=1.0, **CONVERGED)
@@ -202,22 +191,6 @@ def test_the_implicit_gradient_is_that_of_all_iterations(mixer, rank, mixer_inpu
     assert errors[0] > 1e-3
     assert errors[0] > errors[1] > errors[2]
     assert errors[2] < 1e-3
-
-
-def test_the_gradient_of_the_last_iterations_is_theirs():
-    layer = build(max_iterations=5, gradient=2)
-    x = tokens(2, 6, 6)
-    found = gradients(layer, x)
-    with torch.no_grad():
-        layer.max_iterations = 3
-        before = {}
-        solved = layer._solved
-        layer._solved = lambda *arguments: before.setdefault("found", solved(*arguments))
-        layer(x)
-    layer.max_iterations = 2
-    start = before["found"].value
-    layer._solved = lambda piece, carried, _, valid: solved(piece, carried, start, valid)
-    torch.testing.assert_close(found, gradients(layer, x), rtol=1e-9, atol=1e-12)
 
 
 # The solver.
@@ -280,17 +253,6 @@ def test_a_share_of_the_sequences_may_be_late():
     assert most.residual[3] > 0.1
 
 
-def test_evaluation_ends_as_early_with_many_differentiated_iterations():
-    (fixed, start), calls = problem(2, 2, 3), []
-    function = linear_map(0.1, fixed, calls)
-    with torch.no_grad():
-        once = solve(function, start, 50, SolverConfig())
-        assert len(calls) == once.iterations < 10
-        calls.clear()
-        found = solve(function, start, 50, SolverConfig(gradient=20))
-    assert len(calls) == found.iterations == once.iterations
-
-
 def test_padding_does_not_keep_an_iteration_going():
     factors = torch.full((2, 3, 1), 0.1, dtype=torch.float64)
     factors[1, 2] = 0.999
@@ -305,19 +267,6 @@ def test_padding_does_not_keep_an_iteration_going():
     expected = fixed * (1 - 0.1**found.iterations)
     torch.testing.assert_close(found.value[valid], expected[valid])
     assert short.residual.max() < 0.01
-
-
-def test_nothing_is_recorded_where_gradients_are_disabled():
-    recorded, fixed = [], tokens(2, 3, 4).requires_grad_()
-
-    def function(y):
-        recorded.append(torch.is_grad_enabled())
-        return linear_map(0.5, fixed)(y)
-
-    with torch.no_grad():
-        for gradient in (1, "implicit", "unrolled"):
-            solve(function, torch.zeros_like(fixed), 5, SolverConfig(gradient=gradient))
-    assert recorded == [False] * 15
 
 
 def test_an_iterate_moves_by_the_damping():
@@ -383,19 +332,6 @@ def test_what_converges_only_if_damped_is_returned_as_it_has_converged(gradient,
     torch.testing.assert_close(slope, torch.full_like(c, expected), rtol=2e-3, atol=0)
 
 
-def test_residuals_are_the_largest_change_of_a_token_against_its_largest_channel():
-    value = torch.tensor([[[1.0, 2.0], [0.0, 3e-6]], [[5.0, 5.0], [1.0, 1.0]]], dtype=torch.float64)
-    mapped = torch.tensor(
-        [[[1.5, 2.0], [0.0, 1e-6]], [[5.0, 4.0], [1.0, 1.0]]], dtype=torch.float64
-    )
-    first = max(0.5 / (2 + 1e-8), 2e-6 / (1e-6 + 1e-8))
-    expected = torch.tensor([first, 1 / (5 + 1e-8)], dtype=torch.float64)
-    torch.testing.assert_close(_residuals(value, mapped, None), expected)
-    padded = torch.tensor([[True, False], [False, True]])
-    expected = torch.tensor([0.5 / (2 + 1e-8), 0.0], dtype=torch.float64)
-    torch.testing.assert_close(_residuals(value, mapped, padded), expected)
-
-
 @pytest.mark.parametrize("scale", [1e-20, 1e20])
 def test_the_implicit_gradient_does_not_depend_on_the_size_of_the_loss(scale):
     c = torch.full((1, 2, 3), 0.5, dtype=torch.float64, requires_grad=True)
@@ -431,34 +367,7 @@ def test_of_a_diverging_iteration_the_best_iterate_counts():
     assert (found.value - fixed).abs().max() < 1.0
 
 
-def test_what_is_no_number_ends():
-    start = torch.zeros(1, 2, 3)
-    with torch.no_grad():
-        found = solve(lambda y: y * torch.nan, start, 40, SolverConfig())
-    assert found.iterations <= 40
-    assert found.value.isnan().all()
-
-
 # The layer.
-
-
-@pytest.mark.parametrize("length", [4, 40])
-def test_iterations_that_tracking_needs_do_not_exceed_the_length_by_much(length):
-    """One token after the other converges, whatever Q makes of the state before it."""
-    layer = build(rank=2, scale=10.0, contraction=0.5, max_iterations=1000, tolerance=1e-6).eval()
-    layer(tokens(3, length, 6))
-    assert layer.reports()["residual"] < 1e-6
-    assert layer.reports()["iterations"] <= length + 40
-
-
-def test_training_and_evaluation_agree_where_the_iteration_converges():
-    layer = build(**CONVERGED)
-    x = tokens(2, 6, 6)
-    trained = layer.train()(x)
-    for gradient in (3, "implicit", "unrolled"):
-        layer.gradient = gradient
-        torch.testing.assert_close(layer(x), trained, rtol=0, atol=1e-11)
-    torch.testing.assert_close(layer.eval()(x), trained, rtol=0, atol=1e-11)
 
 
 def test_the_reported_residual_is_that_of_the_slowest_sequence():
@@ -487,20 +396,13 @@ def solves(monkeypatch):
 @pytest.mark.parametrize("kind", [FPRNN, FPMamba1, FPMamba2])
 def test_settings_of_the_layer_are_those_of_the_iteration(kind, solves):
     options = {"tolerance": 0.25, "quantile": 0.5, "damping": 0.75, "gradient": "unrolled"}
-    layer = kind(6, max_iterations=7, budget="gamma", dtype=torch.float64, **options)
-    torch.manual_seed(3)
-    expected = layer._drawn(5)
-    torch.manual_seed(3)
+    layer = kind(6, max_iterations=7, dtype=torch.float64, **options)
     layer(tokens(2, 5, 6))
-    assert [(budget, config) for _, budget, config, _ in solves] == [
-        (expected, SolverConfig(**options))
-    ]
-    assert expected != 7
     layer.max_iterations, layer.tolerance, layer.quantile = 9, 0.125, 1.0
-    layer.budget = "fixed"
     layer(tokens(2, 5, 6))
     changed = {**options, "tolerance": 0.125, "quantile": 1.0}
-    assert solves[1][1:3] == (9, SolverConfig(**changed))
+    expected = [(5, 7, SolverConfig(**options), None), (5, 9, SolverConfig(**changed), None)]
+    assert solves == expected
 
 
 def test_windows_have_the_budget_and_the_padding_of_their_tokens(solves):

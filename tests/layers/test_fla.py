@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from statemix.layers import LAYERS, fla
+from statemix.layers import LAYERS, chunks, fla
 
 HALF = torch.bfloat16
 LENGTH = 70
@@ -17,27 +17,21 @@ LENGTH = 70
 
 def product(q, k, v, g, beta, num_householder, *, scale, initial_state, output_final_state):
     """S decays once per token, takes n updates, and is read."""
-    n, (batch, length, heads, keys) = num_householder, q.shape
-    values = v.shape[-1]
+    check_given(q, k, v, initial_state, output_final_state)
+    assert k.shape[1] == v.shape[1] == beta.shape[1] == num_householder * q.shape[1]
+    assert beta.dtype == torch.float32
+    assert g is None or (g.dtype, g.shape) == (torch.float32, q.shape[:3])
+    q, k, v = (part.float() for part in (scale * q, k, v))
+    k, v, beta = (part.unflatten(1, (-1, num_householder)) for part in (k, v, beta))
+    o, S = chunks.delta_rule(q, k, v, beta, g, initial_state)
+    return o.to(HALF), S
+
+
+def check_given(q, k, v, initial_state, output_final_state):
     assert q.dtype == k.dtype == v.dtype == HALF
-    assert all(part.is_contiguous() for part in (q, k, v))
-    assert k.shape == (batch, n * length, heads, keys)
-    assert v.shape == (batch, n * length, heads, values)
-    assert beta.shape == (batch, n * length, heads)
-    assert initial_state.shape == (batch, heads, keys, values)
-    assert (initial_state.dtype, beta.dtype) == (torch.float32, torch.float32)
+    assert all(part.is_contiguous() for part in (q, k, v, initial_state))
+    assert initial_state.dtype == torch.float32
     assert output_final_state is True
-    S, outputs = initial_state, []
-    q, k, v = (part.float() for part in (q, k, v))
-    for t in range(length):
-        if g is not None:
-            assert (g.dtype, g.shape) == (torch.float32, (batch, length, heads))
-            S = g[:, t, :, None, None].exp() * S
-        for i in range(n * t, n * t + n):
-            error = v[:, i] - torch.einsum("bhkv,bhk->bhv", S, k[:, i])
-            S = S + torch.einsum("bhk,bhv->bhkv", beta[:, i, :, None] * k[:, i], error)
-        outputs.append(scale * torch.einsum("bhkv,bhk->bhv", S, q[:, t]))
-    return torch.stack(outputs, 1).to(HALF), S
 
 
 def gated_rule(q, k, v, g, beta, **options):
@@ -49,16 +43,12 @@ def rule(q, k, v, beta, **options):
 
 
 def simple_gla(q, k, v, g, *, scale, initial_state, output_final_state):
-    assert q.dtype == k.dtype == v.dtype == HALF
-    assert all(part.is_contiguous() for part in (q, k, v, initial_state))
-    assert (g.dtype, initial_state.dtype) == (torch.float32, torch.float32)
-    assert output_final_state is True
-    S, outputs = initial_state, []
-    q, k, v = (part.float() for part in (q, k, v))
-    for t in range(q.shape[1]):
-        S = g[:, t, :, None, None].exp() * S + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
-        outputs.append(scale * torch.einsum("bhkv,bhk->bhv", S, q[:, t]))
-    return torch.stack(outputs, 1).to(HALF), S
+    check_given(q, k, v, initial_state, output_final_state)
+    assert g.dtype == torch.float32
+    # Heads share keys and queries.
+    C, B = (part[:, :, 0].float() for part in (scale * q, k))
+    o, S = chunks.ssd(v.float(), g, B, C, initial_state.mT)
+    return o.to(HALF), S.mT
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
-"""FLOPs of the layers: against hand counts, PyTorch's counter, and the paper's Table 5."""
+"""FLOPs of the layers, against hand counts."""
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from statemix import layers
-from statemix.layers import LSTM, Flops
+from statemix.layers import Flops
 from statemix.layers.fixed_point.mixers import build_mixer
 
 # Every entry counts one token by hand: rows of weights, then the state, then what is left.
@@ -132,12 +130,6 @@ MIXERS = {
         (12 + 16 + 14 + 6 + 4) + (24 + 54 + 30 + 9 + 9) + (24 + 36) + 6,
         (12 + 16 + 14 + 6 + 4) + (24 + 54 + 30 + 9 + 9) + (24 + 36) + (23 + 45),
     ),
-    # Three blocks of 2 x 2: SiLU of the triangle and its square; squares or magnitudes, their sums,
-    # the maximum and, unless contractive, a root; sigmoid, quotient and product; the block times v.
-    ("monarch", 2): (
-        3 * ((12 + 16) + (4 + 4 + 2 + 1) + (3 + 1 + 4) + 8),
-        3 * ((12 + 16) + (4 + 4 + 2) + (3 + 1 + 4) + 8),
-    ),
 }
 
 
@@ -146,49 +138,3 @@ def test_flops_of_state_mixers_are_those_of_a_hand_count(name, rank):
     for contractive, expected in zip((False, True), MIXERS[name, rank], strict=True):
         mixer = build_mixer(name, 6, "both", rank, contractive=contractive, device="meta")
         assert mixer.flops == expected
-
-
-def counted(call):
-    """FLOPs that PyTorch's counter sees in modules with weights."""
-    with FlopCounterMode(display=False) as counter:
-        call()
-    by_module = {
-        name: sum(flops.values())
-        for name, flops in counter.get_flop_counts().items()
-        # A layer may call itself.
-        if "." in name
-        or name not in ("Global", *(kind.__name__ for kind in layers.LAYERS.values()))
-    }
-    return sum(by_module.values())
-
-
-def test_projections_are_the_products_with_weights_that_pytorch_counts(build):
-    layer = build().to("meta")
-    _, state = layer(torch.empty(1, 4, 6, dtype=torch.float64, device="meta"))
-    token = torch.empty(1, 6, dtype=torch.float64, device="meta")
-    with_weights = counted(lambda: layer.step(token, state))
-    # An LSTM also has weights that its state multiplies.
-    recurrent = 2 * layer.lstm.weight_hh_l0.numel() if isinstance(layer, LSTM) else 0
-    assert layer.flops_per_token(5).projections == with_weights - recurrent
-
-
-def test_transitions_are_those_of_table_5_corrected():
-    """Dubinin et al., Table 5, in letters of this library; the comments say what was corrected."""
-
-    def transition(name, **options):
-        layer = layers.build(name, hidden_size=256, device="meta", **options)
-        return layer.flops_per_token(16).transition
-
-    H, m, S, heads, d, n = 256, 4, 8, 8, 32, 4
-    assert transition("lstm") == 8 * H**2 + 25 * H
-    assert transition("h_lru", num_channels=H, order=m) == 2 * H * m + 2 * H
-    # Printed: 2 H. With H blocks, the input has H m entries.
-    assert transition("bd_lru", num_blocks=H, block_size=m) == 2 * H * m**2 + 2 * H * m
-    # With one entry to a block or channel, both are one model.
-    assert transition("bd_lru", num_blocks=H, block_size=1) == 4 * H
-    assert transition("h_lru", num_channels=H, order=1) == 4 * H
-    # Printed: 2 H S, the decay and the sum. The outer product and the readout are 3 H S.
-    assert transition("mamba2", d_state=S) == 5 * (2 * H) * S
-    # Printed: N_h (4 H + 4 H), as if the state were a vector.
-    assert transition("delta_net", num_heads=heads) == 6 * heads * d * d
-    assert transition("delta_product", num_heads=heads) == (4 * n + 2) * heads * d * d

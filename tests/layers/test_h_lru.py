@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
 
 from statemix import ops
 from statemix.layers import HLRU
@@ -63,37 +62,3 @@ def test_layer_computes_its_equations(realization, readout, order, gate):
         state = state / 10  # nothing bounds these gates
     with torch.no_grad():
         torch.testing.assert_close(layer(x, state), by_the_equations(layer, x, state), **TIGHT)
-
-
-def test_the_state_holds_the_last_outputs_newest_first():
-    layer = HLRU(4, num_channels=4, order=3, readout="current", dtype=torch.float64)
-    layer.reset_parameters(generator())
-    nn.init.eye_(layer.out_proj.weight)
-    y, state = layer(torch.randn(2, 6, 4, generator=generator(1), dtype=torch.float64))
-    torch.testing.assert_close(state, y[:, [5, 4, 3]].transpose(1, 2), **TIGHT)
-
-
-def test_realizations_differ_unless_the_gates_are_constant():
-    def both(selective):
-        layers = [
-            HLRU(4, num_channels=4, order=3, readout="current", realization=r, selective=selective)
-            for r in ("controller", "observer")
-        ]
-        layers[0].reset_parameters(generator())
-        layers[1].load_state_dict(layers[0].state_dict())
-        x = torch.randn(2, 6, 4, generator=generator(1))
-        return [layer(x)[0] for layer in layers]
-
-    torch.testing.assert_close(*both(selective=False))
-    assert not torch.allclose(*both(selective=True), rtol=1e-3)
-
-
-@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
-def test_constant_value_is_a_fixed_point(gate):
-    """The gates of a channel sum to one, so lags equal to the value stay where they are."""
-    layer = HLRU(hidden_size=8, num_channels=3, order=4, gate=gate, dtype=torch.float64)
-    layer.reset_parameters(generator())
-    x = torch.randn(4, 1, 8, generator=generator(1), dtype=torch.float64).expand(-1, 64, -1)
-    value = layer.value_proj(x[:, 0]).unsqueeze(-1).expand(-1, -1, 4)
-    _, state = layer(x, value)
-    torch.testing.assert_close(state, value, **TIGHT)

@@ -242,13 +242,6 @@ def test_an_lstm_without_bfloat16_in_hardware_computes_in_float32(monkeypatch):
         assert torch.equal(y, wanted.bfloat16())
 
 
-def test_init_state_is_never_narrower_than_float32(build_first):
-    layer = build_first()
-    for dtype in (torch.bfloat16, torch.float32):
-        assert dtypes(layer.init_state(2, "cpu", dtype)) == {torch.float32}
-    assert dtypes(layer.init_state(2)) == {torch.float64}
-
-
 def test_a_whole_layer_on_meta_computes_shapes(build_first):
     layer, x = build_first().to("meta"), tokens(2, 4).to("meta")
     y, state = layer(x)
@@ -267,21 +260,17 @@ def test_a_whole_layer_on_meta_computes_shapes(build_first):
 META = torch.zeros(2, 4, 6, device="meta")
 BAD_CALLS = [
     ({"x": torch.zeros(4, 6)}, ValueError, r"x must have shape \(B, T, hidden_size=6\), got"),
-    ({"x": torch.zeros(2, 4, 5)}, ValueError, r"x must .*hidden_size=6\), got \(2, 4, 5\)"),
     ({"x": torch.zeros(2, 4, 6)}, TypeError, r"x must have the dtype .*float64.*float32"),
     ({"x": META.long()}, ValueError, "x must be on the device of the parameters .*, got meta"),
     ({"x": [[0.0]]}, TypeError, "x must be a tensor, got list"),
     ({"cu_seqlens": torch.tensor([0, 4])}, ValueError, r"cu_seqlens needs .*got B = 2"),
-    ({"cu_seqlens": [0, 4]}, TypeError, "cu_seqlens must be a tensor"),
     ({"cu_seqlens": torch.tensor([0.0, 4.0])}, TypeError, "cu_seqlens must be int32 or int64"),
-    ({"cu_seqlens": torch.tensor([[0, 4]])}, ValueError, "cu_seqlens must have shape"),
     (
         {"cu_seqlens": torch.tensor([0, 4], device="meta"), "x": tokens(1, 4)},
         ValueError,
         "cu_seqlens must be on cpu, got meta",
     ),
     ({"x_t": torch.zeros(2, 5)}, ValueError, r"x_t must have shape \(B, hidden_size=6\), got"),
-    ({"x_t": torch.zeros(2, 1, 6)}, ValueError, r"x_t must have shape \(B, hidden_size=6\)"),
     ({"x_t": torch.zeros(2, 6)}, TypeError, "x_t must have the dtype"),
     ({"x_t": META[:, 0]}, ValueError, "x_t must be on the device of the parameters"),
     ({"x_t": torch.zeros(2, 5), "state": None}, ValueError, "x_t must have shape"),
@@ -357,24 +346,12 @@ def test_rows_of_a_state_can_be_selected_repeated_and_reordered(build_first):
     torch.testing.assert_close(layer(more[rows], take_rows(state, rows))[0], whole[:, 4:], **TIGHT)
 
 
-def exists(device):
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, ImportError):
-        return False
-    return True
-
-
-# Devices that PyTorch knows but that are not here; each is missing in a way of its own.
-ABSENT = [name for name in ("cuda", "cuda:99", "mps", "xla", "hpu") if not exists(name)]
-
-
 def test_device_and_dtype_are_checked_by_constructors_and_by_init_state(build_first):
     layer = build_first()
     bad = [
         ({"dtype": torch.int64}, TypeError, "dtype must be one of .*, got torch.int64"),
         ({"dtype": "float"}, TypeError, "dtype must be one of .*, got 'float'"),
-        *(({"device": d}, ValueError, "^device must exist") for d in ("nonsense", 1.5, *ABSENT)),
+        *(({"device": d}, ValueError, "^device must exist") for d in ("nonsense", 1.5, "hpu")),
     ]
     for arguments, error, message in bad:
         with pytest.raises(error, match=message):
@@ -404,39 +381,12 @@ def test_sizes_and_numbers_beyond_any_memory_are_refused():
             BDLRU(**{"hidden_size": 4, **sizes} | options)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_dynamic_quantisation_changes_results_little(make):
-    """Its linear maps hold 8-bit weights instead of parameters."""
-    layer = make()
-    if layer.iterative:
-        pytest.skip("weights with norms of their own are no linear maps of PyTorch")
-    quantised = torch.ao.quantization.quantize_dynamic(layer, dtype=torch.qint8)
-    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
-    (y, state), (expected, last) = quantised(x), layer(x)
-    # Norms magnify the errors of small outputs.
-    torch.testing.assert_close(y, expected, atol=0.2, rtol=0)
-    torch.testing.assert_close(quantised(x, state)[0], layer(x, last)[0], atol=0.2, rtol=0)
-    assert quantised.state_size == layer.state_size
-    with torch.inference_mode():
-        y_t, _ = quantised.step(x[:, 0], quantised.init_state(2))
-    torch.testing.assert_close(y_t, expected[:, 0], atol=0.2, rtol=0)
-
-
 def test_a_traced_layer_takes_another_batch(make):
     layer, x = make().eval(), torch.randn(3, 4, 8)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(layer, x[:2])
         torch.testing.assert_close(traced(x), layer(x))
-
-
-def test_a_layer_needs_every_method_of_the_interface():
-    methods = {"forward", "step", "init_state", "reset_parameters"}
-    for missing in methods:
-        some = {name: getattr(layers.LSTM, name) for name in methods - {missing}}
-        with pytest.raises(TypeError, match=f"abstract method '?{missing}"):
-            type("Incomplete", (layers.Layer,), some)()
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 4), (2, 4, 1), (8,), ()])

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 import statemix
 from statemix.errors import OptionError
-from statemix.layers import BDLRU, HLRU, LSTM, LayerSpec
-from statemix.training.settings import read_spec
+from statemix.layers import BDLRU, HLRU, LSTM
 
 GATES = ["softmax", "householder", "column_softmax"]
 
@@ -66,13 +65,6 @@ def test_new_parameters_keep_the_memory():
     torch.testing.assert_close(layer.gate_proj.bias.view(2, 3, 4)[:, -1], bias, rtol=0, atol=0)
 
 
-def test_a_specification_holds_the_memory():
-    spec = LayerSpec("h_lru", num_channels=2, order=2, memory=(1.0, 50.0))
-    again = read_spec(LayerSpec, spec.to_plain())
-    assert again == spec
-    assert again.build(hidden_size=4).memory == (1.0, 50.0)
-
-
 def test_a_tracker_starts_in_a_learned_or_unit_state_with_closed_input_gates():
     layer = BDLRU.tracker(8, num_blocks=4, block_size=2, gate="householder", initial_std=0.5)
     assert (layer.gate, layer.initial_state, layer.initial_std) == ("householder", "learned", 0.5)
@@ -102,9 +94,7 @@ def test_a_unit_state_is_saved_and_comes_back_with_new_parameters(kind):
 
 def test_sharpening_lowers_every_temperature_along_the_curve():
     model = torch.nn.Sequential(
-        BDLRU(8, num_blocks=4, block_size=2),
-        torch.nn.ReLU(),
-        HLRU(8, num_channels=4, order=2),
+        BDLRU(8, num_blocks=4, block_size=2), torch.nn.ReLU(), HLRU(8, num_channels=4, order=2)
     )
     for progress, temperature in [(0, 1), (0.5, 1), (0.7, 1 / 4.5), (0.9, 1 / 8), (1.0, 1 / 8)]:
         assert statemix.sharpen(model, progress) == pytest.approx(temperature)

@@ -33,15 +33,6 @@ def test_the_price_is_that_of_the_layer_that_is_built(name):
     assert found.decode_bytes == 4 * weights + sizes[0] + written
 
 
-def test_a_price_by_hand():
-    """Blocks of 2 x 2 at width 4: 12 gates with biases, 4 values, 4 readouts."""
-    found = price(LayerSpec("bd_lru", num_blocks=2, block_size=2), hidden_size=4, length=100)
-    assert found.num_parameters == 12 * 4 + 12 + 4 * 4 + 4 * 4
-    assert (found.state_size, found.state_bytes) == (4, 16)
-    assert found.decode_bytes == 4 * 92 + 16 + 16
-    assert found.flops.total == 2 * 4 * (12 + 4 + 4) + 2 * 12 + 3 * 12
-
-
 def test_a_cache_is_read_whole_and_grows_by_a_token():
     first, last = (
         price(LayerSpec("attention", num_heads=2), hidden_size=4, length=n) for n in (1, 9)
@@ -51,28 +42,6 @@ def test_a_cache_is_read_whole_and_grows_by_a_token():
     assert first.decode_bytes == 4 * 64 + 4 * 9
     assert last.decode_bytes == 4 * 64 + 4 * (72 + 9)
     assert last.flops.transition == 9 * first.flops.transition
-
-
-def test_bfloat16_halves_the_weights_but_not_the_state():
-    wide, narrow = (
-        price(LayerSpec("lstm"), hidden_size=4, length=1, dtype=dtype)
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-    assert wide.state_bytes == narrow.state_bytes == 4 * 8
-    assert wide.decode_bytes - narrow.decode_bytes == 2 * wide.num_parameters
-
-
-@pytest.mark.parametrize("name", list(LAYERS))
-def test_layers_are_compared_with_states_of_comparable_size(name):
-    for hidden_size in (1, 6, 64, 100, 256):
-        compared(name, hidden_size).build(hidden_size=hidden_size, device="meta")
-    state = compared(name, 256).build(hidden_size=256, device="meta").state_after(16)
-    sizes = {part_name: part[0].numel() for part_name, part in tensors(state)}
-    if name in ("lstm", "attention"):  # which have no choice
-        return
-    # FP-Mamba keeps its last output, too.
-    kept = [size for part, size in sizes.items() if part not in ("state.conv", "state.output")]
-    assert kept == [compared_layers.STATE_PER_CHANNEL * 256]
 
 
 def test_a_layer_that_counts_nothing_has_no_flops(toys):

@@ -1,15 +1,12 @@
 """The recurrence that a layer writes out, against the states that its steps return."""
 
-import numpy as np
 import pytest
 import torch
 from tests.layers.conftest import tokens
 
-from statemix import ops
-from statemix.layers import BDLRU, HLRU
+from statemix.layers import BDLRU
 from statemix.layers.state import tensors
 
-HIDDEN_SIZE = 6
 LINEAR = {"bd_lru", "h_lru", "delta_net", "delta_product", "mamba2"}
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -62,26 +59,6 @@ def test_the_gates_are_the_rows_that_share_a_normalisation(build_gated):
     sharp.gate_temperature = 0.25
     if layer.gate not in ("relu", "signed"):  # their scale does not matter
         assert not torch.allclose(sharp.recurrence(x).gates, found.gates)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("realization", ops.REALIZATIONS)
-def test_the_transitions_of_h_lru_are_companions_of_its_gates(realization):
-    layer = HLRU(HIDDEN_SIZE, num_channels=4, order=3, realization=realization, dtype=torch.float64)
-    found = layer.recurrence(tokens(2, 7))
-    gates = found.gates[1, 5, 2, 0].numpy()
-    expected = np.array([gates[:3], [1, 0, 0], [0, 1, 0]])
-    if realization == "observer":
-        expected = np.array([[gates[0], 1, 0], [gates[1], 0, 1], [gates[2], 0, 0]])
-    np.testing.assert_allclose(found.transitions[1, 5, 2].numpy(), expected, rtol=1e-12)
-
-
-@torch.no_grad()
-def test_half_precision_is_written_out_in_float32(build_first):
-    found = build_first(torch.bfloat16).recurrence(tokens(2, 7, dtype=torch.bfloat16))
-    if found is not None:
-        parts = [part for part in found if isinstance(part, torch.Tensor)]
-        assert {part.dtype for part in parts} == {torch.float32}
 
 
 def test_a_recurrence_can_be_differentiated_and_may_be_empty(build_first):

@@ -84,12 +84,6 @@ def test_a_state_that_is_unlike_its_template_is_refused_by_name(state, error, me
         check_like(state, nested(1), 3, "B")
 
 
-def test_a_state_like_its_template_passes_whatever_its_rows_width_of_floats_and_device():
-    check_like(nested(3, torch.float32), map_state(lambda t: t.to("meta"), nested(1)), 3, "N")
-    with pytest.raises(ValueError, match=r"state.keys must have shape \(N=2, 2\), got \(3, 2\)"):
-        check_like(nested(), nested(1), 2, "N")
-
-
 @pytest.mark.parametrize("width", [0, 3])
 def test_bad_rows_are_named(width):
     for rows, error in [

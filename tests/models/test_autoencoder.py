@@ -9,7 +9,6 @@ from torch import nn
 
 from statemix.layers import LayerSpec
 from statemix.models import MODELS, MixerSpec
-from statemix.models.autoencoder import position_vectors
 
 BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
 LAYERS = (BD_LRU, LayerSpec("lstm"), LayerSpec("conv", kernel_size=3))
@@ -83,20 +82,6 @@ def test_logits_are_those_of_the_definition(hidden_size, length):
     for row, sequence in enumerate(tokens):
         found = {head: these[row] for head, these in logits.items()}
         torch.testing.assert_close(found, defined(model, sequence), rtol=1e-9, atol=1e-9)
-
-
-def test_distant_positions_are_exact_and_need_no_table():
-    places = torch.tensor([0, 1, 1279, 1280, 100_000])
-    for size in (2, 3, 128):
-        expected = torch.tensor([position_of(place, size) for place in places.tolist()])
-        found = position_vectors(places, like=torch.empty(size))
-        # 100,000 radians have a rounding error of 0.004 in float32.
-        torch.testing.assert_close(found, expected, rtol=0, atol=0.01)
-        found = position_vectors(places, like=torch.empty(size, dtype=torch.float64))
-        torch.testing.assert_close(found, expected.double(), rtol=0, atol=1e-6)
-    half = position_vectors(places[:4], like=torch.empty(8, dtype=torch.bfloat16))
-    wide = position_vectors(places[:4], like=torch.empty(8))
-    assert torch.equal(half, wide.bfloat16())
 
 
 @pytest.mark.parametrize("bos", [False, True])
@@ -176,11 +161,6 @@ def test_parameters_are_as_many_as_in_mad():
     assert parameters("causal", **swiglu) == 139_664
 
 
-GATED = (
-    LayerSpec("bd_lru", num_blocks=64, block_size=3),
-    LayerSpec("h_lru", num_channels=64, order=3),
-    LayerSpec("attention", num_heads=4),
-)
 OTHERS = (
     LayerSpec("lstm"),
     LayerSpec("conv", kernel_size=3),
@@ -188,25 +168,6 @@ OTHERS = (
     LayerSpec("bd_lru", num_blocks=8, block_size=2, selective=False),
     LayerSpec("h_lru", num_channels=32, order=2, selective="pointwise", initial_state="learned"),
 )
-
-
-@pytest.mark.parametrize("zero_biases", [True, False])
-def test_it_starts_as_in_mad(zero_biases):
-    mixer = MixerSpec("mlp")
-    model = build(*GATED, hidden_size=128, channel_mixer=mixer, zero_biases=zero_biases)
-    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    assert {
-        "backbone.blocks.0.mixer.gate_proj", "backbone.blocks.1.mixer.out_proj",
-        "backbone.blocks.2.channel_mixer.up_proj",
-        "decoder.network.1", "decoder.network.4", "readouts.token",
-    } <= linears.keys()  # fmt: skip
-    for linear in linears.values():
-        assert linear.bias is None or not linear.bias.any()
-        # Five standard errors; no uniform distribution of this spread goes beyond 1.74 of it.
-        error = 0.02 / math.sqrt(2 * linear.weight.numel())
-        assert abs(linear.weight.std().item() - 0.02) < 5 * error
-        assert linear.weight.abs().max() > 0.045
-    assert model.backbone.embedding.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -224,8 +185,10 @@ def test_normal_redraws_the_linear_maps_and_nothing_else(kind):
         if name in weights:
             bound = tensor.shape[1] ** -0.5
             assert 0.9 * bound < tensor.abs().max() <= bound
-            assert redrawn.std() < 0.03
-        elif not biased:
+            assert 0.01 < redrawn.std() < 0.03
+        elif biased:
+            assert not redrawn.any(), name
+        else:
             assert torch.equal(tensor, redrawn), name
 
 

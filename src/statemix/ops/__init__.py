@@ -41,8 +41,5 @@ __all__ = [
 ]
 
 # In order of preference.
-BACKENDS.register(CPU)
-BACKENDS.register(TRITON)
-BACKENDS.register(LOOP)
-BACKENDS.register(ASSOCIATIVE)
-BACKENDS.register(REFERENCE)
+for _backend in (CPU, TRITON, LOOP, ASSOCIATIVE, REFERENCE):
+    BACKENDS.register(_backend)

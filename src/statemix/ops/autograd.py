@@ -13,15 +13,12 @@ from statemix.ops.registered import scan_backward, scan_forward
 
 
 def solver_of(scan: Scan) -> Callable[..., tuple[Any, ...]]:
-    """Return the function (*scan) -> (states, final state, ...) that also differentiates it.
-
-    The caller calls it, because every frame costs a small problem a percent.
-    """
+    """Return the function (*scan) -> (states, final state, ...) that also differentiates it."""
     shape = scan.inputs.shape
     if len(shape) == 5 and (shape[-1] < 2 or scan.gate not in scan.kernel.channels):
         return _solve_unshared
     if scan.kernel.backward is None:
-        return _run_pytorch
+        return lambda *arguments: scan.kernel.forward(Scan(*arguments))
     if torch.compiler.is_compiling():
         return _Scan.apply
     _refuse_tangents(scan)
@@ -32,10 +29,7 @@ def solver_of(scan: Scan) -> Callable[..., tuple[Any, ...]]:
 
 
 def may_be_differentiated(*tensors: Tensor) -> bool:
-    """Return whether a gradient by one of the tensors may be asked for.
-
-    A tensor wrapped by ``vmap`` hides whether it requires one.
-    """
+    """Return whether a gradient may be asked for; ``vmap`` hides whether one is required."""
     return torch.is_grad_enabled() and (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
@@ -44,10 +38,9 @@ def may_be_differentiated(*tensors: Tensor) -> bool:
 
 
 def _solve_unshared(*arguments: Any) -> tuple[Any, ...]:
-    """Run a scan of C channels as a scan of C times as many blocks, which have copies of the gates.
+    """Run a scan of C channels as one of C times as many blocks, which have copies of the gates.
 
-    One channel needs no copy. Its results are bit-identical to those without channels. Several run
-    in the dtype of the state: gradients of gates are sums over the copies, whose terms may cancel.
+    Several run in the dtype of the state: gradients of gates are sums, whose terms may cancel.
     """
     scan = Scan(*arguments)
     gates, values = scan.coefficients, scan.inputs
@@ -72,12 +65,6 @@ def _joined(tensor: Tensor, axis: int) -> Tensor:
     return tensor.movedim(axis, -1).flatten(-2).movedim(-1, axis)
 
 
-def _run_pytorch(*arguments: Any) -> tuple[Any, ...]:
-    """Run a kernel whose gradients are left to autograd."""
-    scan = Scan(*arguments)
-    return scan.kernel.forward(scan)
-
-
 def _backward(
     ctx: Any, d_states: Tensor | None, d_final_state: Tensor | None, *_: Tensor | None
 ) -> tuple[Any, ...]:
@@ -99,11 +86,7 @@ def _backward(
 
 
 class _Scan(torch.autograd.Function):
-    """States, final state and what is saved of them, with the gradients of the first two.
-
-    A Function wraps the operators because ``register_autograd`` does not support ``vmap`` of
-    ``grad``.
-    """
+    """A scan with its gradients; ``register_autograd`` would support no ``vmap`` of ``grad``."""
 
     generate_vmap_rule = True
 
@@ -137,11 +120,7 @@ class _Scan(torch.autograd.Function):
 
 
 class _PlainScan(torch.autograd.Function):
-    """``_Scan`` for plain calls, which no transform or compiler sees.
-
-    PyTorch binds the arguments of a Function with ``setup_context`` anew in every call, and makes
-    zeros for results that are not used. Both take as long as a small problem.
-    """
+    """``_Scan`` for calls that no transform or compiler sees: small problems take half the time."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:

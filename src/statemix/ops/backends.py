@@ -217,21 +217,19 @@ def default_backend(
 def report(
     devices: Sequence[str], dtypes: Sequence[torch.dtype] = FLOATING
 ) -> list[dict[str, Any]]:
-    """Return, as plain data, the backend chosen for every operator, device and dtype.
-
-    ``backend`` of a row is the name that ``backend=None`` chooses, or None if there is none, and
-    ``others`` says why each of the other backends is not chosen.
-    """
+    """Return the backend chosen for every operator, device and dtype, and why not the others."""
     operators = dict.fromkeys(name for backend in BACKENDS.values() for name in backend.kernels)
     rows = []
     for operator, device, dtype in product(operators, devices, dtypes):
         place = torch.device(device)
         chosen = _find_first(operator, place, dtype)
-        others = {
-            backend.name: backend.obstacle(operator, place, dtype) or _passed_over(backend)
-            for backend in BACKENDS.values()
-            if backend is not chosen
-        }
+        others = {}
+        for backend in BACKENDS.values():
+            later = "comes later in the order of preference"
+            passed_over = later if backend.automatic else "is used only if named explicitly"
+            reason = backend.obstacle(operator, place, dtype)
+            if backend is not chosen:
+                others[backend.name] = reason or f"backend {backend.name!r} {passed_over}"
         row = {"operator": operator, "device": device, "dtype": str(dtype).removeprefix("torch.")}
         rows.append(row | {"backend": None if chosen is None else chosen.name, "others": others})
     return rows
@@ -243,12 +241,6 @@ def details() -> dict[str, str | None]:
         backend.name: backend.detail() if backend.unavailable() is None else None
         for backend in BACKENDS.values()
     }
-
-
-def _passed_over(backend: Backend) -> str:
-    if backend.automatic:
-        return f"backend {backend.name!r} comes later in the order of preference"
-    return f"backend {backend.name!r} is used only if named explicitly"
 
 
 def _find_first(operator: str, device: torch.device, dtype: torch.dtype) -> Backend | None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from statemix.ops.backends import Kernel, Results, Scan
 from statemix.ops.packing import Packing, last_of_each, over, previous
-from statemix.ops.portable import ASSOCIATIVE, LOOP, REFERENCE, associative_scan, full_precision
+from statemix.ops.portable import ASSOCIATIVE, LOOP, REFERENCE, associative_scan, without_autocast
 
 
 def define(scan: Scan) -> Results:
@@ -61,10 +61,7 @@ def loop_backward(
     states: Tensor,
     saved: tuple[Tensor, ...],  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Return the gradients of transitions, inputs and initial states by the adjoint recurrence.
-
-    .. math:: \lambda_t = dy_t + A_{t+1}^T \lambda_{t+1}
-    """
+    r"""Return the gradients by the adjoint, :math:`\lambda_t = dy_t + A_{t+1}^T \lambda_{t+1}`."""
     transitions, _, initial_state, cu_seqlens, *_ = scan
     rows = transitions.permute(1, 0, 3, 4, 2).contiguous()  # (T, B, m, m, H)
     adjoints = d_states.permute(1, 0, 3, 2).contiguous().clone()  # (T, B, m, H)
@@ -104,16 +101,10 @@ def parallel_scan(
     return states, final_state
 
 
-def _run_parallel_scan(scan: Scan) -> Results:
-    return *parallel_scan(*scan[:4]), ()
-
-
 class _BlockScan(torch.autograd.Function):
-    """The published scan and its closed-form adjoint, for T >= 1, with its errors repaired.
+    """The published scan (``hopscan``, Appendix I of Dubinin et al.) and its adjoint, for T >= 1.
 
-    Source: Appendix I of Dubinin et al. (``hopscan``). The printed gradient of the transitions
-    contracts the wrong axis; here it is the outer product dA_t = dh_t h_{t-1}^T. We add initial
-    states, final states and packed sequences.
+    The printed gradient of the transitions contracts the wrong axis: it is dA_t = dh_t h_{t-1}^T.
     """
 
     generate_vmap_rule = True
@@ -122,7 +113,7 @@ class _BlockScan(torch.autograd.Function):
     def forward(
         transitions: Tensor, inputs: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        with full_precision(inputs):
+        with without_autocast(inputs.device):
             # h_0 enters through the first input, so that every prefix starts from zero.
             if cu_seqlens is None:
                 resets = None
@@ -145,7 +136,7 @@ class _BlockScan(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         transitions, initial_state, cu_seqlens, states = ctx.saved_tensors
         d_states, d_final = grad_outputs
-        with full_precision(states):
+        with without_autocast(states.device):
             # h_T is returned twice, so its gradient has two parts.
             if cu_seqlens is None:
                 resets = None
@@ -177,4 +168,4 @@ def _apply(transitions: Tensor, states: Tensor) -> Tensor:
 
 REFERENCE.add("block", Kernel(define))
 LOOP.add("block", Kernel(loop_forward, loop_backward))
-ASSOCIATIVE.add("block", Kernel(_run_parallel_scan))
+ASSOCIATIVE.add("block", Kernel(lambda scan: (*parallel_scan(*scan[:4]), ())))

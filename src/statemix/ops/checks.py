@@ -81,16 +81,6 @@ def check_floating(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name} must be floating ({_KNOWN}), got {tensor.dtype}")
 
 
-def check_initial_state(
-    initial_state: Tensor, like: Tensor, sizes: dict[str, int], axes: str
-) -> None:
-    """Check the shape, dtype and device of a given initial state."""
-    bind(sizes, "initial_state", initial_state, axes)
-    check_floating("initial_state", initial_state)
-    if initial_state.device != like.device:
-        raise ValueError(f"initial_state must be on {like.device}, got {initial_state.device}")
-
-
 def check_cu_seqlens(cu_seqlens: Tensor, like: Tensor) -> None:
     """Check the dtype, shape and device of ``cu_seqlens`` without reading its values."""
     check_dense("cu_seqlens", cu_seqlens)
@@ -113,13 +103,6 @@ def check_cu_seqlens_values(cu_seqlens: Tensor, length: int) -> None:
     rises = all(first <= second for first, second in pairwise(steps))
     if steps[0] != 0 or steps[-1] != length or not rises:
         raise ValueError(f"cu_seqlens must rise from 0 to the length {length}, got {steps}")
-
-
-def check_bool(**switches: object) -> None:
-    """Check that arguments are True or False: the string "no" and 0 are mistakes."""
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import module as torch_module
 
-from statemix.ops.backends import BACKENDS, Backend, Scan, Step, resolve
+from statemix.ops.backends import BACKENDS, Scan, Step, resolve
 from statemix.ops.layout import at_least_float32
 
-# Prepared steps by everything that their preparation depends on; None: the operator must run
-# instead. A decoder needs few; the limit serves processes that keep decoding new shapes.
+# Prepared steps by everything that they depend on; None: the operator must run instead.
 _steps: dict[tuple[object, ...], Step | None] = {}
-_STEPS_KEPT = 256
 
 
 def projected_step(
@@ -32,17 +30,8 @@ def projected_step(
 ) -> tuple[Tensor, Tensor] | None:
     """Run one step on checked projections, or return None if the operator must run instead.
 
-    The caller makes sure that nothing observes operators (:func:`allowed`).
-
-    Args:
-        operator: name of the operator.
-        num_rows: rows of a unit's gates, m; None if units have no axis of rows.
-        gates: raw gates of one step, (B, num_rows * (m+1) * H), with units innermost.
-        values: v_t, (B, num_rows * H), or (B, num_rows * C * H) with C channels, likewise.
-        state: state before the step, (B, H, m); with channels, (B, H, m, C).
-        gate: family that the operator supports.
-        temperature: 0-d divisor of the gates, or None.
-        backend: name of a backend, or None.
+    Gates (B, rows * (m+1) * H) and values have units innermost; ``num_rows`` None means lags. The
+    caller makes sure that nothing observes operators (:func:`allowed`).
     """
     key = (
         *(operator, num_rows, gate, backend, BACKENDS.revision, torch.get_num_threads()),
@@ -53,39 +42,29 @@ def projected_step(
     try:
         step = _steps[key]
     except KeyError:
-        if len(_steps) >= _STEPS_KEPT:
+        if len(_steps) >= 256:
             _steps.clear()
         record = resolve(backend, operator, values.device, values.dtype)
-        step = _steps[key] = _prepare(record, operator, num_rows, gates, values, state, gate)
+        kernel = record.kernels[operator]
+        B, H, m, *channels = state.shape
+        step = None
+        if (
+            kernel.prepare_step is not None
+            and (not channels or gate in kernel.channels)
+            and gate in record.families
+            and values.dtype in record.dtypes
+            and gates.dtype == values.dtype
+            and state.dtype == at_least_float32(values.dtype)
+            and gates.is_contiguous()
+            and values.is_contiguous()
+        ):
+            rows = () if num_rows is None else (num_rows,)
+            a = gates.view(B, 1, *rows, m + 1, H).movedim(-1, 2)
+            b = values.view(B, 1, *rows, *channels, H).movedim(-1, 2)
+            scan = Scan(a, b, state, None, None, operator, record.name, gate, keep=False)
+            step = kernel.prepare_step(scan)
+        _steps[key] = step
     return None if step is None else step(gates, values, state, temperature)
-
-
-def _prepare(
-    record: Backend,
-    operator: str,
-    num_rows: int | None,
-    gates: Tensor,
-    values: Tensor,
-    state: Tensor,
-    gate: str,
-) -> Step | None:
-    kernel = record.kernels[operator]
-    B, H, m, *channels = state.shape
-    if (
-        kernel.prepare_step is None
-        or (channels and gate not in kernel.channels)
-        or gate not in record.families
-        or values.dtype not in record.dtypes
-        or gates.dtype != values.dtype
-        or state.dtype != at_least_float32(values.dtype)
-        or not (gates.is_contiguous() and values.is_contiguous())
-    ):
-        return None
-    rows = () if num_rows is None else (num_rows,)
-    gates = gates.view(B, 1, *rows, m + 1, H).movedim(-1, 2)
-    values = values.view(B, 1, *rows, *channels, H).movedim(-1, 2)
-    scan = Scan(gates, values, state, None, None, operator, record.name, gate, keep=False)
-    return kernel.prepare_step(scan)
 
 
 def allowed() -> bool:
@@ -95,10 +74,7 @@ def allowed() -> bool:
 
 
 def unobserved() -> bool:
-    """Return whether no compiler, transform, tracer, profiler, function or dispatch mode is active.
-
-    The tensors of a call may still ask for operators: see :func:`are_plain`.
-    """
+    """Return whether no compiler, transform, tracer, profiler or mode is active."""
     return (
         not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
@@ -110,11 +86,7 @@ def unobserved() -> bool:
 
 
 def are_plain(*tensors: object) -> bool:
-    """Return whether these are dense ``torch.Tensor`` whose memory holds their values.
-
-    Subclasses, batched tensors, and those that are zero, negated or conjugated by a flag are not. A
-    compiler cannot ask.
-    """
+    """Return whether these are dense ``torch.Tensor`` whose memory holds their values."""
     if torch.compiler.is_compiling():
         return False
     for tensor in tensors:
@@ -168,11 +140,7 @@ _FORWARD = nn.Linear.forward
 
 
 def is_linear(module: nn.Module | None) -> bool:
-    """Return whether calling the module in inference mode only runs ``functional.linear``.
-
-    It is not so for an adapter or a quantised map, and with hooks, another ``forward``, or
-    parameters of another class.
-    """
+    """Return whether calling the module only runs ``functional.linear``: no hook or adapter."""
     if type(module) is not nn.Linear or nn.Linear.forward is not _FORWARD:
         return False
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias", module)
@@ -184,10 +152,7 @@ def is_linear(module: nn.Module | None) -> bool:
 
 
 def linear(module: nn.Module | None, x: Tensor) -> Tensor:
-    """Return ``module(x)`` of a module that :func:`is_linear`, in half the time.
-
-    Calling a module takes longer than a small matrix product.
-    """
+    """Return ``module(x)`` of a module that :func:`is_linear`, in half the time."""
     assert module is not None
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     assert weight is not None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from statemix.ops.autograd import may_be_differentiated
 from statemix.ops.backends import GIVEN, Scan, resolve
-from statemix.ops.checks import check_cu_seqlens, check_cu_seqlens_values, check_initial_state
+from statemix.ops.checks import bind, check_cu_seqlens, check_cu_seqlens_values, check_floating
 from statemix.ops.gates import normalize
 from statemix.ops.layout import at_least_float32
 
@@ -24,13 +24,15 @@ def prepare(
     gate: str = GIVEN,
     temperature: Tensor | float | None = None,
 ) -> Scan:
-    """Return the scan that computes an operator.
-
-    Coefficients, inputs (with channels last), their ``sizes``, the gate and the temperature have
-    been checked; initial state, ``cu_seqlens`` and backend are checked here.
-    """
+    """Return the scan of an operator; the caller has checked coefficients, inputs and gate."""
     a, b = coefficients, inputs
-    if backend is None and _is_exported_step(b):
+    # A graph of one step has PyTorch's own operators, to run anywhere.
+    if (
+        backend is None
+        and torch.compiler.is_exporting()
+        and isinstance(b.shape[1], int)
+        and b.shape[1] == 1
+    ):
         backend = "reference"
     record = resolve(backend, operator, b.device, b.dtype)
     h_0 = initial_state_of(initial_state, b, cu_seqlens, sizes)
@@ -66,7 +68,10 @@ def initial_state_of(
         # The kernels would copy zeros of another memory order.
         inner = [sizes[axis] for axis in ("m", "C", "H") if axis in sizes]
         return values.new_zeros(sizes["N"], *inner, dtype=dtype).movedim(-1, 1)
-    check_initial_state(initial_state, values, sizes, "N H m C" if "C" in sizes else "N H m")
+    bind(sizes, "initial_state", initial_state, "N H m C" if "C" in sizes else "N H m")
+    check_floating("initial_state", initial_state)
+    if initial_state.device != values.device:
+        raise ValueError(f"initial_state must be on {values.device}, got {initial_state.device}")
     return initial_state.to(dtype)
 
 
@@ -79,11 +84,3 @@ def check_bounds(cu_seqlens: Tensor | None, length: int) -> None:
             if "vmap" not in str(error):
                 raise
             raise ValueError("cu_seqlens must not be mapped by vmap, got a mapped axis") from error
-
-
-def _is_exported_step(values: Tensor) -> bool:
-    """Return whether the graph should have PyTorch's own operators, to run anywhere."""
-    if not torch.compiler.is_exporting():
-        return False
-    length = values.shape[1]
-    return isinstance(length, int) and length == 1

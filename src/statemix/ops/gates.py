@@ -64,11 +64,7 @@ def _over_sum(numerators: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _softmax_over(gates: Tensor, axis: int) -> Tensor:
-    """Softmax over a negative axis that keeps the memory order of ``gates``.
-
-    If the axis is not innermost in memory, PyTorch copies the tensor and is then thirty times
-    slower on such short rows than a softmax over an outer axis.
-    """
+    """Softmax over a negative axis in the memory order of ``gates``: else it is 30 times slower."""
     strides = gates.stride()
     if strides[axis] == 1 or 1 not in strides:
         return gates.softmax(axis)
@@ -84,27 +80,6 @@ def _with_zero(x: Tensor) -> Tensor:
         return F.pad(x, (0, 1))
     inner = strides.index(1)
     return F.pad(x.movedim(inner, -1), (0, 0, 0, 1)).movedim(-1, inner)
-
-
-def _softmax(gates: Tensor) -> tuple[Tensor, Tensor]:
-    return _split(_softmax_over(gates, -1))
-
-
-def _sigmoid(gates: Tensor) -> tuple[Tensor, Tensor]:
-    # sigmoid(g) / sum sigmoid(g) in logarithms, so that very negative rows do not give 0 / 0.
-    return _split(_softmax_over(F.logsigmoid(gates), -1))
-
-
-def _relu(gates: Tensor) -> tuple[Tensor, Tensor]:
-    return _over_sum(gates.relu())
-
-
-def _signed(gates: Tensor) -> tuple[Tensor, Tensor]:
-    return _over_sum(gates)
-
-
-def _tanh(gates: Tensor) -> tuple[Tensor, Tensor]:
-    return _over_sum(gates.tanh())
 
 
 def _householder(gates: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,28 +134,40 @@ def _column_softmax_flops(size: int) -> int:
 
 
 def _sum_in_order(x: Tensor) -> Tensor:
-    """Sum over the last axis, kept, one entry after the other.
-
-    The order in which ``torch.sum`` adds depends on the shape, and so would its rounding: a step
-    would not equal the same step within a sequence bit for bit.
-    """
+    """Sum over the last axis in order, so that a step rounds as it does within a sequence."""
     return reduce(torch.add, x.unbind(-1)).unsqueeze(-1)
 
 
 GATES: Registry[GateFamily] = Registry(
     "gate",
     [
-        GateFamily("softmax", _softmax, PROPOSITION_1, lambda m: flops.softmax(m + 1)),
-        GateFamily("sigmoid", _sigmoid, PROPOSITION_1, lambda m: (flops.SIGMOID + 2) * (m + 1)),
-        GateFamily("relu", _relu, PROPOSITION_1, lambda m: 3 * (m + 1)),
+        GateFamily(
+            "softmax",
+            lambda g: _split(_softmax_over(g, -1)),
+            PROPOSITION_1,
+            lambda m: flops.softmax(m + 1),
+        ),
+        # sigmoid(g) / sum sigmoid(g) in logarithms: very negative rows must not give 0 / 0.
+        GateFamily(
+            "sigmoid",
+            lambda g: _split(_softmax_over(F.logsigmoid(g), -1)),
+            PROPOSITION_1,
+            lambda m: (flops.SIGMOID + 2) * (m + 1),
+        ),
+        GateFamily("relu", lambda g: _over_sum(g.relu()), PROPOSITION_1, lambda m: 3 * (m + 1)),
         GateFamily(
             "none",
             _split,
             "no bound: the state may grow without limit",
             lambda m: 0,  # noqa: ARG005  nothing is computed
         ),
-        GateFamily("signed", _signed, PROPOSITION_1, lambda m: 3 * (m + 1)),
-        GateFamily("tanh", _tanh, PROPOSITION_1, lambda m: (flops.TANH + 3) * (m + 1)),
+        GateFamily("signed", _over_sum, PROPOSITION_1, lambda m: 3 * (m + 1)),
+        GateFamily(
+            "tanh",
+            lambda g: _over_sum(g.tanh()),
+            PROPOSITION_1,
+            lambda m: (flops.TANH + 3) * (m + 1),
+        ),
         GateFamily(
             "householder",
             _householder,

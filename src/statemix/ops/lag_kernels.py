@@ -7,8 +7,7 @@ but delayed gates, and its state consists of partial sums:
     s^k_t = a_{k,t} s^1_{t-1} + s^{k+1}_{t-1} + [k = 1] \, b_t \quad (s^{m+1} = 0), \qquad
     y_t = s^1_t
 
-Eliminating the partial sums s^2 ... s^m gives y_t = sum_i a_{i,t-i+1} y_{t-i} + b_t, a lag
-recurrence with delayed coefficients, so neither form builds companion matrices.
+Without s^2 ... s^m this is a lag recurrence with delayed coefficients, a_{i,t-i+1}.
 """
 
 import torch
@@ -78,10 +77,7 @@ def loop_backward(
     states: Tensor,
     saved: tuple[Tensor, ...],  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Return the gradients of coefficients, inputs and initial states by the adjoint recurrence.
-
-    .. math:: \lambda_t = dy_t + \sum_i a_{i,t+i} \lambda_{t+i}
-    """
+    r"""Return the gradients: :math:`\lambda_t = dy_t + \sum_i a_{i,t+i} \lambda_{t+i}`."""
     coefficients, _, initial_state, cu_seqlens, *_ = scan
     rows = coefficients.permute(1, 0, 3, 2).contiguous()  # (T, B, m, H)
     adjoints = d_states.transpose(0, 1).contiguous().clone()  # (T, B, H)
@@ -113,12 +109,9 @@ def loop_backward(
 
 
 def _run_parallel_scan(scan: Scan) -> Results:
-    r"""Solve a recurrence of order m as a block scan of companion matrices.
+    """Solve a recurrence of order m as a block scan of companion matrices (Dubinin et al., Eq. 3).
 
-    Source: Dubinin et al., Eq. 3, with the first row of each companion matrix holding the
-    coefficients. (The printed snippet puts them into the first column, which is a different
-    recurrence if they vary.) Memory grows as m^2 and work as m^3, although the recurrence itself
-    needs only m.
+    Their snippet has the coefficients in the first column: another recurrence if they vary.
     """
     coefficients, inputs, initial_state, cu_seqlens, *_ = scan
     padded = F.pad(inputs.unsqueeze(-1), (0, coefficients.shape[-1] - 1))
@@ -129,12 +122,7 @@ def _run_parallel_scan(scan: Scan) -> Results:
 
 
 def companions(coefficients: Tensor) -> Tensor:
-    """Return companion matrices: coefficients in the first row, ones below the diagonal.
-
-    Example:
-        >>> companions(torch.tensor([2.0, 3.0, 4.0])).tolist()
-        [[2.0, 3.0, 4.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
-    """
+    """Return companion matrices: coefficients in the first row, ones below the diagonal."""
     order = coefficients.shape[-1]
     ones = torch.ones(order - 1, dtype=coefficients.dtype, device=coefficients.device)
     return ones.diag(-1) + F.pad(coefficients.unsqueeze(-2), (0, 0, 0, order - 1))
@@ -143,10 +131,7 @@ def companions(coefficients: Tensor) -> Tensor:
 def partial_sums(
     coefficients: Tensor, states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None
 ) -> Tensor:
-    """Return the partial sums s^1 ... s^m of the observer form at every step, (B, T, H, m).
-
-    They follow from the coefficients a, the states y = s^1 and the sums before the first step.
-    """
+    """Return the partial sums s^1 ... s^m of the observer form at every step, (B, T, H, m)."""
     before = previous(states, initial_state[..., 0], cu_seqlens)
     sums: list[Tensor] = []
     for k in range(coefficients.shape[-1] - 1, 0, -1):
@@ -180,10 +165,7 @@ def lagged(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> 
 
 
 def final_lags(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the last m states of every packed sequence of a row of T >= 1 steps, newest first.
-
-    A sequence of fewer than m steps is completed by its initial states.
-    """
+    """Return the last m states of every packed sequence, newest first, then its initial ones."""
     lag = torch.arange(initial_state.shape[-1], device=states.device)
     lengths = cu_seqlens.diff().unsqueeze(1)
     steps = cu_seqlens[1:].to(torch.int64).unsqueeze(1) - 1 - lag  # (N, m)

@@ -20,20 +20,14 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def innermost(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
-    """Return ``tensor`` with stride 1 along ``axis``: itself if it has that stride, else a copy.
-
-    The other axes may have any order and any strides.
-    """
+    """Return ``tensor``, or a copy, with stride 1 along ``axis``; other axes have any order."""
     if tensor.stride(axis) == 1 or tensor.shape[axis] == 1:
         return tensor
     return dense(tensor, axis)
 
 
 def dense(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
-    """Return ``tensor`` contiguous with ``axis`` innermost and the other axes in order.
-
-    It is the tensor itself if it has that order, else a copy that is no view.
-    """
+    """Return ``tensor``, or a copy, contiguous with ``axis`` innermost and other axes in order."""
     if tensor.stride() == dense_strides(tensor.shape, axis):
         return tensor
     return empty_innermost(tensor.shape, tensor, axis).copy_(tensor)
@@ -63,17 +57,11 @@ def empty_innermost(
 
 
 def split_units(flat: Tensor, shape: tuple[int, ...], num_units: int) -> Tensor:
-    """Return a projection (..., prod(shape) * H) as (..., H, *shape), with H innermost in memory.
-
-    The last axis of the projection holds (*shape, H) in order.
-    """
+    """Return a projection (..., prod(shape) * H) as (..., H, *shape), H innermost in memory."""
     batch = flat.shape[:-1]
     return flat.reshape(*batch, *shape, num_units).movedim(-1, len(batch))
 
 
 def join_units(units: Tensor, num_axes: int = 1) -> Tensor:
-    """Return units (..., H, *shape) as (..., prod(shape) * H), the inverse of :func:`split_units`.
-
-    A unit has ``num_axes`` axes.
-    """
+    """Return units (..., H, *shape), of ``num_axes`` axes each, as (..., prod(shape) * H)."""
     return units.movedim(-1 - num_axes, -1).flatten(-1 - num_axes)

@@ -10,14 +10,9 @@ from torch import Tensor
 
 
 class Packing(NamedTuple):
-    """The place of each step of a packed row in its sequence.
+    """The place of each step of a packed row in its sequence; :meth:`of` derives it from bounds.
 
-    Attributes:
-        sequence: index of the step's sequence, int64, shape (T,).
-        first: mask of the first step of each sequence, bool, shape (T,).
-        last: mask of the last step of each sequence, bool, shape (T,).
-        starts: index of the first step of each sequence, int64, shape (N,), clamped to the row.
-        empty: mask of the sequences without steps, bool, shape (N,).
+    ``starts`` are the first steps of the N sequences, clamped to the row; ``empty`` have no steps.
     """
 
     sequence: Tensor
@@ -43,18 +38,12 @@ class Packing(NamedTuple):
 class Chunks(NamedTuple):
     """How the sequences of a packed row are cut into chunks of time.
 
-    Each chunk has the same number of steps, but for the last of a sequence, which may be shorter.
-    Chunks are numbered through all sequences, and an empty sequence has one, so that each has a
-    place for what enters and leaves it. All but the last chunk of a sequence have a map, and maps
-    are numbered likewise: sequence n has chunks from ``firsts[n] + n`` on, and maps from
-    ``firsts[n]`` on. Shapes follow from N, T and the chunk alone.
-
-    Attributes:
-        of_chunks: sequence of each chunk, -1 for numbers that no chunk has, int64,
-            (N + (T-1) // chunk,).
-        of_maps: sequence of each map, -1 for numbers that no map has, int64, ((T-1) // chunk,).
-        bounds: bounds of the sequences, int64, (N+1,): they rise from 0 to T, whatever was given.
-        firsts: number of maps before each sequence, and of all, int64, (N+1,).
+    Chunks have the same number of steps, but for the last of a sequence. They are numbered through
+    all sequences; an empty one has one chunk, so that each has a place for what enters and leaves.
+    All but the last of a sequence have a map, numbered likewise: sequence n has chunks from
+    ``firsts[n] + n`` on, and maps from ``firsts[n]`` on. ``of_chunks`` and ``of_maps`` have the
+    sequence of each number, -1 for those that none has; ``bounds`` rise from 0 to T, whatever was
+    given. Shapes follow from N, T and the chunk alone.
     """
 
     of_chunks: Tensor
@@ -99,10 +88,7 @@ def over(mask: Tensor, ndim: int, axis: int = 1) -> Tensor:
 
 
 def previous(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Shift (B, T, ...) by one step: x_{t-1} at step t, and ``initial`` where a sequence starts.
-
-    ``initial`` has shape (B, ...), or (N, ...) for N packed sequences.
-    """
+    """Shift (B, T, ...) by one step: x_{t-1} at step t, and ``initial`` where a sequence starts."""
     if cu_seqlens is None:
         return torch.cat([initial.to(x.dtype).unsqueeze(1), x], dim=1)[:, : x.shape[1]]
     shifted = torch.cat([x[:, :1], x], dim=1)[:, : x.shape[1]]
@@ -112,10 +98,7 @@ def previous(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def last_of_each(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Return the last entry of every sequence in x, or ``initial`` for an empty sequence.
-
-    Shapes are those of :func:`previous`. The result has memory of its own.
-    """
+    """Return a copy of the last entry of every sequence in x, or ``initial`` for an empty one."""
     if cu_seqlens is None:
         # A view would keep the entries of all steps alive.
         return x[:, -1].clone() if x.shape[1] else initial.clone()

@@ -5,10 +5,8 @@
 "loop" is a loop over time on whole batches, with hand-written adjoints. Blocks are innermost in
 memory, so that each step is a few elementwise passes over long rows.
 
-"associative" is the published parallel scan, the baseline of every comparison. It runs over pairs
-(x, c) of states and transition products, as in Appendix I of Dubinin et al., "Improved state mixing
-in higher-order and block diagonal linear recurrent networks". Each scan step multiplies whole
-transition matrices, so it costs m^3 and moves far more bytes than the recurrence needs.
+"associative" is the published parallel scan over pairs of states and transition products, the
+baseline of comparisons (Dubinin et al., Appendix I); its steps cost m^3.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -27,11 +25,7 @@ ASSOCIATIVE = Backend("associative", stepwise=False)
 def associative_scan(
     coefficients: Tensor, inputs: Tensor, resets: Tensor | None, *, reverse: bool = False
 ) -> Tensor:
-    r"""Solve x_t = c_t x_{t-1} + u_t from zero, with x_{t-1} = 0 where a sequence starts.
-
-    c has shape (B, T, H, m, m), u and x have (B, T, H, m). ``resets``, (T,), masks the first step
-    of each sequence in scan order; None means that the row is one sequence.
-    """
+    """Solve x_t = c_t x_{t-1} + u_t from zero; ``resets`` (T,) are where a sequence begins."""
     # Private to PyTorch, and its import takes long.
     from torch._higher_order_ops.associative_scan import associative_scan as published
 
@@ -56,9 +50,8 @@ def associative_scan(
     return scanned["x"]  # type: ignore[no-any-return]
 
 
-def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
-    """Disable autocast, under which products of float32 blocks would be bfloat16."""
-    device_type = tensor.device.type
-    if not torch.amp.is_autocast_available(device_type):
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Disable autocast, under which products and sums of float32 would be bfloat16."""
+    if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
-    return torch.autocast(device_type, enabled=False)
+    return torch.autocast(device.type, enabled=False)

@@ -80,8 +80,7 @@ def _mapped(
 ) -> list[Tensor]:
     """Map ``run``, whose first ``count`` arguments are tensors with rows, and the next a scan's.
 
-    V scans are one scan of V times the rows. But scans of packed sequences and those of several
-    temperatures run one after the other.
+    Packed sequences, and several temperatures, run one after the other; else one run has all rows.
     """
     bounds, temperature, *options = arguments[count:]
     bounds_dim, temperature_dim = in_dims[count : count + 2]

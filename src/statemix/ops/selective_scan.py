@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from statemix.ops.block_operators import block_scan
 from statemix.ops.checks import bind, same_dtype_and_device
 from statemix.ops.cpu import loader
-from statemix.ops.triton import TRITON
+from statemix.ops.triton import TRITON, later
 from statemix.ops.triton.selfcheck import compare
 
 # Pieces of the channels, so that a single sequence keeps several threads busy. The number of
@@ -26,25 +26,13 @@ _MOST_COLUMNS = 128
 def selective_scan(
     steps: Tensor, rates: Tensor, inputs: Tensor, b: Tensor, c: Tensor, initial_state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Return what is read from a state that decays and is written to.
+    r"""Return what is read from a state that decays and is written to (Gu and Dao, 2023), and it.
 
     .. math:: H_t = e^{-A \odot \mathbf{1} \Delta_t^\top} \odot H_{t-1} + b_t x_t^\top, \qquad
         o_t = H_t^\top c_t
 
-    Source: Gu and Dao (2023), "Mamba". Kernels for CPUs and GPUs compute it and its gradients
-    without storing every state; those for GPUs store the state before every few tokens.
-
-    Args:
-        steps: Delta >= 0, shape (B, T, N), float32 or float64, as all arguments.
-        rates: A >= 0, shape (S, N).
-        inputs: x, shape (B, T, N).
-        b: shape (B, T, S).
-        c: shape (B, T, S).
-        initial_state: H_0, shape (B, S, N).
-
-    Returns:
-        outputs: o, shape (B, T, N).
-        final_state: the last state, shape (B, S, N).
+    ``_AXES`` has the shapes, all float32 or float64; A, Delta >= 0. Kernels compute it and its
+    gradients without storing every state.
     """
     sizes: dict[str, int] = {}
     tensors = (steps, rates, inputs, b, c, initial_state)
@@ -206,20 +194,7 @@ def _cpu_backward(
 _CPU = _Kernels(_cpu_forward, _cpu_backward)
 
 
-# Triton is imported with the first call.
-def _triton_forward(given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    from statemix.ops.triton import selective_launch
-
-    return selective_launch.forward(given)
-
-
-def _triton_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    from statemix.ops.triton import selective_launch
-
-    return selective_launch.backward(*arguments)
-
-
-_TRITON = _Kernels(_triton_forward, _triton_backward)
+_TRITON = _Kernels(*(later("selective_launch", name) for name in ("forward", "backward")))
 
 
 def _named(tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from statemix.ops.portable import full_precision
+from statemix.ops.portable import without_autocast
 
 Operator = Callable[..., tuple[Tensor, Tensor]]
 
@@ -157,7 +157,7 @@ def _product(run: Operator, coefficients: Tensor, zeros: Tensor, like: Tensor) -
 
 
 def _applied(product: Tensor, state: Tensor) -> Tensor:
-    with full_precision(state):
+    with without_autocast(state.device):
         after: Tensor = product @ _columns(state)
     return after.reshape(state.shape)
 

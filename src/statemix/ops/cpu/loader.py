@@ -86,9 +86,6 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str | None]:
     return library, None
 
 
-_PAUSE_HARD = 2  # omp_pause_hard of omp.h
-
-
 def _release_threads_before_forks(library: ctypes.CDLL) -> None:
     """Let forked children use several threads.
 
@@ -98,7 +95,7 @@ def _release_threads_before_forks(library: ctypes.CDLL) -> None:
     """
     if hasattr(library, "omp_pause_resource_all") and not hasattr(library, "__kmpc_fork_call"):
         pause = library.omp_pause_resource_all
-        os.register_at_fork(before=lambda: pause(_PAUSE_HARD))
+        os.register_at_fork(before=lambda: pause(2))  # omp_pause_hard of omp.h
 
 
 # Load on import (about a millisecond): compiled graphs treat availability as a constant.
@@ -131,11 +128,7 @@ def instruction_set() -> str:
 def problem_of(
     gate: str, temperature: Tensor | None, cu_seqlens: Tensor | None, tensors: dict[str, Tensor]
 ) -> Any:
-    """Return the argument of an exported function. It does not keep the tensors alive.
-
-    ``tensors`` are members of ``struct Problem`` by name, with blocks innermost: gates, values, the
-    initial state, and others. Bounds are int64.
-    """
+    """Return the argument of an exported function: it does not keep the tensors, by name, alive."""
     gates, values, initial_state = (tensors[n] for n in ("gates", "values", "initial_state"))
     problem = _Problem()
     problem.batch, problem.length, problem.blocks = values.shape[:3]
@@ -182,11 +175,7 @@ def function(operator: str, direction: str) -> Callable[..., int]:
 
 
 def selective_scan(parts: int, tensors: Mapping[str, Tensor]) -> None:
-    """Run the scan of Mamba, or with ``d_outputs`` its adjoint.
-
-    Threads share the ``parts`` of the channels. ``tensors`` are members of ``struct SelectiveScan``
-    by name, contiguous, float32 or float64.
-    """
+    """Run the scan of Mamba, or with ``d_outputs`` its adjoint; threads share the ``parts``."""
     problem = _SelectiveScan()
     problem.batch, problem.length, problem.channels = tensors["inputs"].shape
     problem.columns, problem.parts = tensors["b"].shape[-1], parts
@@ -197,15 +186,12 @@ def selective_scan(parts: int, tensors: Mapping[str, Tensor]) -> None:
     check(require().statemix_selective_scan(ctypes.byref(problem)), problem)
 
 
-_OUT_OF_MEMORY = 2
-
-
 def check(status: int, problem: Any) -> None:
     """Raise an error if an exported function has failed: its results hold what memory held."""
     if not status:
         return
     names = ("length", "blocks", "size", "columns", "family", "element")
     words = " ".join(f"{name}={getattr(problem, name)}" for name in names if hasattr(problem, name))
-    if status == _OUT_OF_MEMORY:
+    if status == 2:  # no memory
         raise MemoryError(f"the scratch space of a scan of {words} could not be allocated")
     raise RuntimeError(f"the CPU kernels refused a scan of {words} with status {status}")

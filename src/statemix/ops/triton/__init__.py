@@ -1,14 +1,16 @@
 """Backend "triton": fused kernels for GPUs, forward and closed-form backward, gates included."""
 
 import os
+from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from statemix.ops.backends import BACKENDS, Backend, Kernel, Results, Scan, Step
+from statemix.ops.backends import BACKENDS, Backend, Kernel, Results, Scan
 from statemix.ops.layout import empty_innermost
 from statemix.ops.registered import empty_state
 from statemix.ops.triton.plan import most_maps
@@ -43,38 +45,32 @@ def _empty(chunk: int | None, scan: Scan) -> Results:
     return empty_innermost(values.shape, values), empty_state(scan), saved
 
 
-# Triton is imported with the first call. Kernels run on the current device.
+# Kernels run on the current device.
 def _forward(chunk: int | None, scan: Scan) -> Results:
-    from statemix.ops.triton import launch
-
     results = _empty(chunk, scan)
     with torch.cuda.device_of(scan.inputs):  # type: ignore[no-untyped-call]
-        launch.forward(chunk, scan, results)
+        later("launch", "forward")(chunk, scan, results)
     return results
 
 
 def _backward(chunk: int | None, scan: Scan, *gradients: Any) -> tuple[Tensor, Tensor, Tensor]:
-    from statemix.ops.triton import launch
-
     with torch.cuda.device_of(scan.inputs):  # type: ignore[no-untyped-call]
-        return launch.backward(chunk, scan, *gradients)
+        found: tuple[Tensor, Tensor, Tensor] = later("launch", "backward")(chunk, scan, *gradients)
+    return found
 
 
-def _prepare_step(scan: Scan) -> Step | None:
-    from statemix.ops.triton import launch
+def later(module: str, function: str) -> Callable[..., Any]:
+    """Return a function of a module here that is imported, and Triton, with the first call."""
 
-    return launch.prepare_step(scan)
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(f"statemix.ops.triton.{module}"), function)(*arguments)
 
-
-def _distrust(operator: str, device: torch.device) -> str | None:
-    from statemix.ops.triton import selfcheck
-
-    return selfcheck.distrust(operator, device)
+    return call
 
 
 def _backend(name: str, chunk: int | None) -> Backend:
     forward, backward = partial(_forward, chunk), partial(_backward, chunk)
-    kernel = Kernel(forward, backward, partial(_empty, chunk), _prepare_step)
+    kernel = Kernel(forward, backward, partial(_empty, chunk), later("launch", "prepare_step"))
     return Backend(
         name,
         kernels={"block": kernel, "lag": kernel},
@@ -84,7 +80,7 @@ def _backend(name: str, chunk: int | None) -> Backend:
         unavailable=_unavailable,
         detail=_detail,
         automatic=chunk is None and not _INTERPRETED,
-        distrust=_distrust,
+        distrust=later("selfcheck", "distrust"),
         # Chunks round otherwise than steps do.
         stepwise=False,
     )

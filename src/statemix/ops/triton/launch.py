@@ -17,10 +17,7 @@ from statemix.ops.triton.plan import ahead_of, chunk_of, grid_of, shape_of, tile
 
 
 class Launcher:
-    """Launches the kernels of one scan of at least one step.
-
-    ``forced`` are the steps of a chunk: 0 for one chunk, None for what the rule says.
-    """
+    """Launches the kernels of one scan; ``forced``: steps of a chunk, 0 for all, None by rule."""
 
     def __init__(self, scan: Scan, forced: int | None) -> None:
         (B, T, H), m = scan.inputs.shape[:3], scan.initial_state.shape[-1]
@@ -102,15 +99,15 @@ class Launcher:
     def carried(self, maps: Tensor, offsets: Tensor, outer: Tensor, *, reverse: bool) -> Tensor:
         """Return what enters each chunk, in memory (chunks, m, H)."""
         entering = self.empty(self.num_rows)
-        ahead = ahead_of(self._m, outer.itemsize)
-        carries[self._num_sequences, -(-self._num_units // ahead.lanes)](
+        places, lanes, stages = ahead_of(self._m, outer.itemsize)
+        carries[self._num_sequences, -(-self._num_units // lanes)](
             *(maps, offsets, outer, entering, self._packed[3], self._num_units, self._num_chunks),
             M=self._m,
             PACKED=self._options["PACKED"],
             REVERSE=reverse,
-            PLACES=ahead.places,
-            L=ahead.lanes,
-            STAGES=ahead.stages,
+            PLACES=places,
+            L=lanes,
+            STAGES=stages,
             num_warps=1,
             enable_fp_fusion=True,
         )
@@ -152,10 +149,7 @@ def backward(
     states: Tensor,
     saved: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of gates, values and initial state, in the dtypes of these.
-
-    The closed form is that of ``docs/kernels.md``. ``saved`` holds the maps of chunks.
-    """
+    """Return the gradients of gates, values and initial state; ``saved`` holds maps of chunks."""
     gates, values, d_states = (_ordered(one) for one in (scan.coefficients, scan.inputs, d_states))
     states = dense(states)
     initial, d_final = (dense(one, STATE_BLOCK_AXIS) for one in (scan.initial_state, d_final_state))
@@ -182,9 +176,7 @@ def backward(
 def prepare_step(scan: Scan) -> Step | None:
     """Return a function that runs one step by one launch, or None if it would copy an argument.
 
-    The step is ``local_forward`` with T = 1. It equals a sequence of one chunk up to the last bits,
-    because compilers join products and sums differently in the two kernels. It allocates its
-    results and waits for nothing: a CUDA graph can capture it.
+    It waits for nothing, so that a CUDA graph can capture it.
     """
     gates, values, initial = scan[:3]
     if (
@@ -229,10 +221,7 @@ def _ordered(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
 
 
 def _strides(tensor: Tensor, inner: int) -> tuple[int, ...]:
-    """Return the strides of batch and time, and of the last axes.
-
-    They are 0 for an axis that lags lack, and for one of a single entry, whatever is stored there.
-    """
+    """Return the strides of batch, time and the last axes; 0 for axes of one entry, or without."""
     strides = [
         stride if size > 1 else 0
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)

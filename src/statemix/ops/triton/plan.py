@@ -6,7 +6,6 @@ not repeat the one that was interrupted.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 
@@ -21,11 +20,10 @@ MOST_IN_CHUNKS = 16
 
 
 def chunk_of(length: int, lanes: int, size: int) -> int:
-    """Return the steps of a chunk of a sequence of ``length`` steps.
+    """Return the steps of a chunk: one chunk, unless few lanes leave the device idle for long.
 
-    One chunk, unless so few lanes (sequences times units) of m = ``size`` entries leave the device
-    idle for longer than chunks cost. Else about as many chunks as make up for the lanes, but
-    following their maps one after another must stay short. docs/kernels.md explains the phases.
+    Else about as many chunks as make up for the lanes (sequences times units), but following their
+    maps one after another must stay short. docs/kernels.md explains the phases.
     """
     shortest = max(_SHORTEST_CHUNK, math.isqrt(length) // 4)
     if lanes * _COST >= SEQUENTIAL_LANES or size > MOST_IN_CHUNKS or length < 2 * shortest:
@@ -35,12 +33,7 @@ def chunk_of(length: int, lanes: int, size: int) -> int:
 
 
 def most_maps(length: int, lanes: int, size: int, forced: int | None = None) -> int:
-    """Return how many maps of chunks of a sequence there are at most, by arithmetic alone.
-
-    A compiler may know sizes by name only. For these, :func:`chunk_of` has no result, and a
-    comparison would split the compiled program. ``forced`` gives the steps of a chunk in place of
-    the rule, 0 for one chunk; the other arguments are those of :func:`chunk_of`.
-    """
+    """Return how many maps of chunks there are at most, for sizes that a compiler may not know."""
     if forced:
         return (torch.sym_max(length, 1) - 1) // forced  # type: ignore[no-untyped-call, no-any-return]
     if forced == 0 or size > MOST_IN_CHUNKS:
@@ -50,24 +43,17 @@ def most_maps(length: int, lanes: int, size: int, forced: int | None = None) -> 
     return torch.sym_min(length // _SHORTEST_CHUNK, of_lanes)  # type: ignore[no-untyped-call, no-any-return]
 
 
-class Shape(NamedTuple):
-    """What one thread, which has one lane, reads at once, or holds."""
-
-    # Steps of time, a power of two. Above 1, all rows of a step are read at once.
-    steps: int
-    # Rows of gates of a step, a divisor of their number.
-    rows: int
-    # Columns of the map of a chunk; 0 for kernels without maps.
-    columns: int
-
-
 # Gates that the registers of a thread hold beside all else, and numbers of maps, without spilling.
 _GATES = {"local_forward": 144, "local_backward": 72, "chunk_forward": 80, "chunk_backward": 144}
 _NUMBERS_OF_MAPS = 72
 
 
-def shape_of(kind: str, kernel: str, size: int, state_bytes: int) -> Shape:
-    """Return what one thread of a kernel of some kind (kernels/scan.py) reads at once."""
+def shape_of(kind: str, kernel: str, size: int, state_bytes: int) -> tuple[int, int, int]:
+    """Return the steps, rows of gates and columns of a map that one thread reads at once.
+
+    Steps are a power of two: above 1, all rows of a step are read at once. Rows divide their
+    number. Kernels without maps have 0 columns.
+    """
     num_rows, gates = 1 if kind == "lag" else size, size + 1
     most = 4 * _GATES[kernel] // state_bytes
     if kind == "reflect":
@@ -78,33 +64,20 @@ def shape_of(kind: str, kernel: str, size: int, state_bytes: int) -> Shape:
     most_steps = 8 if kernel == "local_backward" else 16
     steps = 1 << min(max(at_once, 1), most_steps).bit_length() - 1
     if kernel != "chunk_forward":
-        return Shape(steps, rows, 0)
+        return steps, rows, 0
     parts = -(-gates // max(4 * _NUMBERS_OF_MAPS // (size * state_bytes), 1))
-    return Shape(steps, rows, -(-gates // parts))
+    return steps, rows, -(-gates // parts)
 
 
-class Ahead(NamedTuple):
-    """How maps of chunks are followed."""
+def ahead_of(size: int, state_bytes: int) -> tuple[int, int, int]:
+    """Return places for the entries of a state, lanes of a program, and stages of its loop.
 
-    # Places for the entries of a state, a power of two.
-    places: int
-    # Lanes of a program.
-    lanes: int
-    # One more than the maps in flight.
-    stages: int
-
-
-def ahead_of(size: int, state_bytes: int) -> Ahead:
-    """Return how maps of blocks of size m are followed.
-
-    A thread has one entry of a state, or a few: so few lanes take the fewest instructions for a
-    map. The maps in flight are in shared memory, of which every GPU has 48 KB for a program. If not
-    even one fits, with one stage, none is read ahead. More of large ones compile for long.
+    Maps in flight, one fewer than stages, fit the 48 KB of memory that programs share.
     """
     places = 1 << (size - 1).bit_length()
     lanes = max(4, 32 // places)
     of_map = state_bytes * (size + 1) * places * lanes
-    return Ahead(places, lanes, 1 + min(7, 49_152 // of_map))
+    return places, lanes, 1 + min(7, 49_152 // of_map)
 
 
 def tile_of(num_rows: int, num_lanes: int) -> tuple[int, int]:

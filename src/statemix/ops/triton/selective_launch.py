@@ -27,10 +27,7 @@ def _options(columns: int, num_warps: int) -> dict[str, Any]:
 
 
 def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor]]:
-    """Return what is read, the final state, and the states before tiles of tokens.
-
-    The arguments of ``selective_scan`` are contiguous and not empty.
-    """
+    """Return what is read, the final state, and the states before tiles of tokens."""
     outputs = torch.empty_like(given["inputs"])
     (B, T, N), S = outputs.shape, given["b"].shape[-1]
     options = _options(S, num_warps=4)

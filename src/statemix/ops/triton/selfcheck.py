@@ -155,8 +155,7 @@ _known: dict[tuple[str, torch.device, str], str | None] = {}
 def distrust(operator: str, device: torch.device, backend: str = "triton") -> str | None:
     """Return why the kernels of an operator must not be chosen on a device, or None.
 
-    The first call of a process runs the quick check, for about a second once Triton has compiled
-    the kernels, and the process keeps the verdict, unless memory was short.
+    The process keeps the verdict of its first call, unless memory was short.
     """
     with _lock:
         key = operator, device, backend

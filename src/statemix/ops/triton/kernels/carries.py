@@ -12,18 +12,12 @@ def carries(
 ):  # fmt: skip
     """Store what enters each chunk: ``outer`` into the first, then P x + q of the one before.
 
-    ``maps`` has shape (maps, m+1, m, H), with the columns of P and then q of all chunks but the
-    last of each sequence, one sequence after the other; ``outer`` (sequences, m, H) and
-    ``entering``, the result, (chunks, m, H). Sequences have ``num_chunks`` each; if packed,
-    ``firsts`` has the number of maps before each of them, and last that of all.
+    ``maps`` has shape (maps, m+1, m, H): the columns of P, then q, of all chunks but the last of
+    each sequence; ``entering``, the result, (chunks, m, H). In reverse, ``outer`` enters the last
+    chunk, and P^T x + q of a chunk the one before it, with q in ``offsets`` (maps, m, H).
 
-    In reverse, ``outer`` enters the last chunk, and P^T x + q of a chunk the one before it. Then
-    ``offsets`` has q of all chunks but the first, (maps, m, H); that of the last chunk is all that
-    leaves it.
-
-    Few lanes follow many maps, and would wait for each; but a map depends on no state, so the
-    compiler reads STAGES - 1 maps ahead. A state is one tile, with PLACES >= m places for its
-    entries, because each load takes the compiler some time for every stage.
+    A map depends on no state, so the compiler reads STAGES - 1 maps ahead. A state is one tile,
+    with PLACES >= m places, because each load takes the compiler some time for every stage.
     """
     STEP: tl.constexpr = -1 if REVERSE else 1
     # The columns of P^T are rows of P.

@@ -19,11 +19,10 @@ from statemix.ops.triton.kernels.rows import LOG2_E, reciprocal
 
 @triton.jit
 def _unit(largest, SHIFT: tl.constexpr):
-    """Return a power of two whose product with a number that is not negative is at most about 1.
+    """Return a power of two whose product with a number that is not negative is 1 to 2.
 
-    The product is at least 1 and below 2, but for two cases: it is below 4 for the largest numbers,
-    so that the power is a normal number, and below 1 for the smallest ones, so that 2^SHIFT times
-    the power is finite.
+    It is less for the smallest numbers, so that 2^SHIFT times the power is finite, and up to 4 for
+    the largest ones, so that the power is normal.
     """
     if largest.dtype == tl.float64:
         exponent = largest.to(tl.int64, bitcast=True) & 0x7FF0000000000000
@@ -38,13 +37,9 @@ def _unit(largest, SHIFT: tl.constexpr):
 
 @triton.jit
 def reflection(g, inverse, M: tl.constexpr, SHIFT: tl.constexpr):
-    """Return one reflection, I - factor w w^T, of a row's first M gates.
+    """Return the reflection I - factor w w^T of a row's first M gates: w, scale, factor, curve.
 
-    Returns:
-        w: M tiles.
-        scale: w = scale g, and 2^SHIFT scale is finite.
-        factor: 2 q / (s^-4 + q^2).
-        curve: 4 (s^-4 - q^2) / (s^-4 + q^2)^2, the derivative of the factor by q, twice.
+    w is scale g, and 2^SHIFT scale is finite; curve is twice the derivative of the factor by |w|^2.
     """
     largest = tl.abs(g[0])
     for i in tl.static_range(1, M):

@@ -36,10 +36,7 @@ LARGEST_64: tl.constexpr = tl.constexpr(1.7976931348623157e308)
 
 @constexpr_function
 def nvidia():
-    """Return whether a kernel is compiled for a GPU of NVIDIA's.
-
-    From sm_75 on, these have the two instructions below.
-    """
+    """Return whether a kernel is compiled for a GPU of NVIDIA's, sm_75 or later."""
     return is_cuda() and not knobs.runtime.interpret
 
 
@@ -77,9 +74,7 @@ def _normal(x):
 def inverse_of(temperature, S: tl.constexpr, TEMPERED: tl.constexpr):
     """Return 1 / T in dtype S, from a pointer to T; 1 if there is no temperature.
 
-    It is a normal number, and at most a quarter of the largest, so that its product with log2 e and
-    its reciprocal are normal numbers, too: temperatures above a quarter of the largest number are
-    taken for that quarter.
+    It is normal and at most a quarter of the largest number, so that products with log2 e are, too.
     """
     inverse = tl.full((1, 1), 1.0, S)
     if TEMPERED:
@@ -101,11 +96,7 @@ def _exponential_of_difference(x, y, inverse, SHIFT: tl.constexpr):
 
 @triton.jit
 def reciprocal(x):
-    """Return 1 / x for a positive normal number or infinity; it may be 0 where it is no normal one.
-
-    A division takes eight instructions, for all other numbers. This takes one, or on other GPUs
-    than NVIDIA's, and in float64, a root and its square.
-    """
+    """Return 1 / x of a positive normal number or infinity; a division takes longer."""
     if nvidia() and x.dtype == tl.float32:
         inverse = _approximate_reciprocal(x)
     else:
@@ -116,21 +107,14 @@ def reciprocal(x):
 
 @triton.jit
 def _rounded_reciprocal(x):
-    """Return 1 / x for a positive finite number as a division rounds it, or nearly so.
-
-    The weight of a state that has all of it is then 1, and does not shrink it from step to step.
-    """
+    """Return 1 / x as a division rounds it, so that a state with all weight does not shrink."""
     inverse = reciprocal(x)
     return tl.fma(tl.fma(-x, inverse, 1.0), inverse, inverse)
 
 
 @triton.jit
 def _quotient(x, y, inverse):
-    """Return x / y from 1 / y but for its last bits: rounded as a division rounds, or nearly so.
-
-    So a state that has all the weight is kept exactly, through any number of steps, and its
-    gradient too.
-    """
+    """Return x / y from 1 / y as a division rounds it: a state with all the weight is kept."""
     near = x * inverse
     exact = tl.fma(tl.fma(-near, y, x), inverse, near)
     return tl.where(tl.abs(near) < float("inf"), exact, near)
@@ -283,10 +267,7 @@ def _gradient(g, f, half, common, top, factor, inverse, FAMILY: tl.constexpr, SH
 
 @triton.jit
 def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
-    """Return h of one row of COUNT = m + 1 raw gates, the input gate last; of "given" one fewer.
-
-    They weigh u: the previous states and, last, the value. Weights are measured in 2^-SHIFT.
-    """
+    """Return h of one row of COUNT = m + 1 raw gates (of "given" m), which weigh u, in 2^-SHIFT."""
     if FAMILY == "given":
         h = u[COUNT - 1]
         for j in tl.static_range(COUNT - 1):

@@ -387,11 +387,7 @@ def chunk_backward(
     ROWS: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr,
     L: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr,
 ):  # fmt: skip
-    """Find what leaves all chunks but the first, if nothing enters them but into the last one.
-
-    ``offsets`` has shape (maps, m, H). What enters passes by the transposed maps of
-    :func:`chunk_forward`.
-    """
+    """Find what leaves all chunks but the first, if nothing enters but into the last one."""
     N: tl.constexpr = 1 if KIND == "lag" else M
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = offsets.dtype.element_ty

@@ -20,8 +20,7 @@ def selective_forward(
 ):  # fmt: skip
     """Store what is read, and the state before every tile of STEPS tokens and after the last.
 
-    ``entering`` has shape (B, tiles + 1, S, N); the caller has stored the first of each sequence.
-    A program follows CHANNELS channels of a sequence, with all columns of their states.
+    ``entering`` (B, tiles + 1, S, N) has the first states. A program follows CHANNELS channels.
     """
     sequence = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]

@@ -12,8 +12,7 @@ import triton.language as tl
 def tile(num_rows, H, R: tl.constexpr, L: tl.constexpr):
     """Return the rows (R, 1) and lanes (1, L) of a program, int64.
 
-    Places that do not exist repeat the last one, which can be read and written: a load of 16 bits
-    with a mask takes another instruction, which clears the register.
+    Places that do not exist repeat the last one: a load with a mask takes another instruction.
     """
     rows = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     lanes = tl.program_id(1).to(tl.int64) * L + tl.arange(0, L)[None, :]
@@ -25,19 +24,11 @@ def span_of(
     rows, sequences, bounds, firsts, rows_of_sequence, T,
     L: tl.constexpr, PACKED: tl.constexpr, MAPS: tl.constexpr,
 ):  # fmt: skip
-    """Return where the chunk of each row lies, and which rows have one.
+    """Return where the chunk, or with MAPS the map, of each row lies, and which rows have one.
 
-    Rows are chunks, or with MAPS the maps of chunks, of which a sequence has one fewer. If PACKED,
-    one row of the batch holds all sequences: ``sequences`` says which one each row has, or -1,
-    ``bounds`` where each begins, and ``firsts`` how many maps are before it.
-
-    Returns:
-        mask: which rows have a chunk, for each lane.
-        b: row of the batch.
-        sequence: number of the sequence.
-        c: number of the chunk in its sequence.
-        origin: first step of the sequence.
-        stop: step after its last one; -1 for rows without a chunk.
+    If PACKED, ``sequences`` says which sequence each row has, or -1, ``bounds`` where each begins,
+    and ``firsts`` how many maps are before it. Returns the mask, the row of the batch, the
+    sequence, the chunk in it, the first step of the sequence, and the step after its last, or -1.
     """
     mask = tl.full((rows.shape[0], L), 1, tl.int1)
     if PACKED:
@@ -194,10 +185,7 @@ def in_front(first, tiles, COUNT: tl.constexpr):
 
 @triton.jit
 def unit_columns(first, zero, M: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return columns of the identity, from column ``first`` on, and behind its last one zeros.
-
-    Of M entries, the first of all columns comes first, then the second of all, and so on.
-    """
+    """Return columns of the identity from ``first`` on, then zeros: all first entries first."""
     columns = ()
     for i in tl.static_range(M):
         for k in tl.static_range(COLUMNS):
@@ -220,11 +208,7 @@ def with_input(x, p, v, first, k: tl.constexpr, M: tl.constexpr, COLUMNS: tl.con
 def store_columns(
     maps, rows, lanes, first, columns, mask, H, M: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Store columns of the maps of rows, those up to column M.
-
-    The first half of them and then the second, in a loop that carries the pointers, for the reason
-    that :func:`places` gives.
-    """
+    """Store columns of the maps of rows, in two halves: see :func:`places`."""
     HALF: tl.constexpr = (COLUMNS + 1) // 2
     end = tl.minimum(first + COLUMNS, M + 1)
     left = ()
@@ -245,7 +229,6 @@ def store_columns(
 def pushed(tiles, last, COUNT: tl.constexpr, BY: tl.constexpr):
     """Return COUNT tiles without the first BY of them, and with BY others at the end.
 
-    A loop that does so COUNT / BY times replaces all of them in order, and needs no index that is
-    known when the kernel is compiled. A loop that is not unrolled keeps fewer gates in registers.
+    A loop that does so replaces all in order, and needs no index known to the compiler.
     """
     return part(tiles, BY, COUNT - BY) + part(last, 0, BY)

@@ -43,7 +43,13 @@ class AttentionState(NamedTuple):
 
     def __reduce__(self) -> tuple[type, tuple[Tensor, ...]]:
         # What is stored or copied has no spare room.
-        return AttentionState, tuple(without_room(part) for part in self)
+        parts = (
+            part.clone(memory_format=torch.contiguous_format)
+            if part.untyped_storage().nbytes() > part.nbytes
+            else part
+            for part in self
+        )
+        return AttentionState, tuple(parts)
 
 
 class Attention(PaddedLayer):
@@ -200,9 +206,8 @@ _LEAST_ROOM, _ROOM = 16, 4
 class _Buffers:
     """Memory that tensors of several lengths share, until someone writes into one of them.
 
-    The tensors are copy-on-write clones of the buffers, (B, capacity, ...): PyTorch gives a tensor
-    memory of its own when it is first written. ``parts`` are the same memory under a second
-    storage, which is not copied on write. The first ``filled`` entries never change.
+    The tensors are copy-on-write clones of the buffers, (B, capacity, ...); ``parts`` are the same
+    memory under a second storage, not copied on write. The first ``filled`` entries never change.
     """
 
     def __init__(self, parts: tuple[Tensor, ...], length: int) -> None:
@@ -246,19 +251,21 @@ _COPIED_ON_WRITE = frozenset({"cpu", "cuda"})
 def append(
     parts: tuple[Tensor, ...], fresh: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Concatenate each part (B, S, ...) and its fresh entries (B, T, ...) along axis 1.
+    """Concatenate each part (B, S, ...) and its fresh entries (B, T, ...) along axis 1, twice.
 
-    The results may share buffers with spare room, in which the next call with them writes its fresh
-    entries. ``parts`` keep their values, and may be continued several times: the first continuation
-    uses the room, the others copy. A result that is changed in place is copied first. Where a
-    gradient is needed, or a transform or a compiler watches, this is ``torch.cat``.
-
-    Returns:
-        grown: the concatenations.
-        shown: the same, to be read at once. Some kernels would copy what is copied on write.
+    The first results may share buffers with spare room, in which the next call with them writes;
+    ``parts`` keep their values, and may be continued several times. The second are to be read at
+    once: kernels may copy the first ones. Where a gradient is needed, this is ``torch.cat``.
     """
     length = parts[0].shape[1]
-    if length == 0 or not _may_share(parts + fresh):
+    given = parts + fresh
+    may_share = (
+        given[0].device.type in _COPIED_ON_WRITE
+        and unobserved()
+        and are_plain(*given)
+        and not (torch.is_grad_enabled() and any(one.requires_grad for one in given))
+    )
+    if length == 0 or not may_share:
         grown = tuple(torch.cat(both, 1) for both in zip(parts, fresh, strict=True))
         return grown, grown
     longer = length + fresh[0].shape[1]
@@ -272,19 +279,3 @@ def append(
     grown = buffers.first(longer)
     _BUFFERS[grown[0]] = buffers
     return grown, tuple(buffer[:, :longer] for buffer in buffers.parts)
-
-
-def without_room(part: Tensor) -> Tensor:
-    """Return a tensor with the same values and no spare room behind them."""
-    if part.untyped_storage().nbytes() <= part.nbytes:
-        return part
-    return part.clone(memory_format=torch.contiguous_format)
-
-
-def _may_share(tensors: tuple[Tensor, ...]) -> bool:
-    return (
-        tensors[0].device.type in _COPIED_ON_WRITE
-        and unobserved()
-        and are_plain(*tensors)
-        and not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))
-    )

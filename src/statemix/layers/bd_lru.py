@@ -8,20 +8,21 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from statemix import ops
-from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
+from statemix.layers.gated_recurrence import (
+    GatedRecurrence,
+    InitialState,
+    Memory,
+    Noise,
+    Selectivity,
+)
 from statemix.layers.layer import Recurrence
 from statemix.layers.option_checks import check_finite, check_number, check_sizes
-from statemix.layers.pieces import Noise
 from statemix.ops.checks import check_choice
 from statemix.ops.layout import at_least_float32, join_units, split_units
 from statemix.ops.sequence_parallel import state_before
 from statemix.registry import passed_on
 
-TRACKING: dict[str, Any] = {
-    "initial_state": "learned",
-    "initial_std": 1.0,
-    "input_gate_bias": -6.0,
-}
+TRACKING: dict[str, Any] = {"initial_state": "learned", "initial_std": 1.0, "input_gate_bias": -6.0}
 """Options of :meth:`BDLRU.tracker` for gates of rows."""
 COLUMN_TRACKING: dict[str, Any] = {"initial_state": "unit", "input_gate_bias": -6.0}
 """Options of :meth:`BDLRU.tracker` for gates of columns."""

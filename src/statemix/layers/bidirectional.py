@@ -57,11 +57,7 @@ class Bidirectional(nn.Module):
         self.combine = combine
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        cu_seqlens: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        self, x: Tensor, *, cu_seqlens: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, tuple[State, State]]:
         """Run over whole, packed or padded sequences.
 

@@ -13,11 +13,8 @@ CHUNK_SIZE = 64
 
 
 def log_decays(A_log: Tensor, raw_steps: Tensor) -> Tensor:
-    r"""Return the logarithm of each token's decay, :math:`g = -e^A\, \mathrm{softplus}(r)`.
-
-    A is ``A_log`` (H,), r is ``raw_steps`` (..., H). The logarithms of both factors are added: one
-    factor may overflow where the other vanishes.
-    """
+    r"""Return each token's :math:`g = -e^A \mathrm{softplus}(r)`, A (H,) and r (..., H)."""
+    # Logarithms are added: one factor may overflow where the other vanishes.
     # Below -40, softplus(r) equals e^r to the last digit of float64.
     log_steps = functional.softplus(raw_steps.clamp(min=-40)).log()
     log_steps = torch.where(raw_steps < -40, raw_steps, log_steps)
@@ -26,12 +23,9 @@ def log_decays(A_log: Tensor, raw_steps: Tensor) -> Tensor:
 
 
 def decays_between(g: Tensor) -> Tensor:
-    r"""Return by how much what token j wrote has decayed at token i.
+    r"""Return :math:`D_{ij} = e^{g_{j+1} + \dots + g_i}` for j <= i, else 0, of g (..., T).
 
-    .. math:: D_{ij} = e^{g_{j+1} + \dots + g_i} \text{ for } j \le i, \quad 0 \text{ for } j > i
-
-    Each sum is over its own terms: as the difference of two sums from the first token, it would
-    lose its digits after one strong decay. g (..., T) is at most 0.
+    Each sum is over its own terms: a difference of two sums from the first token would lose digits.
     """
     every = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device)
     sums = g.unsqueeze(-1).masked_fill(every.triu(), 0).cumsum(-2)
@@ -40,10 +34,7 @@ def decays_between(g: Tensor) -> Tensor:
 
 
 def chunked(x: Tensor, most: int) -> Tensor:
-    """Return x (B, T, ...) as chunks of at most ``most`` tokens: (B, chunks, size, ...).
-
-    Zeros fill the last chunk; a single chunk is as long as x.
-    """
+    """Return x (B, T, ...) as chunks (B, chunks, at most ``most``, ...), with zeros."""
     length = x.shape[1]
     if length <= most:
         return x.unsqueeze(1)
@@ -67,26 +58,16 @@ def _in_order(outputs: list[Tensor], length: int) -> Tensor:
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Apply n delta-rule updates per token and read after the last, chunk by chunk.
+    r"""Apply n delta-rule updates per token and read after the last: readouts, and the last memory.
 
     With G the decay accumulated in a chunk, the corrections u solve a unit triangular system,
 
     .. math::
         u_i = \beta_i \Big(v_i - e^{G_i} S^\top k_i
-            - \sum_{j < i} e^{G_i - G_j} (k_i^\top k_j)\, u_j\Big),
+            - \sum_{j < i} e^{G_i - G_j} (k_i^\top k_j)\, u_j\Big)
 
-    after which outputs and the next memory are matrix products.
-
-    Args:
-        q: queries, shape (B, T, H, K).
-        k: keys, shape (B, T, n, H, K).
-        v: values, shape (B, T, n, H, V).
-        beta: strengths, shape (B, T, n, H).
-        g: logarithm of each token's decay, at most 0, shape (B, T, H). None means no decay.
-        memory: memory before the first token, shape (B, H, K, V).
-
-    Returns:
-        The readouts (B, T, H, V), and the memory after the last token.
+    Shapes: q (B, T, H, K), k (B, T, n, H, K), v (B, T, n, H, V), beta (B, T, n, H), memory
+    (B, H, K, V), and g (B, T, H), the logarithms of decays, or None.
     """
     length, n = k.shape[1:3]
     if is_open(length):
@@ -162,17 +143,9 @@ _delta_rule_of_any_length = register_loop(
 
 
 def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Compute S_t = exp(g_t) S_{t-1} + x_t B_t^T and its readouts S_t C_t, chunk by chunk.
+    """Compute S_t = exp(g_t) S_{t-1} + x_t B_t^T and its readouts S_t C_t, chunk by chunk.
 
-    Args:
-        x: inputs, shape (B, T, H, P).
-        g: logarithm of the decays, at most 0, shape (B, T, H).
-        B: input maps, shape (B, T, N), shared by the heads.
-        C: readout maps, shape (B, T, N).
-        state: state before the first token, shape (B, H, P, N).
-
-    Returns:
-        The readouts (B, T, H, P), and the state after the last token.
+    Shapes: x (B, T, H, P), g (B, T, H), at most 0, B and C (B, T, N), state (B, H, P, N).
     """
     length = x.shape[1]
     if is_open(length):
@@ -195,7 +168,5 @@ def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tens
 
 
 _ssd_of_any_length = register_loop(
-    "ssd",
-    ssd,
-    lambda x, *others: (x.new_empty(x.shape), others[-1].new_empty(others[-1].shape)),
+    "ssd", ssd, lambda x, *others: (x.new_empty(x.shape), others[-1].new_empty(others[-1].shape))
 )

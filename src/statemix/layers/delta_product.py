@@ -13,16 +13,16 @@ from statemix.layers.layer import Flops, Recurrence
 from statemix.layers.option_checks import check_placement, check_sizes, check_switches
 from statemix.layers.padded import (
     PaddedLayer,
+    ShortConvolution,
     reset_decay,
     reset_linear,
     rms_norm,
     unit_length,
     valid_tokens,
-    without_autocast,
 )
-from statemix.layers.short_conv import ShortConvolution
 from statemix.layers.state import loadable
 from statemix.ops import flops
+from statemix.ops.portable import without_autocast
 from statemix.registry import passed_on
 
 

@@ -135,20 +135,13 @@ class WholeSequence(_Call):
         return self._example(batch_size, length)
 
 
-LoopOverTime = Callable[..., tuple[Tensor, ...]]
-
-
 def is_open(length: int) -> bool:
     """Return whether a length is left open by an export."""
     return torch.compiler.is_exporting() and isinstance(length, torch.SymInt)
 
 
-def register_loop(name: str, loop: LoopOverTime, outputs: LoopOverTime) -> Callable[..., Any]:
-    """Register a loop, annotated for ``torch.library.infer_schema``, as ``statemix::name``.
-
-    ``outputs`` returns its results by shape and dtype, from the same arguments. The results of the
-    operator are contiguous and share no memory with its arguments.
-    """
+def register_loop(name: str, loop: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
+    """Register ``statemix::name``; ``outputs`` returns the shapes and dtypes of its results."""
 
     def fresh(*arguments: object) -> tuple[Tensor, ...]:
         return tuple(map(owned, loop(*arguments)))

@@ -17,10 +17,7 @@ def installed() -> bool:
 
 
 def missing() -> str | None:
-    """Return why flash-linear-attention cannot be imported, or None.
-
-    A copy that does not fit the other packages here may fail with any error.
-    """
+    """Return why flash-linear-attention cannot be imported, or None."""
     try:
         importlib.import_module("fla.ops")
     except ModuleNotFoundError as error:
@@ -33,15 +30,7 @@ def missing() -> str | None:
 
 
 def serves(x: Tensor, dtype: torch.dtype, num_keys: int) -> bool:
-    """Return whether its kernels compute a recurrence.
-
-    They multiply numbers of 16 bits, on a GPU, and know no transforms such as ``vmap``.
-
-    Args:
-        x: an argument of the recurrence, whose second axis is time.
-        dtype: dtype of the projected input.
-        num_keys: rows of the state.
-    """
+    """Return whether its kernels compute a recurrence over axis 1 of x: 16 bits, on a GPU."""
     return (
         x.is_cuda
         and dtype in (torch.bfloat16, torch.float16)
@@ -62,11 +51,7 @@ def delta_rule(
     memory: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Compute :func:`statemix.layers.chunks.delta_rule` with numbers of 16 bits.
-
-    ``dtype`` is that of the factors of matrix products and of the readouts; sums and the memory are
-    float32.
-    """
+    """Compute ``chunks.delta_rule`` with factors and readouts of 16 bits, sums of float32."""
     n = k.shape[2]
     arguments = [part.to(dtype).contiguous() for part in (q, k.flatten(1, 2), v.flatten(1, 2))]
     beta = beta.flatten(1, 2).float()
@@ -90,11 +75,7 @@ def delta_rule(
 def ssd(
     x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Compute :func:`statemix.layers.chunks.ssd` with numbers of 16 bits.
-
-    ``dtype`` is that of the factors of matrix products and of the readouts; sums and the state are
-    float32.
-    """
+    """Compute ``chunks.ssd`` with factors and readouts of 16 bits, sums of float32."""
     from fla.ops.simple_gla import chunk_simple_gla
 
     heads = x.shape[2]

@@ -2,12 +2,13 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self, get_args
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from statemix import ops
 from statemix.errors import OptionError
@@ -20,10 +21,10 @@ from statemix.layers.option_checks import (
     check_sizes,
 )
 from statemix.layers.padded import reset_linear
-from statemix.layers.pieces import Noise, can_run_in_pieces, check_slice, run_in_pieces
 from statemix.layers.state import State, zero_states
 from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
 from statemix.ops.decoding import allowed, are_plain, has_hooks, is_linear, linear, projected_step
+from statemix.ops.dispatch import check_bounds
 from statemix.ops.layout import at_least_float32, split_units
 
 Selectivity = Literal[True, False, "pointwise"]
@@ -35,29 +36,31 @@ _PROJECTIONS = ("value_proj", "gate_proj", "out_proj")
 _REMEMBERING = ("softmax", "householder", "column_softmax")
 
 
+LayerRun = Callable[[Tensor, Tensor, Tensor | None, "Noise", Any], tuple[Tensor, Tensor]]
+
+
+class Noise(NamedTuple):
+    """Noise of a layer in training."""
+
+    gates: float = 0.0  # standard deviation in the raw gates
+    hidden: float = 0.0  # probability with which the output projection does not see a block
+
+
 class GatedRecurrence(Layer):
     r"""A layer of independent linear recurrences ("units") with jointly normalised gates.
 
-    A unit is a block (BDLRU) or a channel (HLRU). Its raw gates are one of
+    A unit is a block (BDLRU) or a channel (HLRU), which document the options. Its raw gates are
 
     .. math::
         g_t = (W_g x_t + c_g) / \tau, \qquad
         g_t^k = (w^k x_t^k + c^k) / \tau, \qquad
         g_t = c / \tau
 
-    for ``selective`` True, "pointwise" and False (Dubinin et al., Appendix G). Values and
-    output are projected without bias, as in the paper's listing. All projections use the memory
-    order of the kernels, units last, so that no tensor is copied between them.
+    for ``selective`` True, "pointwise" and False (Dubinin et al., Appendix G). All projections use
+    the memory order of the kernels, units last, so that no tensor is copied between them.
 
-    The options that both layers have are documented there.
-
-    Args:
-        state_axes: name and size of each axis of the state of one sequence; the first counts the
-            units, H.
-        gate_shape: shape of the raw gates of one unit.
-        num_values: values per unit.
-        num_readouts: inputs of the output projection per unit.
-        kernel: operator of :func:`projected_step` and rows of a unit's gates; None if it has none.
+    ``state_axes`` names the axes of a sequence's state, of which the first counts units; the other
+    numbers are those of one unit. ``kernel`` has arguments of :func:`projected_step`, or is None.
     """
 
     schedulable: ClassVar[tuple[str, ...]] = ("gate_temperature", "gate_noise")
@@ -172,9 +175,11 @@ class GatedRecurrence(Layer):
         noise = self._noise if self.training and _noisy else Noise()
         if group is not None:
             check_slice(group, cu_seqlens, self.checkpoint_every)
-        if self.checkpoint_every is None or not can_run_in_pieces():
+        # PyTorch runs no piece again in exported graphs or transforms.
+        once = torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
+        if self.checkpoint_every is None or once:
             return self._run(x, state, cu_seqlens, noise, group)
-        return run_in_pieces(self._run, x, state, cu_seqlens, noise, self.checkpoint_every)
+        return _run_in_pieces(self._run, x, state, cu_seqlens, noise, self.checkpoint_every)
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         sizes = {axis: num_sequences, **self._state_axes}
@@ -209,10 +214,7 @@ class GatedRecurrence(Layer):
 
     @abstractmethod
     def _step_of_units(self, gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance by the general operator, from raw gates (B, H, *gate_shape) and projected values.
-
-        h_t has the order of ``values``, (B, num_values * H).
-        """
+        """Advance raw gates (B, H, *gate_shape) and projected values; h_t has their order."""
 
     def _read_out(self, h_t: Tensor, state: Tensor) -> Tensor:
         """Return the input of the output projection, from those of :meth:`_step_of_units`."""
@@ -220,11 +222,7 @@ class GatedRecurrence(Layer):
         return h_t
 
     def _fits(self, x_t: Tensor, state: Tensor) -> bool:
-        """Return whether a quick comparison accepts the arguments of ``step``.
-
-        The general check takes as long as a product with a small matrix. It words the error, and
-        knows what autocast accepts.
-        """
+        """Return whether a quick comparison accepts the arguments; the full check takes long."""
         value_proj = self._modules.get("value_proj")
         weight = None if value_proj is None else value_proj._parameters.get("weight")
         return (
@@ -278,9 +276,7 @@ class GatedRecurrence(Layer):
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Redraw all parameters and reset the gate temperature to the constructor's.
 
-        Projections follow the default of ``torch.nn.Linear``. So do pointwise and constant gates,
-        as linear maps of one input each. A learned initial state is drawn from N(0, initial_std²).
-        ``input_gate_bias`` is added to the biases of the input gates, or ``memory`` sets them.
+        Pointwise and constant gates are drawn as linear maps of one input each.
         """
         self.gate_temperature = self._constructed_temperature
         if self.selective is True:
@@ -372,11 +368,7 @@ class GatedRecurrence(Layer):
         return split_units(flat, self._gate_shape, self._num_units)
 
     def _raw_gates(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return gates (..., H, *gate_shape) of x (..., hidden_size), before the temperature.
-
-        H is innermost in memory. Autocast may compute gates and values in two dtypes: ``dtype`` is
-        that of the values.
-        """
+        """Return gates (..., H, *gate_shape), H innermost in memory, in the dtype of values."""
         return self._of_units(self._projected_gates(x), dtype)
 
     def _projected_gates(self, x: Tensor) -> Tensor:
@@ -439,3 +431,50 @@ def _check_memory(memory: object, gate: str, input_gate_bias: float) -> None:
         )
     if input_gate_bias:
         raise OptionError(f"input_gate_bias must be 0 with memory, got {input_gate_bias}")
+
+
+def check_slice(
+    group: object, cu_seqlens: Tensor | None, checkpoint_every: int | None = None
+) -> None:
+    """Check that a layer can run over a slice of sequences whose time processes share."""
+    if cu_seqlens is not None:
+        raise ValueError("cu_seqlens must be None with a group: each row is one sequence's slice")
+    if checkpoint_every is not None:
+        raise ValueError(f"checkpoint_every must be None with a group, got {checkpoint_every}")
+    if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        kind = type(group).__name__
+        raise TypeError(f"group must be a torch.distributed.ProcessGroup, got {kind}")
+
+
+def _run_in_pieces(
+    run: LayerRun, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, length: int
+) -> tuple[Tensor, Tensor]:
+    """Return what ``run`` returns of a whole sequence, and keep only the states between pieces."""
+    outputs = []
+    for piece, bounds in _pieces(x, cu_seqlens, length):
+        y, state = checkpoint(
+            *(run, piece, state, bounds, noise, None),
+            use_reentrant=False,
+            preserve_rng_state=any(noise),
+        )
+        outputs.append(y)
+        # It may be a view, which would keep the states of a whole piece.
+        state = state.clone()
+    return torch.cat(outputs, dim=1), state
+
+
+def _pieces(
+    x: Tensor, cu_seqlens: Tensor | None, length: int
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Cut x (B, T, hidden_size) and its bounds; rows of many sequences stay whole."""
+    if cu_seqlens is None:
+        yield from ((piece, None) for piece in torch.split(x, length, dim=1))
+        return
+    # Those of the pieces would hide wrong ones.
+    check_bounds(cu_seqlens, x.shape[1])
+    if len(cu_seqlens) > length + 1:
+        length = x.shape[1]
+    begun = 0
+    for piece in torch.split(x, length, dim=1):
+        yield piece, (cu_seqlens - begun).clamp(0, piece.shape[1])
+        begun += length

@@ -6,10 +6,15 @@ import torch
 from torch import Tensor
 
 from statemix import ops
-from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
+from statemix.layers.gated_recurrence import (
+    GatedRecurrence,
+    InitialState,
+    Memory,
+    Noise,
+    Selectivity,
+)
 from statemix.layers.layer import Recurrence
 from statemix.layers.option_checks import check_sizes
-from statemix.layers.pieces import Noise
 from statemix.layers.state import owned
 from statemix.ops.checks import check_choice
 from statemix.ops.lag_kernels import companions, lagged, partial_sums

@@ -277,7 +277,10 @@ class Layer(nn.Module, ABC):
             raise ValueError(
                 f"{name} must be on the device of the parameters ({weight.device}), got {x.device}"
             )
-        if x.dtype != weight.dtype and not _autocasts(x.device.type):
+        kind = x.device.type
+        # is_autocast_enabled raises for a device without autocast, such as "meta".
+        autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if x.dtype != weight.dtype and not autocasts:
             raise TypeError(
                 f"{name} must have the dtype of the parameters ({weight.dtype}), "
                 f"got {x.dtype}; convert it, or run under torch.autocast"
@@ -285,11 +288,7 @@ class Layer(nn.Module, ABC):
 
 
 def used_weight(module: nn.Module | None) -> Tensor | None:
-    """Return the weight that a module applies to its input; None if that cannot be foreseen.
-
-    Hooks, adapters, subclasses and another ``forward`` may replace the weight, or convert the
-    input: they offload, shard, quantise or observe.
-    """
+    """Return the weight that a module applies to its input; None if that cannot be foreseen."""
     if (
         module is None
         or type(module) not in (nn.Linear, nn.Conv1d, nn.LSTM)
@@ -300,8 +299,3 @@ def used_weight(module: nn.Module | None) -> Tensor | None:
         return None
     weight = module.weight_ih_l0 if type(module) is nn.LSTM else module.weight
     return cast(Tensor, weight)
-
-
-def _autocasts(device_type: str) -> bool:
-    # is_autocast_enabled raises for a device without autocast, such as "meta".
-    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)

@@ -13,15 +13,15 @@ from statemix.layers.layer import Flops, Recurrence
 from statemix.layers.option_checks import check_placement, check_sizes
 from statemix.layers.padded import (
     PaddedLayer,
+    ShortConvolution,
     reset_decay,
     reset_linear,
     rms_norm,
     valid_tokens,
-    without_autocast,
 )
-from statemix.layers.short_conv import ShortConvolution
 from statemix.layers.state import loadable
 from statemix.ops import flops
+from statemix.ops.portable import without_autocast
 
 
 @loadable
@@ -154,7 +154,9 @@ class Mamba2(PaddedLayer):
             # Readouts multiply four projections of the input and the gate is a fifth: their
             # product may overflow although its direction, all that the norm keeps, does not.
             z = p.z.to(dtype)
-            scale = _readout_scale(p.C.detach(), z.detach())
+            largest = p.C.detach().abs().amax(-1, keepdim=True)
+            size = (largest * z.detach().amax(-1, keepdim=True).clamp(min=1)).clamp(min=1)
+            scale = size.clamp(max=1 / torch.finfo(dtype).tiny).reciprocal()
             values = p.values.view(*x.shape[:2], self.num_heads, self.head_dim)
             inputs = values * p.steps.unsqueeze(-1)
             arguments = (inputs, p.decays, p.B, p.C * scale, state.ssm.to(dtype))
@@ -185,25 +187,25 @@ class Mamba2(PaddedLayer):
         )
 
 
-class ProjectedHeads(NamedTuple):
-    """Inputs of the recurrence of Mamba-2, and the last inputs of the short convolution."""
+class Projected(NamedTuple):
+    """Projections of the input of Mamba-2 and FP-Mamba, and the state of the convolution."""
 
-    z: Tensor  # input of the output gate, (B, T, H * P), in the dtype of the projection
-    values: Tensor  # x of the equations, (B, T, H * P)
-    steps: Tensor  # Delta, (B, T, H)
-    decays: Tensor  # Delta A, the logarithm of the transitions, (B, T, H)
-    B: Tensor  # input maps, (B, T, N)
-    C: Tensor  # readout maps, (B, T, N)
+    values: Tensor  # x of the equations, (B, T, N)
+    z: Tensor  # input of the output gate, (B, T, N), in the dtype of the projection
+    B: Tensor  # input maps, (B, T, d_state)
+    C: Tensor  # readout maps, (B, T, d_state)
+    steps: Tensor  # Delta, (B, T, N) or (B, T, H)
     conv: Tensor
+    rates: Any = None  # -A, (S, N), if the scan multiplies it with the steps
+    decays: Any = None  # Delta A, the logarithm of the transitions, (B, T, H), if it does not
+
+    def during(self, span: slice) -> "Projected":
+        """Return the same for some of the tokens."""
+        names = ("values", "z", "B", "C", "steps") + ("decays",) * (self.decays is not None)
+        return self._replace(**{name: getattr(self, name)[:, span] for name in names})
 
 
-def _readout_scale(C: Tensor, z: Tensor) -> Tensor:
-    """Return the inverse of the size of C silu(z), at most 1: shape (B, T, 1)."""
-    size = C.abs().amax(-1, keepdim=True) * z.amax(-1, keepdim=True).clamp(min=1)
-    return size.clamp(min=1).clamp(max=1 / torch.finfo(size.dtype).tiny).reciprocal()
-
-
-def project_heads(layer: Any, x: Tensor, state: Any, lengths: Tensor | None) -> ProjectedHeads:
+def project_heads(layer: Any, x: Tensor, state: Any, lengths: Tensor | None) -> Projected:
     """Project the input of Mamba-2, or of a layer with the same maps, heads and state."""
     inner, d_state, heads = layer.expand * layer.hidden_size, layer.d_state, layer.num_heads
     z, to_mix, raw_steps = layer.in_proj(x).split([inner, inner + 2 * d_state, heads], -1)
@@ -217,4 +219,4 @@ def project_heads(layer: Any, x: Tensor, state: Any, lengths: Tensor | None) -> 
         if lengths is not None:
             valid = valid_tokens(x, lengths).unsqueeze(-1)
             steps, decays = steps * valid, decays * valid
-    return ProjectedHeads(z, values, steps, decays, B, C, conv)
+    return Projected(values, z, B, C, steps, conv, decays=decays)

@@ -1,5 +1,6 @@
 """Padded rows as packed sequences, for every layer: ``pack`` and ``unpack``."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -55,8 +56,6 @@ def unpack(packed: Tensor, attention_mask: Tensor) -> Tensor:
 
     Returns:
         Shape (B, T, ...).
-
-    Raises as :func:`pack` does.
     """
     mask = _as_bool(attention_mask)
     return packed.new_zeros(*mask.shape, *packed.shape[2:]).index_put((mask,), packed[0])
@@ -66,10 +65,20 @@ def _as_bool(mask: Tensor) -> Tensor:
     bind({}, "attention_mask", mask, "B T")
     if mask.dtype.is_floating_point or mask.dtype.is_complex:
         raise TypeError(f"attention_mask must be bool or integer, got {mask.dtype}")
-    if mask.is_cpu and mask.dtype != torch.bool and not torch.compiler.is_compiling():
+
+    def check() -> None:
+        wrong = mask[(mask != 0) & (mask != 1)]
+        if len(wrong):
+            raise ValueError(f"attention_mask must be 0 or 1, got {int(wrong[0])}")
+
+    if mask.dtype != torch.bool:
+        check_values(mask, check)
+    return mask.bool()
+
+
+def check_values(tensor: Tensor, check: Callable[[], None]) -> None:
+    """Run a check that reads ``tensor``, unless reading waits for a device or breaks a graph."""
+    if tensor.is_cpu and not torch.compiler.is_compiling():
         # Fake tensors, and those mapped by vmap, have no values to read.
         with suppress(RuntimeError):
-            wrong = mask[(mask != 0) & (mask != 1)]
-            if len(wrong):
-                raise ValueError(f"attention_mask must be 0 or 1, got {int(wrong[0])}")
-    return mask.bool()
+            check()

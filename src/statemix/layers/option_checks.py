@@ -33,14 +33,7 @@ def check_switches(**switches: object) -> None:
 
 
 def check_number(name: str, value: Any, must: str, fits: Callable[[Any], bool]) -> None:
-    """Check that an option passed to a constructor is a real number for which ``fits`` is true.
-
-    Args:
-        name: name of the option.
-        value: value of the option.
-        must: requirement on the number, for the message.
-        fits: test of the requirement.
-    """
+    """Check that an option is a real number that ``fits``; ``must`` says so in words."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise OptionError(f"{name} must be a number, got {value!r}")
     if not fits(value):

@@ -1,6 +1,5 @@
-"""Common base of the baselines: packed sequences in padded groups, sums, norms, initial weights."""
+"""Common base and parts of the baselines: padded groups, norms, weights, convolutions."""
 
-import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from torch.nn.utils import rnn
 
 from statemix.layers.layer import Layer
 from statemix.layers.state import State, map_state, owned, take_rows, zero_states
+from statemix.ops import flops
 from statemix.ops.checks import check_cu_seqlens_values
 from statemix.ops.layout import at_least_float32
 
@@ -20,12 +20,8 @@ from statemix.ops.layout import at_least_float32
 class PaddedLayer(Layer):
     """A layer that computes packed sequences in groups, padded to the longest of each group.
 
-    A subclass implements :meth:`_run` on rows of tokens, of which those at and after a given length
-    change no state. Packed sequences cost at most twice as much as their tokens, and read
-    ``cu_seqlens`` on the host. Each option of the constructor is an attribute of the same name.
-
-    Attributes:
-        state_class: class of the state, a NamedTuple; None means that the state is one tensor.
+    Packed sequences cost at most twice as much as their tokens, and read ``cu_seqlens`` on the
+    host. ``state_class`` is the NamedTuple of a state; None means that the state is one tensor.
     """
 
     state_class: ClassVar[Callable[..., State] | None] = None
@@ -45,10 +41,7 @@ class PaddedLayer(Layer):
         """
 
     def forward(
-        self,
-        x: Tensor,
-        state: State | None = None,
-        cu_seqlens: Tensor | None = None,
+        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, State]:
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if cu_seqlens is not None:
@@ -94,11 +87,9 @@ class PaddedLayer(Layer):
 
 
 def groups_of_like_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Divide sequences of these lengths into groups; return their numbers, longest first.
+    """Divide sequences into groups, longest first; at most half of a padded group is padding.
 
-    Each group can be padded to its longest sequence at little cost: at most half of its tokens are
-    then padding. The number of groups grows with the logarithm of the longest sequence: the longest
-    of a group is less than half as long as that of the group before.
+    The longest of a group is less than half as long as that of the group before.
     """
     groups: list[list[int]] = []
     longest = total = 0
@@ -129,12 +120,9 @@ def valid_tokens(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def last_inputs(window: Tensor, count: int, lengths: Tensor | None) -> Tensor:
-    """Return the last ``count`` inputs of each row, (B, count, channels), as a convolution's state.
+    """Return the last ``count`` inputs of each row of a window (B, count + T, channels).
 
-    Args:
-        window: shape (B, count + T, channels): the earlier inputs, then T tokens.
-        count: number of inputs wanted.
-        lengths: number of tokens in each row, shape (B,); None means T.
+    ``lengths`` (B,) are the tokens of each row; None means T.
     """
     if lengths is None:
         return owned(window[:, window.shape[1] - count :])
@@ -142,18 +130,8 @@ def last_inputs(window: Tensor, count: int, lengths: Tensor | None) -> Tensor:
     return window.gather(1, places.unsqueeze(-1).expand(-1, -1, window.shape[2]))
 
 
-def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which sums over many tokens keep the dtype of their terms."""
-    if not torch.amp.is_autocast_available(device.type):
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, enabled=False)
-
-
 def unit_length(x: Tensor) -> Tensor:
-    r"""Return :math:`x / \sqrt{|x|^2 + 10^{-6}}` over the last axis.
-
-    As in flash-linear-attention; the small term keeps the gradient of a zero vector finite.
-    """
+    r"""Return :math:`x / \sqrt{|x|^2 + 10^{-6}}` over the last axis, as flash-linear-attention."""
     return _normalised(x, 1.0, 1e-6, 1.0)
 
 
@@ -198,3 +176,81 @@ def reset_steps(dt_bias: Tensor, generator: torch.Generator | None) -> None:
     with torch.no_grad():
         dt = 0.001 * 100 ** dt_bias.to(at_least_float32(dt_bias.dtype))
         dt_bias.copy_(dt + (-torch.expm1(-dt)).log())  # the inverse of softplus
+
+
+class ShortConvolution(nn.Module):
+    r"""Depthwise causal convolution followed by SiLU (Fu et al., 2023), in float32 or wider.
+
+    .. math::
+        y_t = \mathrm{silu}\Big(c + \sum_{j=0}^{K-1} w_j \odot x_{t-K+1+j}\Big)
+
+    K = ``kernel_size``; 0 leaves only SiLU. The state is the last K - 1 inputs, in order of time.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels = channels
+        self.kernel_size = kernel_size
+        self.num_kept = max(kernel_size - 1, 0)
+        self.weight = self.bias = None
+        if kernel_size:
+            weight = torch.empty(kernel_size, channels, device=device, dtype=dtype)
+            self.weight = nn.Parameter(weight)
+        if kernel_size and bias:
+            self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Redraw the parameters, uniformly in +-1/sqrt(kernel_size)."""
+        for parameter in self.parameters():
+            bound = self.kernel_size**-0.5
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+
+    @property
+    def flops_per_token(self) -> int:
+        """FLOPs of one token."""
+        return self.channels * (2 * self.kernel_size + flops.SILU)
+
+    def forward(
+        self, x: Tensor, state: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run over rows of tokens, of which ``lengths`` (B,), or all, count for the state."""
+        dtype = torch.promote_types(at_least_float32(x.dtype), state.dtype)
+        window = torch.cat([state.to(dtype), x.to(dtype)], 1)
+        if self.weight is None:
+            y = window
+        else:
+            y = sum_over_taps(window, self.weight.to(dtype))
+            if self.bias is not None:
+                y = y + self.bias.to(dtype)
+        kept = last_inputs(window, self.num_kept, lengths).to(state.dtype)
+        return functional.silu(y), kept
+
+
+def sum_over_taps(window: Tensor, weight: Tensor) -> Tensor:
+    r"""Return :math:`y_t = \sum_j w_j \odot x_{t+j}` of x (B, T + K - 1, channels)."""
+    length = window.shape[1] - len(weight) + 1
+    if window.is_cpu and length:
+        # With the channels innermost in memory, a convolution of images of height 1 is three to
+        # five times as fast as shifted sums or a convolution of sequences.
+        images = window.mT.unsqueeze(2)
+        y = functional.conv2d(images, weight.mT[:, None, None], groups=weight.shape[1])
+        return y.squeeze(2).mT
+    return shifted_sum(window, weight, length)
+
+
+def shifted_sum(window: Tensor, weight: Tensor, length: int) -> Tensor:
+    """Return the same sum without a convolution, which would round to TF32 on a GPU."""
+    taps = (weight[j] * window[:, j : j + length] for j in range(1, len(weight)))
+    return sum(taps, weight[0] * window[:, :length])

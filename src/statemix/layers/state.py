@@ -41,10 +41,7 @@ def loadable(kind: type[Kind]) -> type[Kind]:
 
 
 def owned(part: Tensor) -> Tensor:
-    """Return a tensor that shares no memory: a view would keep a whole sequence in memory.
-
-    A copy of a few numbers costs less than asking whether they are a view.
-    """
+    """Return a copy that keeps no other memory; asking whether a part is a view costs as much."""
     return part.clone(memory_format=torch.contiguous_format)
 
 
@@ -102,11 +99,7 @@ def take_rows(state: State, rows: Tensor) -> State:
 
 
 def check_like(state: State, template: State, num_sequences: int, axis: str) -> None:
-    """Check structure, shapes and floating dtypes of a state against another of the same layer.
-
-    Every tensor must have ``num_sequences`` rows, called "B" or "N" in messages. The template may
-    have any number of rows and any device.
-    """
+    """Check structure, shapes and dtypes of a state with ``num_sequences`` rows against another."""
     check_structure("state", state, template)
     for (name, tensor), (_, like) in zip(tensors(state), tensors(template), strict=True):
         check_dense(name, tensor)
@@ -142,10 +135,7 @@ def zero_states(
     dtype: torch.dtype | None,
     *shapes: tuple[int, ...],
 ) -> tuple[Tensor, ...]:
-    """Return the zeros that ``init_state`` returns: (batch_size, *shape) for each shape.
-
-    Where ``device`` or ``dtype`` is None, the :func:`placement` of the layer counts.
-    """
+    """Return the zeros of ``init_state``; None in place of a place means :func:`placement`."""
     # While torch.jit.trace runs, sizes are tensors.
     traced = isinstance(batch_size, Tensor) and torch._C._get_tracing_state() is not None
     if isinstance(batch_size, bool) or not (traced or isinstance(batch_size, int | torch.SymInt)):
@@ -162,10 +152,9 @@ def zero_states(
 
 
 def placement(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return the device and dtype of a state that fits a module's parameters and buffers.
+    """Return the device and the widest dtype of a module's parameters and buffers.
 
-    Mixed dtypes give the widest. Offloaded tensors are on "meta": another device counts if there is
-    one. Dynamic quantisation packs parameters away; it computes in float32 on the CPU.
+    Offloaded tensors are on "meta": another device counts if there is one.
     """
     known = [one for one in (*module.parameters(), *module.buffers()) if one.is_floating_point()]
     devices = [one.device for one in known if not one.is_meta] or [one.device for one in known]

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from statemix.errors import OptionError
-from statemix.layers.masks import pack, unpack
-from statemix.models.backbone import NORMS, Norm, States, check_values, mask_of
+from statemix.layers.masks import check_values, pack, unpack
+from statemix.models.backbone import NORMS, Norm, States, mask_of
 from statemix.models.readouts import Logits, ReadoutModel
 from statemix.ops.checks import check_cu_seqlens_values
 from statemix.ops.packing import positions
-
-_LARGEST_PERIOD = 10_000
 
 
 class SequenceAutoencoder(ReadoutModel):
@@ -77,14 +75,15 @@ class Decoder(nn.Module):
         y_n = \mathrm{gelu}(W_2 \, \mathrm{norm}(\mathrm{gelu}(W_1 \, \mathrm{norm}(z_n) + c_1))
         + c_2)
 
-    with the vector s of the sequence and the vector :math:`p_n` of position n, which
-    :func:`position_vectors` defines. There is no residual.
+    with the vector s of the sequence and a fixed vector of each position,
 
-    Source: the decoder of MAD's auto-encoder (mad-lab). Its positions are a table with a maximal
-    length; here they are computed, so that any length will do.
+    .. math::
+        p_n = (\sin \omega_0 n, \dots, \sin \omega_{h-1} n, \cos \omega_0 n, \dots,
+        \cos \omega_{h-1} n), \qquad \omega_i = 10000^{-i / (h - 1)}, \qquad h = \lfloor d/2 \rfloor
 
-    Shape:
-        vectors (..., d), positions (...) integer -> (..., d); leading axes broadcast.
+    and a last entry of 0 if d is odd. There is no residual.
+
+    Source: the decoder of MAD's auto-encoder (mad-lab), with positions in place of a table.
     """
 
     def __init__(self, hidden_size: int, norm: Callable[[int], nn.Module]) -> None:
@@ -101,40 +100,22 @@ class Decoder(nn.Module):
         )
 
     def forward(self, vectors: Tensor, positions: Tensor) -> Tensor:
-        out: Tensor = self.network(vectors + position_vectors(positions, like=vectors))
+        size = vectors.shape[-1]
+        half = size // 2
+        # The angles of distant positions would not be exact in half precision.
+        dtype = torch.promote_types(vectors.dtype, torch.float32)
+        index = torch.arange(half, dtype=dtype, device=vectors.device)
+        frequencies = 10_000 ** (-index / max(half - 1, 1))
+        angles = positions.to(dtype).unsqueeze(-1) * frequencies
+        parts = [angles.sin(), angles.cos(), angles.new_zeros((*positions.shape, size % 2))]
+        out: Tensor = self.network(vectors + torch.cat(parts, dim=-1).to(vectors.dtype))
         return out
 
 
-def position_vectors(positions: Tensor, like: Tensor) -> Tensor:
-    r"""Return a fixed vector for each position, counted from 0: sines, then cosines, (..., d).
-
-    .. math::
-        p_n = (\sin \omega_0 n, \dots, \sin \omega_{h-1} n, \cos \omega_0 n, \dots,
-        \cos \omega_{h-1} n), \qquad \omega_i = 10000^{-i / (h - 1)}, \qquad h = \lfloor d/2 \rfloor
-
-    If d is odd, the last entry is 0. The size d of the last axis, at least 2, the dtype and the
-    device are those of ``like``.
-
-    Example:
-        >>> position_vectors(torch.tensor([0, 1]), like=torch.empty(5)).shape
-        torch.Size([2, 5])
-    """
-    size = like.shape[-1]
-    half = size // 2
-    # The angles of distant positions would not be exact in half precision.
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    index = torch.arange(half, dtype=dtype, device=like.device)
-    frequencies = _LARGEST_PERIOD ** (-index / max(half - 1, 1))
-    angles = positions.to(dtype).unsqueeze(-1) * frequencies
-    parts = [angles.sin(), angles.cos(), angles.new_zeros((*positions.shape, size % 2))]
-    return torch.cat(parts, dim=-1).to(like.dtype)
-
-
 def vectors_at(x: Tensor, places: Tensor | None, otherwise: Tensor | None = None) -> Tensor:
-    """Return the vector at one place of each row, (B, 1, d), for rows that arrive in pieces.
+    """Return the vector of each row at its place in the piece x, its last one without places.
 
-    Rows whose place is outside the piece x (B, T, d) get the vectors ``otherwise``, or zeros. None
-    in place of ``places`` (B,) means the end of the piece.
+    Rows whose place is outside the piece get the vectors ``otherwise`` (B, 1, d), or zeros.
     """
     batch, length, size = x.shape
     if otherwise is None:

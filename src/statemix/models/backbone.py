@@ -1,7 +1,6 @@
 """The part that all models share: embedding, blocks and final norm."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Literal, cast
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from statemix.errors import OptionError
 from statemix.layers import Layer, LayerSpec, State
 from statemix.layers.checking import check_once
-from statemix.layers.masks import pack, unpack
+from statemix.layers.masks import check_values, pack, unpack
 from statemix.layers.option_checks import check_sizes, check_switches
 from statemix.models.channel_mixers import ChannelMixer, MixerSpec
 from statemix.ops.checks import bind, check_choice, check_cu_seqlens, check_cu_seqlens_values
@@ -272,10 +271,7 @@ class Backbone(nn.Module):
 
 
 def mask_of(
-    tokens: Tensor,
-    cu_seqlens: Tensor | None,
-    attention_mask: Tensor | None,
-    lengths: Tensor | None,
+    tokens: Tensor, cu_seqlens: Tensor | None, attention_mask: Tensor | None, lengths: Tensor | None
 ) -> Tensor | None:
     """Check how tokens (B, T) are padded or packed, and return their mask, if they are padded."""
     given = {"cu_seqlens": cu_seqlens, "attention_mask": attention_mask, "lengths": lengths}
@@ -293,14 +289,6 @@ def mask_of(
     longest = tokens.shape[1]
     check_range("lengths", lengths, longest)
     return torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
-
-
-def check_values(tensor: Tensor, check: Callable[[], None]) -> None:
-    """Run a check that reads ``tensor``, unless reading waits for a device or breaks a graph."""
-    if tensor.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Fake tensors, and those mapped by vmap, have no values to read.
-        with suppress(RuntimeError):
-            check()
 
 
 def _check_integers(name: str, tensor: Tensor) -> None:

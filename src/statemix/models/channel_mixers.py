@@ -9,9 +9,6 @@ from torch.nn import functional
 from statemix.layers.option_checks import check_sizes
 from statemix.registry import Registry, Spec
 
-# MAD's inner widths are multiples of this, for the tensor cores of GPUs.
-_MULTIPLE = 16
-
 
 class MixerSpec(Spec):
     """A channel mixer by name, with its options."""
@@ -56,7 +53,7 @@ class SwiGLU(ChannelMixer):
     ) -> None:
         super().__init__()
         if intermediate_size is None:
-            intermediate_size = -(-(8 * hidden_size // 3) // _MULTIPLE) * _MULTIPLE
+            intermediate_size = -(-(8 * hidden_size // 3) // 16) * 16
         check_sizes(hidden_size=hidden_size, intermediate_size=intermediate_size)
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False, **placed)

@@ -25,13 +25,6 @@ Piece = Callable[[Tensor, Tensors, slice], tuple[Tensor, Tensors]]
 LEAST_BUDGET = 16
 """Iterations that a budget of the sequence's length allows at least."""
 
-# Shape of the Gamma distribution of random budgets.
-_SHAPE = 4.0
-
-
-def _is_share(value: float) -> bool:
-    return 0 < value <= 1
-
 
 class FixedPointLayer(PaddedLayer):
     """A layer whose outputs are found by iteration; :class:`FPRNN` documents its options.
@@ -68,7 +61,7 @@ class FixedPointLayer(PaddedLayer):
         if window is not None:
             check_sizes(window=window)
         check_choice("budget", budget, list(get_args(Budget)))
-        check_number("damping", damping, "above 0 and at most 1", _is_share)
+        check_number("damping", damping, "above 0 and at most 1", lambda part: 0 < part <= 1)
         if isinstance(gradient, str):
             check_choice("gradient", gradient, ["implicit", "unrolled"])
         else:
@@ -127,23 +120,17 @@ class FixedPointLayer(PaddedLayer):
 
     @quantile.setter
     def quantile(self, value: float) -> None:
-        check_number("quantile", value, "above 0 and at most 1", _is_share)
+        check_number("quantile", value, "above 0 and at most 1", lambda part: 0 < part <= 1)
         self._quantile = float(value)
 
     def forward(
-        self,
-        x: Tensor,
-        state: State | None = None,
-        cu_seqlens: Tensor | None = None,
+        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, State]:
         self._reports = {}
         return super().forward(x, state, cu_seqlens)
 
     def reports(self) -> Mapping[str, Tensor]:
-        """Return the iterations and the largest residual of the last call.
-
-        Iterations of a window count by its share of the sequence.
-        """
+        """Return the iterations, of a window by its share, and the largest residual of a call."""
         return self._reports
 
     def usual_budget(self, length: int) -> int:
@@ -155,8 +142,7 @@ class FixedPointLayer(PaddedLayer):
     ) -> Solution:
         """Iterate from y = ``start`` (B, T, N) within the budget, and report on it.
 
-        ``piece`` maps the y of a slice of tokens, and the state before them, to their new y and the
-        state after them; ``carried`` is the state before the first token.
+        ``piece`` maps the y of some tokens, and the state before them, to the new ones.
         """
         names = ("tolerance", "damping", "quantile", "gradient")
         config = SolverConfig(**{name: getattr(self, name) for name in names})
@@ -222,7 +208,7 @@ class FixedPointLayer(PaddedLayer):
         usual = self.usual_budget(length)
         if self.budget == "fixed" or not self.training:
             return usual
-        drawn = torch.distributions.Gamma(_SHAPE, _SHAPE / usual).sample()
+        drawn = torch.distributions.Gamma(4.0, 4.0 / usual).sample()
         return max(math.ceil(drawn.item()), 1)
 
 

@@ -14,9 +14,10 @@ from statemix.layers.fixed_point.fixed_point_layer import Budget, FixedPointLaye
 from statemix.layers.fixed_point.mixers import MixerInputs, MixerName, NormedLinear
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import Flops
-from statemix.layers.mamba2 import project_heads
+from statemix.layers.mamba2 import Projected, project_heads
 from statemix.layers.option_checks import check_sizes
 from statemix.layers.padded import (
+    ShortConvolution,
     last_inputs,
     reset_decay,
     reset_linear,
@@ -24,11 +25,10 @@ from statemix.layers.padded import (
     rms_norm,
     unit_length,
     valid_tokens,
-    without_autocast,
 )
-from statemix.layers.short_conv import ShortConvolution
 from statemix.layers.state import loadable
 from statemix.ops import flops
+from statemix.ops.portable import without_autocast
 from statemix.ops.selective_scan import selective_scan
 from statemix.registry import passed_on
 
@@ -48,29 +48,10 @@ class FPMambaState(NamedTuple):
     conv: Tensor
 
 
-class _Projected(NamedTuple):
-    """Projections of the input, before the layer iterates."""
-
-    values: Tensor  # x of the equations, (B, T, N)
-    z: Tensor  # input of the output gate, (B, T, N)
-    B: Tensor  # input maps without the part of y, (B, T, d_state)
-    C: Tensor  # readout maps without the part of y, (B, T, d_state)
-    steps: Tensor  # Delta, (B, T, N) or (B, T, H)
-    conv: Tensor  # the last inputs of the short convolution
-    rates: Tensor | None = None  # -A, (S, N), if the scan multiplies it with the steps
-    decays: Tensor | None = None  # Delta A, (B, T, H), if the scan does not
-
-    def during(self, span: slice) -> "_Projected":
-        """Return the same for some of the tokens."""
-        names = ("values", "z", "B", "C", "steps") + ("decays",) * (self.decays is not None)
-        return self._replace(**{name: getattr(self, name)[:, span] for name in names})
-
-
 class _FPMamba(FixedPointLayer):
     """A selective state space model whose outputs are the fixed point of its scan.
 
-    A subclass defines the scan, and whether the short convolution also sees B and C (``conv_maps``
-    is 2) or the values alone (0). Options and state are common to both.
+    The short convolution also sees B and C (``conv_maps`` is 2) or the values alone (0).
     """
 
     D: nn.Parameter
@@ -100,12 +81,12 @@ class _FPMamba(FixedPointLayer):
         """Shape of the state of one sequence's scan."""
 
     @abstractmethod
-    def _project(self, x: Tensor, state: FPMambaState, lengths: Tensor | None) -> _Projected:
+    def _project(self, x: Tensor, state: FPMambaState, lengths: Tensor | None) -> Projected:
         """Return the projections of the input; padding has step 0 and decay 1."""
 
     @abstractmethod
     def _scan(
-        self, projected: _Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor
+        self, projected: Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return readouts (B, T, N), D included, and the last state of the scan."""
 
@@ -114,7 +95,7 @@ class _FPMamba(FixedPointLayer):
         return ssm
 
     @abstractmethod
-    def _normalised(self, projected: _Projected, o: Tensor) -> Tensor:
+    def _normalised(self, projected: Projected, o: Tensor) -> Tensor:
         """Return y of readouts o; without contraction, the iteration feeds it back."""
 
     def _gated(self, z: Tensor, y: Tensor, before: Tensor | None) -> Tensor:
@@ -194,11 +175,8 @@ class _FPMamba(FixedPointLayer):
         share = 0 if self.contraction is None else self.inner_size
         return seen + self.state_mixer.flops + maps + lengths + 2 * self.inner_size + share
 
-    def _share(self, projected: _Projected) -> Tensor | None:
-        """Return with how much of the mixer's deviation from I the iteration is a contraction.
-
-        Shape (B, T, 1); None means all of it.
-        """
+    def _share(self, projected: Projected) -> Tensor | None:
+        """Return the share of the mixer's deviation that makes a contraction; None means all."""
         if self.contraction is None:
             return None
         # b and c have length 1, so that a readout grows with its value at most by this gain.
@@ -322,7 +300,7 @@ class FPMamba1(_FPMamba):
             other=self.conv.flops_per_token + steps + inner * (1 + flops.SILU + 1),
         )
 
-    def _project(self, x: Tensor, state: FPMambaState, lengths: Tensor | None) -> _Projected:
+    def _project(self, x: Tensor, state: FPMambaState, lengths: Tensor | None) -> Projected:
         to_mix, z = self.in_proj(x).chunk(2, -1)
         with without_autocast(x.device):
             values, conv = self.conv(to_mix, state.conv, lengths)
@@ -337,20 +315,19 @@ class FPMamba1(_FPMamba):
             if lengths is not None:
                 steps = steps * valid_tokens(x, lengths).unsqueeze(-1)
             rates = self.A_log.to(dtype).exp().mT.contiguous()
-        return _Projected(values, z, B.to(dtype), C.to(dtype), steps, conv, rates=rates)
+        return Projected(values, z, B.to(dtype), C.to(dtype), steps, conv, rates=rates)
 
     def _arranged(self, ssm: Tensor) -> Tensor:
         return ssm.mT.contiguous().mT
 
     def _scan(
-        self, projected: _Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor
+        self, projected: Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor
     ) -> tuple[Tensor, Tensor]:
-        assert projected.rates is not None
         written = projected.steps * values
         read, last = selective_scan(projected.steps, projected.rates, written, B, C, ssm.mT)
         return torch.addcmul(read, self.D.to(values.dtype), values), last.mT
 
-    def _normalised(self, projected: _Projected, o: Tensor) -> Tensor:
+    def _normalised(self, projected: Projected, o: Tensor) -> Tensor:
         del projected
         centred = o - o.mean(-1, keepdim=True)
         return rms_norm(centred, self.norm_weight.to(o.dtype)) + self.norm_bias.to(o.dtype)
@@ -465,18 +442,17 @@ class FPMamba2(_FPMamba):
             other=self.conv.flops_per_token + steps,
         )
 
-    def _project(self, x: Tensor, state: FPMambaState, lengths: Tensor | None) -> _Projected:
-        return _Projected(**project_heads(self, x, state, lengths)._asdict())
+    def _project(self, x: Tensor, state: FPMambaState, lengths: Tensor | None) -> Projected:
+        return project_heads(self, x, state, lengths)
 
     def _scan(
-        self, projected: _Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor
+        self, projected: Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor
     ) -> tuple[Tensor, Tensor]:
         values = values.view(*values.shape[:-1], self.num_heads, self.head_dim)
         inputs = values * projected.steps.unsqueeze(-1)
-        assert projected.decays is not None
         o, last = ssd(inputs, projected.decays, B, C, ssm)
         return (o + self.D.to(o.dtype).unsqueeze(-1) * values).flatten(2), last
 
-    def _normalised(self, projected: _Projected, o: Tensor) -> Tensor:
+    def _normalised(self, projected: Projected, o: Tensor) -> Tensor:
         gated = o * functional.silu(projected.z.to(o.dtype))
         return rms_norm(gated, self.norm_weight.to(o.dtype))

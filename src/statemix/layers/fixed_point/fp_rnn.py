@@ -11,15 +11,10 @@ from statemix.layers.fixed_point.fixed_point_layer import Budget, FixedPointLaye
 from statemix.layers.fixed_point.mixers import MixerInputs, MixerName
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import Flops
-from statemix.layers.padded import (
-    last_inputs,
-    reset_linear,
-    rms_norm,
-    valid_tokens,
-    without_autocast,
-)
+from statemix.layers.padded import last_inputs, reset_linear, rms_norm, valid_tokens
 from statemix.ops import flops
 from statemix.ops.layout import at_least_float32
+from statemix.ops.portable import without_autocast
 from statemix.registry import passed_on
 
 
@@ -58,8 +53,8 @@ class FPRNN(FixedPointLayer):
     the results of pieces or single steps may differ from the result of the whole sequence.
 
     Args:
-        mixer: "householder", "dplr", "kronecker" or "monarch".
-        rank: vectors of the first two, size of the last one's blocks; "kronecker" has none.
+        mixer: "householder", "dplr" or "kronecker".
+        rank: vectors of the first two; "kronecker" has none.
         mixer_inputs: "both" (v_t and h_{t-1}), "sum" (v_t + h_{t-1}) or "token" (v_t alone, which
             leaves the recurrence linear).
         expand: N divided by ``hidden_size``.

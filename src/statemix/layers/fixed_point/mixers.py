@@ -14,7 +14,7 @@ from statemix.layers.padded import unit_length
 from statemix.ops import flops
 from statemix.ops.checks import check_choice
 
-MixerName = Literal["householder", "dplr", "kronecker", "monarch"]
+MixerName = Literal["householder", "dplr", "kronecker"]
 MixerInputs = Literal["both", "sum", "token"]
 
 # Keeps the length of a row, or the norm of a matrix, of zeros from dividing by zero.
@@ -22,12 +22,7 @@ _TINY = 1e-6
 
 
 class Prepared(NamedTuple):
-    """A linear map of x and s for a given x.
-
-    Attributes:
-        constant: the part of x and the bias, shape (..., outputs), or () if there is no x.
-        weight: the map of s, shape (outputs, width of s); None if s does not enter.
-    """
+    """A linear map of s for a given x: ``constant`` is the part of x and the bias."""
 
     constant: Tensor
     weight: Tensor | None
@@ -49,19 +44,12 @@ class Prepared(NamedTuple):
 
 
 class NormedLinear(nn.Module):
-    r"""A linear map of x and s whose rows have a length of their own.
+    r"""A linear map of x and s (Salimans and Kingma, 2016, "Weight normalization").
 
     .. math:: y_i = g_i \frac{w_i^\top p}{|w_i|} + c_i, \qquad
         p = [x, s], \quad p = x + s \quad \text{or} \quad p = x
 
-    Source: Salimans and Kingma (2016), "Weight normalization"; the fixed-point RNN uses it for
-    stability.
-
-    Args:
-        width: width of x, and of s.
-        outputs: width of y.
-        inputs: "both" for [x, s], "sum" for x + s, "token" for x.
-        bias: whether to learn c, which starts at 0.
+    for ``inputs`` "both", "sum" and "token"; x and s have the same width.
     """
 
     bias: nn.Parameter | None
@@ -110,17 +98,10 @@ class NormedLinear(nn.Module):
 
 
 class StateMixer(nn.Module, ABC):
-    r"""A matrix Q for each token, given by its deviation D = I - Q from the identity.
+    """A matrix Q for each token, given by its deviation D = I - Q from the identity.
 
-    Q depends on x_t and, if the layer chooses so, on the state before it, s_t. All maps from them
-    are linear with normalised weights (:class:`NormedLinear`).
-
-    Args:
-        size: N, entries that are mixed.
-        inputs: as in :class:`NormedLinear`.
-        rank: number of vectors, or size of a block; 1 if there is none.
-        contractive: whether the 2-norm of D stays within :attr:`bound`. Otherwise Q is as in the
-            source, and D may be as large as that allows.
+    Q depends on x_t and, by ``inputs``, on the state before it; ``rank`` counts vectors. If
+    ``contractive``, the 2-norm of D stays within :attr:`bound`.
     """
 
     def __init__(
@@ -206,16 +187,12 @@ class _Reflecting(StateMixer):
 
 
 class Householder(_Reflecting):
-    r"""A product of generalised Householder reflections, H_r.
+    r"""A product of generalised Householder reflections, H_r (Movahedi et al.).
 
     .. math:: Q = (I - c_r u_r u_r^\top) \cdots (I - c_1 u_1 u_1^\top)
 
     with unit vectors u_i and c_i in (0, 2). If the mixer is contractive, c_i is in (0, 1): each
-    factor then shortens what it removes, so that the squares of all removed parts of a vector add
-    up to at most its own, and the 2-norm of I - Q is at most sqrt(r).
-
-    Source: Movahedi et al., "Fixed-Point RNNs". Q starts near a product of projections (c = 1), or
-    half-way to it if contractive.
+    factor then shortens what it removes, so that the 2-norm of I - Q is at most sqrt(r).
     """
 
     @property
@@ -238,14 +215,11 @@ class Householder(_Reflecting):
 
 
 class DPLR(_Reflecting):
-    r"""The identity minus a matrix of low rank, DPLR_r.
+    r"""The identity minus a matrix of low rank, DPLR_r (Movahedi et al.).
 
     .. math:: Q = I - \sum_{i=1}^r c_i u_i u_i^\top
 
-    with unit vectors u_i, which need not be orthogonal, and c_i in (0, 2), or in (0, 1) if the
-    mixer is contractive. The 2-norm of I - Q is then at most r.
-
-    Source: as :class:`Householder`.
+    with unit vectors u_i and c_i in (0, 2), or in (0, 1) if contractive.
     """
 
     @property
@@ -273,8 +247,6 @@ class Kronecker(StateMixer):
     with upper triangular P, rows() dividing each row by its length, and s in (0, 1). Of N = a b, a
     is the largest divisor up to sqrt(N). If the mixer is contractive, the factor 2 is absent and
     each matrix is divided by sqrt(|M|_1 |M|_inf) where that exceeds 1, which bounds its 2-norm.
-
-    Source: as :class:`Householder`.
     """
 
     def _build(self, inputs: MixerInputs, placed: dict[str, Any]) -> None:
@@ -306,63 +278,17 @@ class Kronecker(StateMixer):
         for n, triangle, strengths in zip(self.sizes, raw[:2], raw[2:], strict=True):
             upper = _upper(functional.silu(triangle), n)
             matrix = torch.sigmoid(strengths).unsqueeze(-1) * unit_length(upper @ upper.mT)
-            factors.append(_shortened(matrix) if self.contractive else matrix)
+            if self.contractive:
+                sizes = matrix.abs()
+                bound = sizes.sum(-1).amax(-1) * sizes.sum(-2).amax(-1)
+                matrix = matrix / bound.clamp(min=1.0).sqrt()[..., None, None]
+            factors.append(matrix)
         return factors[0], factors[1]
 
     def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
         left, right = coefficients
         mixed: Tensor = (left @ _split(v, self.sizes[0]) @ right).flatten(-2)
         return mixed if self.contractive else 2 * mixed
-
-
-class Monarch(StateMixer):
-    r"""The identity minus a block-diagonal matrix.
-
-    .. math:: Q = I - \mathrm{blockdiag}_j(\alpha_j K_j), \qquad
-        K_j = P_j P_j^\top / \max_i |(P_j P_j^\top)_{:,i}|
-
-    with upper triangular P_j and alpha_j in (0, 1): blocks of entries mix, as in a BD-LRU. If the
-    mixer is contractive, K_j is divided by its largest row sum instead, which bounds its 2-norm.
-
-    Source: as :class:`Householder`, whose code has it without published numbers.
-    """
-
-    def _build(self, inputs: MixerInputs, placed: dict[str, Any]) -> None:
-        size, rank = self.size, self.rank
-        if size % rank:
-            raise OptionError(
-                f"rank must divide the entries of a Monarch mixer, got {rank} and {size}"
-            )
-        self.num_blocks = size // rank
-        entries = self.num_blocks * rank * (rank + 1) // 2
-        self.triangles = NormedLinear(size, entries, inputs, **placed)
-        self.strengths = NormedLinear(size, self.num_blocks, inputs, bias=True, **placed)
-
-    @property
-    def flops(self) -> int:
-        n = self.rank
-        triangle = n * (n + 1) // 2 * flops.SILU + 2 * n**3
-        # Magnitudes or squares, their sums, the maximum; the root, unless contractive.
-        largest = 2 * n**2 + n + (0 if self.contractive else 1)
-        scaled = flops.SIGMOID + 1 + n**2
-        return self.num_blocks * (triangle + largest + scaled + 2 * n**2)
-
-    def coefficients(self, raw: list[Tensor]) -> tuple[Tensor]:
-        entries = _split(functional.silu(raw[0]), self.num_blocks)
-        upper = _upper(entries, self.rank)
-        product = upper @ upper.mT
-        if self.contractive:
-            largest = product.abs().sum(-1).amax(-1)
-        else:
-            largest = product.square().sum(-2).amax(-1).add(_TINY**2).sqrt()
-        strengths = torch.sigmoid(raw[1]) / largest.clamp(min=_TINY)
-        return (strengths[..., None, None] * product,)
-
-    def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
-        (blocks,) = coefficients
-        parts = _split(v, self.num_blocks)
-        mixed: Tensor = (blocks @ parts.unsqueeze(-1)).flatten(-3)
-        return mixed
 
 
 def build_mixer(name: str, size: int, inputs: MixerInputs, rank: int, **options: Any) -> StateMixer:
@@ -372,7 +298,7 @@ def build_mixer(name: str, size: int, inputs: MixerInputs, rank: int, **options:
     check_sizes(rank=rank)
     if name == "kronecker" and rank != 1:
         raise OptionError(f"rank must be absent with a Kronecker mixer, got {rank}")
-    kinds = dict(zip(get_args(MixerName), (Householder, DPLR, Kronecker, Monarch), strict=True))
+    kinds = dict(zip(get_args(MixerName), (Householder, DPLR, Kronecker), strict=True))
     mixer: StateMixer = kinds[name](size, inputs, rank, **options)
     return mixer
 
@@ -390,10 +316,3 @@ def _upper(entries: Tensor, n: int) -> Tensor:
     index[places[0], places[1]] = torch.arange(places.shape[1], device=entries.device)
     filled = entries[..., index.clamp(min=0).flatten()].reshape(*entries.shape[:-1], n, n)
     return filled * (index >= 0)
-
-
-def _shortened(matrix: Tensor) -> Tensor:
-    """Divide matrices (..., n, n) by a bound of their 2-norm where that exceeds 1."""
-    sizes = matrix.abs()
-    bound = (sizes.sum(-1).amax(-1) * sizes.sum(-2).amax(-1)).clamp(min=1.0).sqrt()
-    return matrix / bound[..., None, None]

@@ -16,11 +16,7 @@ Map = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class SolverConfig:
-    """When an iteration stops, and what is differentiated.
-
-    ``gradient`` is a number of last applications of the map, "implicit" for the fixed point itself,
-    or "unrolled" for every iteration.
-    """
+    """When an iteration stops, and what is differentiated."""
 
     tolerance: float = 1e-3  # residual below which a sequence counts as converged
     damping: float = 1.0  # share s of the map's value in the next iterate, before it is lowered
@@ -46,7 +42,7 @@ _STILL = 1e-3
 def solve(
     function: Map, start: Tensor, budget: int, config: SolverConfig, valid: Tensor | None = None
 ) -> Solution:
-    r"""Iterate a map until its value and its argument agree.
+    r"""Iterate a map F of (B, T, N) at most ``budget`` times, until value and argument agree.
 
     .. math:: y \leftarrow s F(y) + (1 - s) y, \qquad
         r = \max_t \frac{|y_t - F(y)_t|_\infty}{|F(y)_t|_\infty + 10^{-8}}
@@ -57,15 +53,7 @@ def solve(
     only if damped, and the iterate itself is returned, with the gradient of the last application.
 
     Source: Movahedi et al., "Fixed-Point RNNs", Appendix B.4. There, the iterate that counts may
-    have a larger residual than the one that has met the tolerance, and the gradient needs further
-    applications of the map than the budget has.
-
-    Args:
-        function: F, from (B, T, N) to the same.
-        start: the first y.
-        budget: most applications of F, at least 1.
-        config: when to stop, and what to differentiate.
-        valid: tokens that are no padding, (B, T); None means all.
+    have a larger residual than the one that has met the tolerance.
     """
     learns = torch.is_grad_enabled()
     steps = config.gradient if isinstance(config.gradient, int) else 1
@@ -131,10 +119,7 @@ class _Iteration:
         self.iterations += 1
 
     def better_of(self, before: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``value``, F(y), or the iterate that has converged where y has not; and residuals.
-
-        The result has the gradient of ``value``, unless iterates have their own. y is ``before``.
-        """
+        """Return F(y), or the iterate that has converged where y has not, and residuals."""
         residual = _residuals(before, value, self._valid)
         has_converged = self.residual < self._config.tolerance
         kept = has_converged & ~(residual < self._config.tolerance)
@@ -148,13 +133,7 @@ class _Iteration:
 def _with_implicit_gradient(
     function: Map, value: Tensor, budget: int, config: SolverConfig
 ) -> Tensor:
-    r"""Let the gradient of a fixed point be that of the implicit function theorem.
-
-    .. math:: \frac{dy}{d\theta} = (I - J)^{-1} \frac{\partial F}{\partial \theta}, \qquad
-        J = \frac{\partial F}{\partial y}
-
-    by iterating g = v + J^T g for an incoming gradient v. It warns if that does not converge.
-    """
+    """Let the gradient be that of the fixed point, by iterating g = v + J^T g, J = dF/dy."""
     point = value.detach().requires_grad_()
     with torch.enable_grad():
         mapped = function(point)

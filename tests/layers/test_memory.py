@@ -56,15 +56,6 @@ def test_units_forget_as_fast_as_the_formula_says(
     torch.testing.assert_close(after.norm(dim=-1).float(), expected, rtol=1e-4, atol=0)
 
 
-def test_new_parameters_keep_the_memory():
-    layer = BDLRU(8, num_blocks=4, block_size=2, memory=(1, 500))
-    bias = layer.gate_proj.bias.view(2, 3, 4)[:, -1].clone()
-    assert torch.equal(bias[0], bias[1])
-    assert (bias.diff() < 0).all()
-    layer.reset_parameters()
-    torch.testing.assert_close(layer.gate_proj.bias.view(2, 3, 4)[:, -1], bias, rtol=0, atol=0)
-
-
 def test_a_tracker_starts_in_a_learned_or_unit_state_with_closed_input_gates():
     layer = BDLRU.tracker(8, num_blocks=4, block_size=2, gate="householder", initial_std=0.5)
     assert (layer.gate, layer.initial_state, layer.initial_std) == ("householder", "learned", 0.5)

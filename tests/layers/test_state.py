@@ -37,18 +37,6 @@ def test_rows_are_selected_repeated_and_reordered_in_every_tensor(make, rows):
         assert torch.equal(part, of[rows])
 
 
-def test_taking_rows_is_differentiable():
-    state = leaf().requires_grad_()
-    take_rows(state, torch.tensor([1, 1, 0])).sum().backward()
-    assert state.grad[:, 0].tolist() == [1, 2, 0]
-
-
-def test_tensors_have_the_names_of_their_places():
-    names = [name for name, _ in tensors(nested())]
-    assert names == ["state.keys", "state.inner.0.0", "state.inner.0.1", "state.inner.1"]
-    assert [name for name, _ in tensors(leaf(), "memory")] == ["memory"]
-
-
 def test_a_function_of_several_states_meets_the_same_places():
     summed = map_state(torch.add, nested(), nested())
     assert type(summed) is Memory

@@ -36,9 +36,6 @@ _PROJECTIONS = ("value_proj", "gate_proj", "out_proj")
 _REMEMBERING = ("softmax", "householder", "column_softmax")
 
 
-LayerRun = Callable[[Tensor, Tensor, Tensor | None, "Noise", Any], tuple[Tensor, Tensor]]
-
-
 class Noise(NamedTuple):
     """Noise of a layer in training."""
 
@@ -447,7 +444,7 @@ def check_slice(
 
 
 def _run_in_pieces(
-    run: LayerRun, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, length: int
+    run: Any, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, length: int
 ) -> tuple[Tensor, Tensor]:
     """Return what ``run`` returns of a whole sequence, and keep only the states between pieces."""
     outputs = []

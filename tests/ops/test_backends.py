@@ -30,13 +30,6 @@ def only(registry, monkeypatch):
     return replace
 
 
-def test_what_marks_a_constant_of_compiled_graphs_is_what_pytorch_sets():
-    def function():
-        pass
-
-    assert vars(torch.compiler.assume_constant_result(function)) == vars(backends.reason_of)
-
-
 def fastest(**changes):
     kernels = dict(ops.BACKENDS["loop"].kernels)
     return ops.Backend(**{"name": "fastest", "kernels": kernels, "automatic": True} | changes)

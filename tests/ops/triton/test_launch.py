@@ -1,7 +1,4 @@
-"""Launches of the Triton kernels: far memory, and bounds that stay on their device.
-
-The interpreter must be chosen before Triton is imported: ``make test-triton``.
-"""
+"""Launches of the Triton kernels, in its interpreter: ``make test-triton``."""
 
 import os
 

@@ -13,7 +13,7 @@ from statemix.layers.fixed_point.fixed_point_layer import LEAST_BUDGET
 from statemix.layers.fixed_point.mixers import build_mixer
 from statemix.layers.fixed_point.solver import SolverConfig, _residuals, solve
 
-MIXERS = [("householder", 1), ("householder", 3), ("dplr", 2), ("kronecker", 1)]
+MIXERS = [("householder", 1), ("householder", 3), ("dplr", 2), ("kronecker", 1), ("monarch", 3)]
 CONVERGED = {"max_iterations": 2000, "tolerance": 1e-14, "contraction": 0.9}
 
 
@@ -131,6 +131,16 @@ def published(name, rank, raw, size):
         for term in terms:
             Q = (np.eye(size) - term) @ Q
         return Q
+    if name == "monarch":
+        Q = np.eye(size)
+        blocks = raw[0].reshape(size // rank, -1)
+        for j, (entries, strength) in enumerate(zip(blocks, raw[1], strict=True)):
+            P = triangle(entries, rank)
+            K = P @ P.T
+            K = K / np.sqrt((K**2).sum(0)).max()
+            place = slice(j * rank, (j + 1) * rank)
+            Q[place, place] -= sigmoid(strength) * K
+        return Q
     a, b = 2, 3
     V, U = (
         np.diag(sigmoid(strength)) @ rows(triangle(entries, n) @ triangle(entries, n).T)
@@ -176,7 +186,8 @@ def error(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("mixer", "rank", "mixer_inputs"), [("householder", 3, "both"), ("kronecker", 1, "token")]
+    ("mixer", "rank", "mixer_inputs"),
+    [("householder", 3, "both"), ("kronecker", 1, "token"), ("monarch", 3, "both")],
 )
 def test_the_implicit_gradient_is_that_of_all_iterations(mixer, rank, mixer_inputs):
     layer = build(mixer, rank, mixer_inputs=mixer_inputs, scale=1.0, **CONVERGED)

@@ -130,6 +130,12 @@ MIXERS = {
         (12 + 16 + 14 + 6 + 4) + (24 + 54 + 30 + 9 + 9) + (24 + 36) + 6,
         (12 + 16 + 14 + 6 + 4) + (24 + 54 + 30 + 9 + 9) + (24 + 36) + (23 + 45),
     ),
+    # Three blocks of 2 x 2: SiLU of the triangle and its square; squares or magnitudes, their sums,
+    # the maximum and, unless contractive, a root; sigmoid, quotient and product; the block times v.
+    ("monarch", 2): (
+        3 * ((12 + 16) + (4 + 4 + 2 + 1) + (3 + 1 + 4) + 8),
+        3 * ((12 + 16) + (4 + 4 + 2) + (3 + 1 + 4) + 8),
+    ),
 }
 
 

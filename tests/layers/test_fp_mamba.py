@@ -161,7 +161,7 @@ def normed(layer, o, z):
         ("householder", 2, "both"),
         ("dplr", 2, "both"),
         ("kronecker", 1, "sum"),
-        ("householder", 1, "token"),
+        ("monarch", 3, "token"),
     ],
 )
 @pytest.mark.parametrize("kind", BOTH)

@@ -77,13 +77,14 @@ REFUSED = {
     ),
     "conv": ({"kernel_size": 2}, {"kernel_size": SIZE, "depthwise": SWITCH}),
     "attention": ({"num_heads": 3}, {"num_heads": [4, *SIZE], "rope": SWITCH}),
-    "fp_rnn": ({"rank": 3}, ITERATIVE),
-    "fp_mamba1": ({"rank": 3}, ITERATIVE | {"d_state": SIZE, "d_conv": TAPS}),
+    "fp_rnn": ({"mixer": "monarch", "rank": 3}, ITERATIVE),
+    "fp_mamba1": ({"mixer": "monarch", "rank": 3}, ITERATIVE | {"d_state": SIZE, "d_conv": TAPS}),
     "fp_mamba2": (
-        {"rank": 3},
+        {"mixer": "monarch", "rank": 3},
         ITERATIVE | {"d_state": SIZE, "d_conv": TAPS, "head_dim": [5, *SIZE]},
     ),
 }
+REFUSED["fp_mamba1"][1]["rank"] = REFUSED["fp_mamba2"][1]["rank"] = [0, 5]
 
 
 @pytest.mark.parametrize("name", LAYERS)

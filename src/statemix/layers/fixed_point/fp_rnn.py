@@ -53,8 +53,8 @@ class FPRNN(FixedPointLayer):
     the results of pieces or single steps may differ from the result of the whole sequence.
 
     Args:
-        mixer: "householder", "dplr" or "kronecker".
-        rank: vectors of the first two; "kronecker" has none.
+        mixer: "householder", "dplr", "kronecker" or "monarch".
+        rank: vectors of the first two, size of the last one's blocks; "kronecker" has none.
         mixer_inputs: "both" (v_t and h_{t-1}), "sum" (v_t + h_{t-1}) or "token" (v_t alone, which
             leaves the recurrence linear).
         expand: N divided by ``hidden_size``.

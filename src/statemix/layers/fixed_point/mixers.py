@@ -14,7 +14,7 @@ from statemix.layers.padded import unit_length
 from statemix.ops import flops
 from statemix.ops.checks import check_choice
 
-MixerName = Literal["householder", "dplr", "kronecker"]
+MixerName = Literal["householder", "dplr", "kronecker", "monarch"]
 MixerInputs = Literal["both", "sum", "token"]
 
 # Keeps the length of a row, or the norm of a matrix, of zeros from dividing by zero.
@@ -291,6 +291,56 @@ class Kronecker(StateMixer):
         return mixed if self.contractive else 2 * mixed
 
 
+class Monarch(StateMixer):
+    r"""The identity minus a block-diagonal matrix.
+
+    .. math:: Q = I - \mathrm{blockdiag}_j(\alpha_j K_j), \qquad
+        K_j = P_j P_j^\top / \max_i |(P_j P_j^\top)_{:,i}|
+
+    with upper triangular P_j and alpha_j in (0, 1): blocks of entries mix, as in a BD-LRU. If the
+    mixer is contractive, K_j is divided by its largest row sum instead, which bounds its 2-norm.
+
+    Source: as :class:`Householder`, whose code has it without published numbers.
+    """
+
+    def _build(self, inputs: MixerInputs, placed: dict[str, Any]) -> None:
+        size, rank = self.size, self.rank
+        if size % rank:
+            raise OptionError(
+                f"rank must divide the entries of a Monarch mixer, got {rank} and {size}"
+            )
+        self.num_blocks = size // rank
+        entries = self.num_blocks * rank * (rank + 1) // 2
+        self.triangles = NormedLinear(size, entries, inputs, **placed)
+        self.strengths = NormedLinear(size, self.num_blocks, inputs, bias=True, **placed)
+
+    @property
+    def flops(self) -> int:
+        n = self.rank
+        triangle = n * (n + 1) // 2 * flops.SILU + 2 * n**3
+        # Magnitudes or squares, their sums, the maximum; the root, unless contractive.
+        largest = 2 * n**2 + n + (0 if self.contractive else 1)
+        scaled = flops.SIGMOID + 1 + n**2
+        return self.num_blocks * (triangle + largest + scaled + 2 * n**2)
+
+    def coefficients(self, raw: list[Tensor]) -> tuple[Tensor]:
+        entries = _split(functional.silu(raw[0]), self.num_blocks)
+        upper = _upper(entries, self.rank)
+        product = upper @ upper.mT
+        if self.contractive:
+            largest = product.abs().sum(-1).amax(-1)
+        else:
+            largest = product.square().sum(-2).amax(-1).add(_TINY**2).sqrt()
+        strengths = torch.sigmoid(raw[1]) / largest.clamp(min=_TINY)
+        return (strengths[..., None, None] * product,)
+
+    def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
+        (blocks,) = coefficients
+        parts = _split(v, self.num_blocks)
+        mixed: Tensor = (blocks @ parts.unsqueeze(-1)).flatten(-3)
+        return mixed
+
+
 def build_mixer(name: str, size: int, inputs: MixerInputs, rank: int, **options: Any) -> StateMixer:
     """Build a mixer by name; the other arguments are those of :class:`StateMixer`."""
     check_choice("mixer", name, list(get_args(MixerName)))
@@ -298,7 +348,7 @@ def build_mixer(name: str, size: int, inputs: MixerInputs, rank: int, **options:
     check_sizes(rank=rank)
     if name == "kronecker" and rank != 1:
         raise OptionError(f"rank must be absent with a Kronecker mixer, got {rank}")
-    kinds = dict(zip(get_args(MixerName), (Householder, DPLR, Kronecker), strict=True))
+    kinds = dict(zip(get_args(MixerName), (Householder, DPLR, Kronecker, Monarch), strict=True))
     mixer: StateMixer = kinds[name](size, inputs, rank, **options)
     return mixer
 

@@ -70,12 +70,7 @@ def raised(call):
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        lambda: torch.empty(10**13),
-        lambda: np.empty(10**15),
-        lambda: bytearray(10**15),
-    ],
+    "call", [lambda: torch.empty(10**13), lambda: np.empty(10**15), lambda: bytearray(10**15)]
 )
 def test_a_failing_allocation_is_a_shortage(call):
     assert memory.is_shortage(raised(call))

@@ -8,7 +8,6 @@ import json
 import math
 import random
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -185,25 +184,6 @@ def test_corruptions_with_a_new_seal_are_found_unless_they_prove_something_else(
     assert outcomes >= {"invalid", "refuted"}
 
 
-def test_a_certificate_of_too_many_states_is_refused_at_once(tmp_path):
-    """Letter x flips entry x, and nothing is scored: words reach 2^64 states."""
-    flips = [[[1, 0] if entry == letter else entry for entry in range(64)] for letter in range(64)]
-    tables = {
-        "format": 1,
-        "values": 2,
-        "start": [0] * 64,
-        "letters": flips,
-        "states": [],
-        "answers": [],
-        "automaton": {"start": 0, "transitions": [[0] * 64], "outputs": [[-1] * 64]},
-    }
-    status, said = run_checker(written(tmp_path / "certificate.json", sealed(tables)))
-    assert (status, said.partition(".json: ")[2]) == (
-        2,
-        "states lacks one that letter 0 leads to\n",
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -232,25 +212,6 @@ def test_tables_of_another_form_are_named(s_3, change, message):
     change(s_3)
     with pytest.raises(Invalid, match=message):
         check(sealed(s_3))
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "Expecting value"),
-        ("[]", "it has no tables\n"),
-        ('{"tables": 3}', "it has no tables\n"),
-        ('{"without_tables": "the verdict is open"}', "it has no tables: the verdict is open\n"),
-        ('{"tables": {"sha256": 1}}', "its tables must be "),
-        ('{"tables":' + "[" * 200_000, ""),
-    ],
-    ids=itertools.count(),
-)
-def test_files_without_tables_are_named(text, reason, tmp_path, capsys):
-    path = tmp_path / "certificate.json"
-    path.write_text(text)
-    assert check_certificate.main(str(path)) == 2
-    assert capsys.readouterr().out.startswith(f"invalid: {path}: {reason}")
 
 
 def test_a_wrong_call_is_no_refutation():
@@ -297,38 +258,26 @@ def test_odd_values_anywhere_never_end_in_a_traceback(kind, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "reason"),
     [
-        *(b"", b"\x00\xff\xfe", b"null", b'"text"', b"9" * 5000, b"1e999", b"\xef\xbb\xbf{}"),
-        *(b'{"a":' * 5000, b'{"tables": {"format": 2}}', b'{"tables": {"\\ud800": 1}}'),
-        '{"without_tables": "é"}'.encode(),
-        *(b'{"without_tables": "\\ud800"}', b'{"without_tables": "\\nproven: \\u001b[2J"}'),
+        *((b"", "Expecting value"), (b"[]", "it has no tables\n")),
+        (b'{"tables": 3}', "it has no tables\n"),
+        (b'{"without_tables": "the verdict is open"}', "it has no tables: the verdict is open\n"),
+        (b'{"tables": {"sha256": 1}}', "its tables must be "),
+        *((b"\x00\xff\xfe", ""), (b"9" * 5000, ""), (b"1e999", ""), (b"\xef\xbb\xbf{}", "")),
+        (b'{"tables":' + b"[" * 200_000, ""),
+        (b'{"tables": {"\\ud800": 1}}', ""),
+        (b'{"without_tables": "\\nproven: \\u001b[2J"}', ""),
     ],
     ids=itertools.count(),
 )
-def test_any_file_is_invalid_in_one_line(content, tmp_path, capsys):
+def test_a_file_without_tables_is_invalid_in_one_line(content, reason, tmp_path, capsys):
     path = tmp_path / "é.json"
     path.write_bytes(content)
     assert check_certificate.main(str(path)) == 2
-    assert re.fullmatch("invalid: .*\n", capsys.readouterr().out)
-
-
-def test_a_file_is_invalid_wherever_the_verdict_is_printed(tmp_path):
-    path = tmp_path / "é.json"
-    path.write_text('{"without_tables": "é"}')
-    check_it = shlex.join([sys.executable, "-S", str(CHECKER), str(path)])
-    closed = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); "
-    closed += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    for shell in (
-        f"PYTHONIOENCODING=ascii {check_it}",
-        f"PYTHONUTF8=0 LC_ALL=C PYTHONCOERCECLOCALE=0 {check_it}",
-        f"{check_it} >&-",
-        f"{check_it} >/dev/full",
-        shlex.join([sys.executable, "-c", closed, "-S", str(CHECKER), str(path)]),
-    ):
-        done = subprocess.run(shell, shell=True, capture_output=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (2, b""), shell
-        assert done.stdout.count(b"\n") <= 1
+    said = capsys.readouterr().out
+    assert re.fullmatch("invalid: .*\n", said)
+    assert f": {reason}" in said
 
 
 @pytest.mark.parametrize("path", ["", "absent", ".", "nul\0", "\udcff"])
@@ -354,14 +303,6 @@ def test_there_are_no_tables_of_other_networks(of_group, stacked):
     both = proofs.prove(stacked(model), automaton)
     assert both.verdict == "proven"
     assert both.tables(automaton) == "the network is not one BD-LRU layer"
-
-
-def test_there_are_no_tables_of_gates_that_share(of_group):
-    """Without hardening, a step is a mean of entries and values."""
-    model = of_group("S_3")
-    model.backbone.blocks[0].mixer.gate_temperature = 4.0
-    reason = read_tables(model, automaton_of("S_3"), "answer")
-    assert reason == "a step of the network is no copy of entries and values"
 
 
 def test_there_are_no_tables_of_too_many_numbers(of_group, monkeypatch):

@@ -322,10 +322,7 @@ def test_bad_requests_are_named(of_group, changes, message):
             proof(of_group("S_3"), **{"automaton": S_3} | changes)
 
 
-@pytest.mark.parametrize(
-    "automaton",
-    [ANYTHING, Automaton(0, ONE_STATE + NEVER, ONE_STATE)],
-)
+@pytest.mark.parametrize("automaton", [ANYTHING, Automaton(0, ONE_STATE + NEVER, ONE_STATE)])
 def test_an_automaton_must_score_an_answer_to_some_word(of_group, automaton):
     with pytest.raises(ValueError, match="automaton must score an answer to some word, got none"):
         prove(of_group("S_3"), automaton)

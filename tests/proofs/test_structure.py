@@ -96,11 +96,7 @@ def as_trained(monkeypatch):
     monkeypatch.setattr(Reading, "refit", lambda *_: None)
 
 
-EXAMPLES = [
-    rules_of("(1 2); (1 2 3)"),
-    rules_of("(1 2); (1 2 3 4 5 6 7 8)"),
-    LOADS,
-]
+EXAMPLES = [rules_of("(1 2); (1 2 3)"), rules_of("(1 2); (1 2 3 4 5 6 7 8)"), LOADS]
 
 
 @pytest.mark.parametrize(
@@ -254,18 +250,6 @@ def test_an_entry_that_begins_with_a_code_of_its_own_follows_its_place(twin, as_
     words = torch.tensor(list(itertools.product(range(2), repeat=6)))
     contents = rules.contents(words.numpy())
     check_answers(found, words, contents)
-
-
-def test_entries_with_too_many_combinations_of_codes_are_not_read(monkeypatch):
-    rules = EXAMPLES[0]
-    model = with_twin(rules, 0)
-    # Each place has a code for each content, and the twin's place has one more. The last code is
-    # that of what never changes.
-    monkeypatch.setattr(structure, "_MOST_COMBINATIONS", 11)
-    assert prove_by_structure(model, rules).network == "pruned"
-    # The last entry, with its second code, is not followed, so the readout reads the others.
-    monkeypatch.setattr(structure, "_MOST_COMBINATIONS", 10)
-    assert prove_by_structure(model, rules).network == "refitted"
 
 
 def test_a_readout_that_other_places_can_overrule_is_open(as_trained):
@@ -507,15 +491,12 @@ def test_a_wrong_head_is_refuted_by_a_word():
     assert found.result.word
 
 
-def test_many_arrangements_are_not_searched(monkeypatch):
+def test_searches_of_many_arrangements_or_pairs_end(monkeypatch):
     rules, model = fano()
     monkeypatch.setattr(arrangement_search, "_MOST_ARRANGEMENTS", 168)
     assert prove_places(model, rules).verdict == "proven"
     monkeypatch.setattr(arrangement_search, "_MOST_ARRANGEMENTS", 167)
     found = prove_places(model, rules)
     assert (found.verdict, found.method) == ("open", "structure")
-
-
-def test_searches_of_arrangements_end():
-    rules, model = fano()
+    monkeypatch.undo()
     assert prove_places(model, rules, max_pairs=100).method == "structure"

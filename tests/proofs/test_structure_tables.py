@@ -69,7 +69,10 @@ def test_what_is_accepted_is_right_whatever_was_changed(rules):
     words = np.random.default_rng(0).integers(rules.num_tokens, size=(20, 60)).tolist()
     refused = 0
     for _ in range(100):
-        changed = sealed(corrupted(tables, draw))
+        changed = corrupted(tables, draw)
+        with pytest.raises(Invalid):
+            check_structure(changed)
+        changed = sealed(changed)
         try:
             check_structure(changed)
         except Invalid:
@@ -112,13 +115,6 @@ def test_other_tables_are_named(change, message):
     change(tables)
     with pytest.raises(Invalid, match=message):
         check_structure(sealed(tables))
-
-
-def test_tables_that_were_changed_are_invalid():
-    tables = tables_of(LOADS)
-    tables["codes"][0].reverse()
-    with pytest.raises(Invalid, match="its tables were changed after it was written"):
-        check_structure(tables)
 
 
 @pytest.mark.parametrize(("token", "entry"), [(0, 2), (1, 0)], ids=["copy", "load"])

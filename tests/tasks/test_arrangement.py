@@ -10,7 +10,6 @@ from statemix.errors import OptionError
 from statemix.place_rules import HasPlaces, PlaceRules
 from statemix.tasks import TaskSpec
 from statemix.tasks.arrangement import GENERATORS
-from statemix.tasks.groups import group
 
 
 def carried(moves, word):
@@ -43,22 +42,6 @@ def test_presets_generate_the_groups_of_their_names(name, order):
         new = list(states - reached)
         reached |= states
     assert len(reached) == order
-
-
-def test_words_of_elements_follow_the_products_of_the_group():
-    """The object at place p after x_1 ... x_t is p before all of them were undone."""
-    s_3 = group("S_3")
-    cycles = ["(1)", "(2 3)", "(1 2)", "(1 2 3)", "(1 3 2)", "(1 3)"]
-    task = tasks.build("arrangement", moves="; ".join(cycles), length=9)
-    examples = task.examples("train", 0, 20)
-    # Every move is applied after those before it.
-    inverses = np.argmax(s_3.table == 0, axis=1)
-    products = s_3.running_products(inverses[examples.tokens])
-    elements = np.array(s_3.elements) - 1
-    for p in range(3):
-        np.testing.assert_array_equal(
-            examples.targets[f"place_{p + 1}"], elements[products][..., p]
-        )
 
 
 def test_an_example_as_text_shows_moves_and_arrangements():

@@ -52,33 +52,6 @@ def test_the_answer_stands_at_the_last_token(kind, seed, length):
             assert [n for n, word in enumerate(words) if word == "="] == [size - 1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "theirs", "answer"),
-    [
-        (Parity, "2 2 2 1 2 2 1 1 1 2", 0),
-        (CycleNavigation, "2 2 1 2 2 2 2 1 3 1", 0),
-        (ModularArithmetic, "7 3 9 3 7 2 7 2 9 4", 0),
-        (BracketArithmetic, "8 6 3 6 8 6 4 9 9 10", 1),
-    ],
-)
-def test_examples_of_the_papers_generator_mean_the_same_here(kind, theirs, answer):
-    """Theirs are numbered otherwise; the words are as in their grammar."""
-    words = [THEIR_WORDS[kind][int(number)] for number in theirs.split()]
-    task = kind()
-    ours = [task.word(token) for token in range(task.vocab_size)]
-    assert set(words) <= set(ours)
-    assert ANSWERS[kind](words) == answer
-
-
-# Words of the adaptation for linear RNNs, by their numbers.
-THEIR_WORDS = {
-    Parity: ["", "0", "1"],
-    CycleNavigation: ["", "0", "+1", "-1"],
-    ModularArithmetic: ["", "+", "-", "*", "=", *"01234"],
-    BracketArithmetic: [*"01234", *"+-*()="],
-}
-
-
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 11])
 def test_bracket_expressions_have_the_grammar(length):
     task = BracketArithmetic(min_length=length + 1, length=length + 1)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statemix.errors import OptionError
-from statemix.tasks import IGNORED, addressing
-from statemix.tasks.mad.fuzzy_recall import FuzzyRecall, distinct, first_places
+from statemix.tasks import IGNORED
+from statemix.tasks.mad.fuzzy_recall import FuzzyRecall
 from statemix.tasks.mad.recall import NoisyRecall, Recall
 from statemix.tasks.mad.storage import Compression, Memorization, SelectiveCopying
 
@@ -182,37 +182,6 @@ def test_fuzzy_recall_repeats_the_value_of_a_key(key_size, value_size, more, lon
         check_fuzzy_recall(full, labels, split, num_tokens, key_size, value_size)
 
 
-def test_different_tokens_are_drawn_by_their_rank_among_those_left():
-    raw = np.random.default_rng(0).integers(0, 2**64, (2, 50, 7), dtype=np.uint64)
-    for size in (7, 8, 40):
-        for draws, numbers in zip(
-            raw.reshape(-1, 7), distinct(raw, size).reshape(-1, 7), strict=True
-        ):
-            left = list(range(size))
-            for value, number in zip(draws, numbers, strict=True):
-                assert left.pop(int(addressing.below(value, len(left)))) == number
-
-
-@pytest.mark.parametrize(("split", "first"), [("train", 0), ("test", 7)])
-def test_all_fuzzy_keys_and_values_occur_and_fillers_are_few(split, first):
-    task = FuzzyRecall(vocab_size=16)
-    tokens, targets, _ = task.examples(split, 0, 500)
-    assert np.unique(tokens).tolist() == list(range(16))
-    # In training, keys and fillers are targets, too.
-    scored = targets["token"][targets["token"] != IGNORED]
-    assert np.unique(scored).tolist() == list(range(first, 16 if split == "train" else 15))
-    assert task.guessing == 1 / 8
-    # Fewer than the longest pair and what the last pair falls short of it.
-    assert (tokens == 15).sum(1).max() < 6 + 4
-
-
-@given(st.integers(0, 5), st.integers(1, 9), st.integers(1, 3), st.integers(0, 99))
-def test_first_places_are_those_of_a_search(number, most, size, seed):
-    keys = np.random.default_rng(seed).integers(3, size=(number, most, size))
-    for row, found in zip(keys.tolist(), first_places(keys).tolist(), strict=True):
-        assert found == [row.index(key) for key in row]
-
-
 def check_memorization(tokens, targets, vocab_size, seen):
     """Read keys and their values in plain Python; ``seen`` holds the map as far as it is known."""
     for place in range(0, len(tokens), 2):
@@ -231,11 +200,6 @@ def test_memorization_is_one_injective_map_for_all_splits(vocab_size, pairs, see
         for row, labels in zip(tokens, targets["token"], strict=True):
             check_memorization(row, labels, vocab_size, seen)
     assert len(set(seen.values())) == len(seen)
-
-
-def test_the_seed_determines_the_map():
-    maps = {tuple(Memorization(seed=seed).values.tolist()) for seed in range(5)}
-    assert len(maps) == 5
 
 
 @pytest.mark.parametrize(
@@ -280,11 +244,3 @@ def test_options_that_make_no_example_are_named(kind, options, message):
 def test_lengths_without_whole_pairs_are_named(task, length, message):
     with pytest.raises(OptionError, match=message):
         task.examples("test", 0, 1, length)
-
-
-def test_the_configurations_of_the_paper():
-    assert Compression.presets["baseline"] == {"vocab_size": 16, "train_size": 20_000, "length": 64}
-    assert Recall.presets["length-128"]["num_pairs"] == 64
-    assert SelectiveCopying.presets["vocabulary-32"]["vocab_size"] == 32
-    assert FuzzyRecall.presets["examples-800"]["train_size"] == 800
-    assert len(FuzzyRecall.presets) == 1 + 3 + 3 + 4

@@ -46,10 +46,7 @@ Bhattamishra et al. (2020), "On the Ability and Limitations of Transformers to R
 Languages"."""
 
 PREFIXES: dict[str, dict[str, object]] = {
-    f"P_{skipped}_{prefix}": {
-        "pattern": f"{'(a|b)' * skipped}{prefix}(a|b)*",
-        "words": "balanced",
-    }
+    f"P_{skipped}_{prefix}": {"pattern": f"{'(a|b)' * skipped}{prefix}(a|b)*", "words": "balanced"}
     for prefix in ("ab", "abba")
     for skipped in (2, 4, 8)
 }

@@ -131,12 +131,7 @@ class BracketArithmetic(StringTask):
     _longest: ClassVar[int] = _LONGEST
 
     def __init__(
-        self,
-        *,
-        min_length: int = 3,
-        length: int = 38,
-        train_size: int | None = None,
-        seed: int = 0,
+        self, *, min_length: int = 3, length: int = 38, train_size: int | None = None, seed: int = 0
     ) -> None:
         super().__init__(min_length=min_length, length=length, train_size=train_size, seed=seed)
 

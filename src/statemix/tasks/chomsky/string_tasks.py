@@ -27,12 +27,7 @@ class StringTask(DrawnTask):
     head: ClassVar[str] = "answer"
 
     def __init__(
-        self,
-        *,
-        min_length: int = 2,
-        length: int = 39,
-        train_size: int | None = None,
-        seed: int = 0,
+        self, *, min_length: int = 2, length: int = 39, train_size: int | None = None, seed: int = 0
     ) -> None:
         super().__init__(length=length, train_size=train_size, seed=seed)
         self.min_length = addressing.check_min_length(min_length, self.length, self._shortest)

@@ -15,8 +15,7 @@ from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
 from statemix.proofs import harden, product_search, prove, prune, search
 from statemix.proofs.hardening import walk
-from statemix.tasks.chomsky.arithmetic import ModularArithmetic
-from statemix.tasks.chomsky.string_tasks import CycleNavigation
+from statemix.tasks.chomsky import CycleNavigation, ModularArithmetic
 from statemix.tasks.permutation import Permutation
 
 S_3 = Permutation(group="S_3").automaton()

@@ -10,14 +10,7 @@ from statemix import tasks
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec, TokenClassifier
 from statemix.place_rules import PlaceRules
-from statemix.proofs import (
-    EntryMachine,
-    SearchResult,
-    arrangement_search,
-    prove_by_structure,
-    prove_places,
-    structure,
-)
+from statemix.proofs import EntryMachine, SearchResult, prove_by_structure, prove_places, structure
 from statemix.proofs.place_readouts import Reading, by_block
 from statemix.proofs.product_search import margins
 from statemix.tasks.arrangement import Arrangement
@@ -404,12 +397,12 @@ def test_other_models_are_searched(monkeypatch):
         assert found.model(word)[found.head][0, -1].argmax() == found.result.answer != contents
         # A search that does not end is the verdict, too.
         with monkeypatch.context() as patched:
-            patched.setattr(arrangement_search, "search", lambda *_, **__: stopped)
+            patched.setattr(structure, "search", lambda *_, **__: stopped)
             found = prove_places(model.train(), rules)
         assert (found.result, found.method, model.training) == (stopped, "search", False)
         # Blocks are left out of a single layer alone.
         with monkeypatch.context() as patched:
-            patched.setattr(arrangement_search, "search", lambda *_, **__: ended)
+            patched.setattr(structure, "search", lambda *_, **__: ended)
             assert prove_places(model, rules).network == first_networks[kind]
         many = TokenClassifier(2, {f"place_{number}": 8 for number in range(8)}, 8, layers)
         assert prove_places(many, EXAMPLES[1]).verdict == "open"
@@ -450,7 +443,7 @@ def test_few_arrangements_are_searched_where_no_entry_follows_a_place():
     assert found.result.pairs == 168
     # Two lines share one point: a wrong object lies on one of the three lines.
     assert found.result.margin == pytest.approx(2.0)
-    for automaton in arrangement_search.place_automata(rules):
+    for automaton in structure.place_automata(rules):
         assert automaton.num_states == 168
 
 
@@ -493,9 +486,9 @@ def test_a_wrong_head_is_refuted_by_a_word():
 
 def test_searches_of_many_arrangements_or_pairs_end(monkeypatch):
     rules, model = fano()
-    monkeypatch.setattr(arrangement_search, "_MOST_ARRANGEMENTS", 168)
+    monkeypatch.setattr(structure, "_MOST_ARRANGEMENTS", 168)
     assert prove_places(model, rules).verdict == "proven"
-    monkeypatch.setattr(arrangement_search, "_MOST_ARRANGEMENTS", 167)
+    monkeypatch.setattr(structure, "_MOST_ARRANGEMENTS", 167)
     found = prove_places(model, rules)
     assert (found.verdict, found.method) == ("open", "structure")
     monkeypatch.undo()

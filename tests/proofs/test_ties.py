@@ -6,7 +6,7 @@ import torch
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
 from statemix.proofs import certificate, harden, prove
-from statemix.proofs.ties import rounding_of, watch_gaps
+from statemix.proofs.hardening import rounding_of, watch_gaps
 from statemix.tasks import TaskSpec
 
 AUTOMATON = TaskSpec("permutation", group="S_3").build().automaton()

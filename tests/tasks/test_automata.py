@@ -15,7 +15,7 @@ from statemix.cli.main import main
 from statemix.errors import OptionError, SettingError
 from statemix.tasks import TaskSpec, addressing
 from statemix.tasks.automata.automaton_text import parse_automaton
-from statemix.tasks.automata.word_kinds import BalancedWords
+from statemix.tasks.automata.automaton_words import BalancedWords
 
 PARITY = """
 # Bits with an odd number of ones.

@@ -16,8 +16,7 @@ from statemix.layers import Layer, State, take_rows
 from statemix.layers.state import map_state, tensors
 from statemix.memory import available_bytes, gigabytes
 from statemix.models import ReadoutModel, TokenClassifier
-from statemix.proofs.fixed_batches import ROWS
-from statemix.proofs.ties import rounding_of
+from statemix.proofs.hardening import ROWS, rounding_of
 
 # A logit is rounded so many times at most, in units of the largest one.
 _ROUNDINGS = 64

@@ -43,17 +43,7 @@ _KEYS = {"train": 1, "validation": 2, "test": 3, "shuffle": 4}
 
 
 def split_size(alphabet_size: int, length: int, split: Split) -> int | None:
-    """Return the number of distinct words that a split owns; None with independent draws.
-
-    Args:
-        alphabet_size: number of symbols, at least 1.
-        length: symbols per word, at least 1; there is no upper limit.
-        split: one of ``SPLITS``.
-
-    Example:
-        >>> [split_size(2, 16, split) for split in SPLITS]
-        [49152, 8192, 8192]
-    """
+    """Return the number of distinct words that a split owns; None with independent draws."""
     # The capped power of 2 already exceeds SHUFFLED_SPACE, and every power of 1 is 1. Without the
     # cap, powers of millions take seconds.
     space: int = alphabet_size ** min(length, SHUFFLED_SPACE.bit_length())

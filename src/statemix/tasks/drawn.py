@@ -1,7 +1,7 @@
 """Common parts of the tasks whose examples have addresses, and are drawn independently."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -132,3 +132,45 @@ class DrawnTask(AddressedTask):
     def label(self, target: int) -> str:
         """Return a class as text, for listings; classes are tokens unless a task says otherwise."""
         return self.word(target)
+
+
+class PlacesTask(DrawnTask):
+    """A drawn task that asks for the content of each of the first places after every token."""
+
+    @property
+    def num_classes(self) -> int:
+        """Largest number of classes of a head."""
+        return max(self.heads.values())
+
+    @property
+    def guessing(self) -> float:
+        return 1 / self.num_classes
+
+    @property
+    def chance(self) -> dict[str, float]:
+        return {head: 1 / classes for head, classes in self.heads.items()}
+
+    def _labelled(self, tokens: NDArray[np.int64], contents: NDArray[np.int64]) -> Examples:
+        """Return examples from tokens, shape (N, T), and contents, shape (N, T, places)."""
+        targets = {
+            head: np.ascontiguousarray(contents[..., place])
+            for place, head in enumerate(self.heads)
+        }
+        return Examples(tokens, targets)
+
+    def _pictured(
+        self,
+        index: int,
+        split: addressing.Split,
+        *,
+        unit: str,
+        per_line: int,
+        picture: Callable[[NDArray[np.int64]], str],
+    ) -> str:
+        """Return an example as text: its tokens, and a picture of the contents after the last."""
+        tokens, targets, _ = self.examples(split, index, index + 1)
+        words = [self.word(token) for token in tokens[0].tolist()]
+        lines = [f"{split} example {index} of {self.title}, {self.length} {unit}"]
+        lines += ["  " + " ".join(words[n : n + per_line]) for n in range(0, len(words), per_line)]
+        last = picture(np.array([classes[0, -1] for classes in targets.values()]))
+        return "\n".join(lines + ["  " + line for line in last.splitlines()])

@@ -61,16 +61,6 @@ class Group:
         r"""Multiply every prefix of every word.
 
         .. math:: acc_0 = identity, \qquad acc_t = acc_{t-1} * x_t
-
-        Args:
-            words: element ids x, shape (num_words, length), int64. They are not checked.
-
-        Returns:
-            acc_1 ... acc_length, shape (num_words, length), int64.
-
-        Example:
-            >>> group("S_3").running_products(np.array([[2, 1, 3, 1]])).tolist()
-            [[2, 3, 4, 5]]
         """
         num_words, length = words.shape
         if length <= _SEQUENTIAL_LENGTH:
@@ -100,15 +90,7 @@ class Group:
 
 @lru_cache
 def group(name: str) -> Group:
-    """Look up a group by name.
-
-    Args:
-        name: one of ``NAMES``.
-
-    Example:
-        >>> group("S_3").elements
-        ((1, 2, 3), (1, 3, 2), (2, 1, 3), (2, 3, 1), (3, 1, 2), (3, 2, 1))
-    """
+    """Look up a group by its name in ``NAMES``."""
     if name not in NAMES:
         raise OptionError(f"group must be one of {', '.join(NAMES)}, got {name!r}")
     family, degree = name.split("_")
@@ -156,10 +138,6 @@ def shares(table: NDArray[np.float64], name: str) -> dict[str, float]:
 
     Source: the isotypic decomposition of the regular representation; see Serre (1977), "Linear
     Representations of Finite Groups", section 2.6.
-
-    Args:
-        table: a row per element of the group, shape (order, columns).
-        name: name of the group.
 
     Returns:
         Name of each component but the constant one -> its share; all 0 if the rows are equal.

@@ -73,21 +73,6 @@ class Permutation(AddressedTask):
         generator_seed: seed of these elements, 0 <= generator_seed < 2^64.
         train_size: number of training words; None means an endless stream of fresh words (in a
             small space they repeat once all training words are used).
-
-    Attributes:
-        letters: ids of the elements of words, by token.
-        vocab_size: number of tokens: 2 with ``generators``, ``num_generators``, or the order of the
-            group.
-        heads: "product" -> the order of the group.
-        chance: "product" -> the accuracy of guessing.
-
-    Example:
-        >>> task = Permutation(group="S_3", length=4, train_size=10)
-        >>> examples = task.examples("train", 0, 2)
-        >>> examples.tokens.shape
-        (2, 4)
-        >>> bool((examples.tokens[:, 0] == examples.targets["product"][:, 0]).all())
-        True
     """
 
     name: ClassVar[str] = "permutation"
@@ -172,10 +157,6 @@ class Permutation(AddressedTask):
         """Return the matrix of each token's permutation, row by row, shape (vocab_size, n^2).
 
         A permutation x of n points has a 1 at row i and column x(i).
-
-        Example:
-            >>> Permutation(group="S_2").token_features().tolist()
-            [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]]
         """
         images = np.array(self.group.elements)[list(self.letters)] - 1
         matrices: NDArray[np.float32] = np.eye(self.group.degree, dtype=np.float32)[images]

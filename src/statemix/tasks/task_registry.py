@@ -4,8 +4,7 @@ from statemix.registry import Registry
 from statemix.tasks.arrangement import Arrangement
 from statemix.tasks.automata.language_tasks import RandomAutomaton, Regex, TableAutomaton
 from statemix.tasks.automata.traces import Traces
-from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
-from statemix.tasks.chomsky.string_tasks import CycleNavigation, Parity
+from statemix.tasks.chomsky import BracketArithmetic, CycleNavigation, ModularArithmetic, Parity
 from statemix.tasks.copying import Copying
 from statemix.tasks.drawn import DrawnTask
 from statemix.tasks.mad.fuzzy_recall import FuzzyRecall

@@ -10,7 +10,7 @@ from statemix.errors import OptionError
 from statemix.place_rules import PlaceRules
 from statemix.tasks import addressing
 from statemix.tasks.drawn import Raw
-from statemix.tasks.places_task import PlacesTask
+from statemix.tasks.drawn import PlacesTask
 from statemix.tasks.task import Examples
 
 COLOURS = "ULFRBD"

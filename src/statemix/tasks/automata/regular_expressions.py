@@ -33,11 +33,6 @@ def compile_pattern(pattern: str, alphabet: str | None) -> tuple[NamedAutomaton,
 
     Returns:
         The automaton, and the length of the longest words that were compared.
-
-    Example:
-        >>> language, _ = compile_pattern("(ab)*", None)
-        >>> language.automaton.transitions.tolist()
-        [[1, 2], [2, 0], [2, 2]]
     """
     letters = _letters(pattern, alphabet)
     terms = _Terms(pattern)

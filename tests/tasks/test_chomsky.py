@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statemix.tasks import IGNORED
-from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
-from statemix.tasks.chomsky.string_tasks import CycleNavigation, Parity
+from statemix.tasks.chomsky import BracketArithmetic, CycleNavigation, ModularArithmetic, Parity
 
 TASKS = [Parity, CycleNavigation, ModularArithmetic, BracketArithmetic]
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}

@@ -223,12 +223,16 @@ def refit(
         model: the model, as :func:`prune` returns it.
         automaton: the automaton, with the model's tokens.
         head: head to fit.
-        weight_decay: as in :func:`fit_readout`.
+        weight_decay: factor of the sum of squared weights in the loss.
     """
     copied = copy.deepcopy(model)
     readout = copied.readouts.get_submodule(head)
     assert isinstance(readout, nn.Linear)
-    inputs, answers = _pairs(copied, automaton)
+    with torch.no_grad():
+        steps = list(walk(copied, automaton))
+    inputs = torch.cat([step.features for step in steps]).cpu().double()
+    outputs = torch.tensor(automaton.outputs)
+    answers = torch.cat([outputs[step.place, step.tokens.cpu()] for step in steps])
     fit = nn.Linear(readout.in_features, readout.out_features, dtype=torch.float64)
     fit.load_state_dict({name: one.double() for name, one in readout.state_dict().items()})
     fit_readout(fit, inputs, answers, weight_decay=weight_decay)
@@ -239,14 +243,10 @@ def refit(
 def fit_readout(
     readout: nn.Linear, inputs: Tensor, answers: Tensor, *, weight_decay: float = 0.0
 ) -> None:
-    """Fit a readout to answers by logistic regression, from the weights that it has.
+    """Fit a readout of float64 to classes by logistic regression, from the weights that it has.
 
-    Args:
-        readout: a linear map of float64, which is changed.
-        inputs: shape (N, d), float64.
-        answers: classes, shape (N,); ``IGNORED`` marks inputs without an answer.
-        weight_decay: factor of the sum of squared weights in the loss. It leads to small weights,
-            whose products rounding moves less, and takes several times as long.
+    Inputs whose class is ``IGNORED`` do not count. ``weight_decay`` is the factor of the sum of
+    squared weights in the loss: small weights, whose products rounding moves less, take longer.
     """
     optimizer = torch.optim.LBFGS(
         readout.parameters(), max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
@@ -262,15 +262,6 @@ def fit_readout(
 
     with torch.enable_grad():
         optimizer.step(loss)  # type: ignore[no-untyped-call]
-
-
-@torch.no_grad()
-def _pairs(model: ReadoutModel, automaton: Automaton) -> tuple[Tensor, Tensor]:
-    """Return what the readout gets in every state at every token, and the right answers."""
-    outputs = torch.tensor(automaton.outputs)
-    steps = list(walk(model, automaton))
-    answers = [outputs[step.place, step.tokens.cpu()] for step in steps]
-    return torch.cat([step.features for step in steps]).cpu().double(), torch.cat(answers)
 
 
 @dataclass

@@ -179,7 +179,12 @@ def _agreement(
     while not fits.all():
         _keep_what_moves_alike(agree, entries, rules)
         pairs = np.argwhere(agree)
-        fits = _tell_contents(_reached(entries, rules, pairs), several=several)
+        found = _reached(entries, rules, pairs)
+        # Each content has one value, which may be that of other contents. Or each value stands for
+        # one content, which may have several: entries that copy one began with other values.
+        fits = (found.sum(2) <= 1).all(1)
+        if several:
+            fits |= (found.sum(1) <= 1).all(1) & (found.any(2).sum(1) > 1)
         agree[tuple(pairs[~fits].T)] = False
     # Without several, each content has one combination.
     combined = _combinations(entries, rules, agree, _MOST_COMBINATIONS if several else math.inf)
@@ -247,16 +252,6 @@ def _reached(entries: EntryRules, rules: PlaceRules, pairs: NDArray[np.int64]) -
         for changed, sources in moves:
             found[changed] |= found[sources]
     return found
-
-
-def _tell_contents(found: NDArray[np.bool_], *, several: bool) -> NDArray[np.bool_]:
-    """Return for each pair whether its values are codes of its contents."""
-    # Each content has one value, which may be that of other contents. Or each value stands for one
-    # content, which may have several: entries that copy the same one began with other values.
-    one_value = (found.sum(2) <= 1).all(1)
-    one_content = (found.sum(1) <= 1).all(1) & (found.any(2).sum(1) > 1)
-    fits: NDArray[np.bool_] = one_value | (several & one_content)
-    return fits
 
 
 def _combinations(

@@ -164,7 +164,7 @@ MOST_MAPS = 5000
 def semigroup_order(
     sources: NDArray[np.int64], moves: NDArray[np.int64] | None = None
 ) -> int | None:
-    r"""Count the different maps that words of one or more tokens make.
+    r"""Count the different maps that words make; None if there are more than ``MOST_MAPS``.
 
     A token x copies between entries: entry i then holds what entry :math:`f_x(i)` held. It also
     moves states: q goes to :math:`m_x(q)`. The word xy does what x and then y does,
@@ -177,9 +177,6 @@ def semigroup_order(
         sources: f, shape (tokens, entries); a number that is no entry's stands for a constant that
             is loaded, and must not be below the number of entries.
         moves: m, shape (tokens, states); None means that there are no states.
-
-    Returns:
-        The number of maps; None if there are more than ``MOST_MAPS``.
     """
     entries = sources.shape[1]
     tokens = sources if moves is None else np.concatenate([sources, moves], axis=1)
@@ -290,7 +287,10 @@ def join_actions(
         joined["task_order"] = semigroup_order(none, moves)
         joined["task"] = name or _name_of_task(moves, joined["task_order"])
         both = semigroup_order(sources, side_by_side([places, moves]))
-        joined["relation"] = _relation(number, joined["task_order"], both)
+        if both is not None and both == joined["task_order"]:
+            joined["relation"] = "isomorphic" if both == number else "quotient"
+        elif both is not None and both == number:
+            joined["relation"] = "cover"
         # Quotients of a group are groups.
         of_group = joined["relation"] in ("isomorphic", "quotient") and _permute(moves)
         joined["group"] = joined["group"] or of_group
@@ -306,13 +306,3 @@ def _name_of_task(moves: NDArray[np.int64], number: int | None) -> str:
     none = np.empty((1, 0), np.int64)
     cyclic = _permute(moves) and any(semigroup_order(none, move[None]) == number for move in moves)
     return f"Z_{number}" if cyclic and number is not None else "the task's semigroup"
-
-
-def _relation(blocks: int | None, task: int | None, both: int | None) -> SemigroupRelation | None:
-    if both is None:
-        return None
-    if both == blocks == task:
-        return "isomorphic"
-    if both == task:
-        return "quotient"
-    return "cover" if both == blocks else None

@@ -79,12 +79,6 @@ def words(
 
     Returns:
         Symbols 0 ... alphabet_size - 1, shape (stop - start, length), int64.
-
-    Example:
-        >>> both = words(6, 16, seed=0, split="test", start=0, stop=2)
-        >>> second = words(6, 16, seed=0, split="test", start=1, stop=2)
-        >>> bool((both[1] == second[0]).all())
-        True
     """
     size = split_size(alphabet_size, length, split)
     if size is None:

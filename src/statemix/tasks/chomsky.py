@@ -24,10 +24,6 @@ class StringTask(DrawnTask):
     Lengths are uniform. They begin at ``min_length`` up to the training length. Beyond it they
     begin one after it, as in tests of generalisation: with ``length=39``, test examples of length
     255 have 40 ... 255 tokens.
-
-    Args:
-        min_length: tokens of the shortest training string.
-        length: tokens of the longest training string.
     """
 
     head: ClassVar[str] = "answer"

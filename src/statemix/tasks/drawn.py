@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,26 @@ class AddressedTask(ABC):
         """Check that there are examples of this length."""
 
 
+def example_text(task: Any, index: int, split: addressing.Split) -> str:
+    """Return an example of a task with one head as text: tokens over targets."""
+    index = addressing.check_integer("index", index, minimum=0)
+    tokens, targets, lengths = task.examples(split, index, index + 1)
+    length = tokens.shape[1] if lengths is None else int(lengths[0])
+    words = [task.word(token) for token in tokens[0, :length].tolist()]
+    (classes,) = targets.values()
+    shown = classes[0, :length].tolist()
+    labels = ["." if label == IGNORED else task.label(label) for label in shown]
+    width = max(map(len, (*words, *labels)))
+    lines = [f"{split} example {index} of {task.title}, {length} tokens"]
+    per_line = max(1, 72 // (width + 1))
+    for first in range(0, length, per_line):
+        here = slice(first, first + per_line)
+        lines.append("  tokens   " + " ".join(word.rjust(width) for word in words[here]))
+        lines.append("  targets  " + " ".join(label.rjust(width) for label in labels[here]))
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
 class DrawnTask(AddressedTask):
     """A task with one head whose example i is a function of a stretch of random numbers.
 
@@ -113,21 +133,7 @@ class DrawnTask(AddressedTask):
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
         """Return one example as text: its tokens, and the target under each scored one."""
-        index = addressing.check_integer("index", index, minimum=0)
-        tokens, targets, lengths = self.examples(split, index, index + 1)
-        length = tokens.shape[1] if lengths is None else int(lengths[0])
-        words = [self.word(token) for token in tokens[0, :length].tolist()]
-        classes = targets[self.head][0, :length].tolist()
-        labels = ["." if label == IGNORED else self.label(label) for label in classes]
-        width = max(map(len, (*words, *labels)))
-        lines = [f"{split} example {index} of {self.title}, {length} tokens"]
-        per_line = max(1, 72 // (width + 1))
-        for first in range(0, length, per_line):
-            here = slice(first, first + per_line)
-            lines.append("  tokens   " + " ".join(word.rjust(width) for word in words[here]))
-            lines.append("  targets  " + " ".join(label.rjust(width) for label in labels[here]))
-            lines.append("")
-        return "\n".join(lines[:-1])
+        return example_text(self, index, split)
 
     def label(self, target: int) -> str:
         """Return a class as text, for listings; classes are tokens unless a task says otherwise."""

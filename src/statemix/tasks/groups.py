@@ -96,7 +96,8 @@ def group(name: str) -> Group:
     family, degree = name.split("_")
     elements = tuple(permutations(range(1, int(degree) + 1)))
     if family == "A":
-        elements = tuple(element for element in elements if _is_even(element))
+        inversions = {p: sum(a > b for a, b in combinations(p, 2)) for p in elements}
+        elements = tuple(element for element in elements if inversions[element] % 2 == 0)
     images = np.array(elements, dtype=np.int64) - 1
     products = images[:, images]  # (order, order, degree): products[a, b, i] = a(b(i))
     # Reading the images as digits gives numbers in the lexicographic order of the elements.
@@ -106,10 +107,6 @@ def group(name: str) -> Group:
     return Group(name, elements, table)
 
 
-def _is_even(element: tuple[int, ...]) -> bool:
-    return sum(a > b for a, b in combinations(element, 2)) % 2 == 0
-
-
 # Eigenvalues closer than this, relative to the largest, belong together.
 _GAP = 1e-6
 # Energy of rounding errors, relative to a table's.
@@ -117,17 +114,13 @@ _ROUNDING = 1e-24
 
 
 class Component(NamedTuple):
-    """An isotypic component of the functions on a group.
+    """An isotypic component of the functions on a group."""
 
-    Attributes:
-        name: the representation's dimension, such as "4"; a prime tells two of one dimension apart.
-        acts: whether it is that of the permutation representation without its constant part: the
-            one that permutations of the points act by.
-        projector: projection of functions onto the component, shape (order, order), float64.
-    """
-
+    # The representation's dimension, such as "4"; a prime tells two of one dimension apart.
     name: str
+    # Whether permutations of the points act by it, without their constant part.
     acts: bool
+    # Projection of functions onto the component, shape (order, order).
     projector: NDArray[np.float64]
 
 

@@ -30,9 +30,6 @@ class TellingLetters:
     Source: Chow (1978), "Testing Software Design Modeled by Finite-State Machines", whose tests of
     a transition end with such words.
 
-    Args:
-        automaton: the automaton.
-
     Attributes:
         letters: first letter of such a word, shape (states, states), int64; ``NEVER`` where no word
             that can follow both states tells them apart.
@@ -80,9 +77,6 @@ class Walks:
     transition, another state is drawn uniformly among those that answer some word differently. A
     shortest such word follows, if there is one, and then the next transition is drawn. A network
     that takes the one state for the other gives a wrong answer to this word.
-
-    Args:
-        automaton: the automaton.
     """
 
     def __init__(self, automaton: Automaton) -> None:
@@ -173,10 +167,6 @@ class BalancedWords:
     The answer after the last letter is drawn uniformly among those that words of the length can
     have; then the last transition uniformly among those with the answer; then the word uniformly
     among those that end with the transition.
-
-    Args:
-        automaton: the automaton.
-        length: letters of the longest word.
     """
 
     def __init__(self, automaton: Automaton, length: int) -> None:

@@ -54,10 +54,6 @@ class TableAutomaton(AutomatonTask):
     @staticmethod
     def with_contents(options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return options that hold the text of the file in place of its name."""
-        for name in ("regex", "pattern"):
-            if name in options:
-                condition = "must be the pattern of another task: --task regex pattern=..."
-                raise SettingError(name, condition, options[name])
         if "file" not in options:
             return options
         others = {name: value for name, value in options.items() if name != "file"}

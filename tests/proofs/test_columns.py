@@ -37,23 +37,11 @@ def column_tracker(targets, readout, loads=(), *, bos=False, initial_state="unit
         loads: block, token, entry and value of each load.
     """
     blocks, tokens, m = np.shape(targets)
-    layer_spec = LayerSpec(
-        "bd_lru",
-        num_blocks=blocks,
-        block_size=m,
-        gate="column_softmax",
-        initial_state=initial_state,
-    )
-    width = tokens + blocks * m
-    model = TokenClassifier(
-        tokens - bos,
-        {"answer": len(readout)},
-        width,
-        [layer_spec],
-        bos=bos,
-        residual=False,
-        norm="none",
-    )
+    gates = {"gate": "column_softmax", "initial_state": initial_state}
+    spec = LayerSpec("bd_lru", num_blocks=blocks, block_size=m, **gates)
+    options = {"bos": bos, "residual": False, "norm": "none"}
+    heads, width = {"answer": len(readout)}, tokens + blocks * m
+    model = TokenClassifier(tokens - bos, heads, width, [spec], **options)
     layer = model.backbone.blocks[0].mixer
     with torch.no_grad():
         for parameter in model.parameters():

@@ -27,15 +27,10 @@ def follower(rules, *, norm="none", residual=False, readout=1.0, more_blocks=0):
     """
     P, K, tokens = rules.num_places, rules.num_contents, rules.num_tokens
     blocks = 1 + more_blocks
-    model = TokenClassifier(
-        tokens,
-        {f"place_{p}": K for p in range(P)},
-        tokens + 1 + P * K,
-        [LayerSpec("bd_lru", num_blocks=blocks, block_size=P, value_channels=K)],
-        bos=True,
-        residual=residual,
-        norm="none",
-    )
+    spec = LayerSpec("bd_lru", num_blocks=blocks, block_size=P, value_channels=K)
+    heads, width = {f"place_{p}": K for p in range(P)}, tokens + 1 + P * K
+    options = {"bos": True, "residual": residual, "norm": "none"}
+    model = TokenClassifier(tokens, heads, width, [spec], **options)
     layer = model.backbone.blocks[0].mixer
     with torch.no_grad():
         for parameter in model.parameters():
@@ -198,51 +193,6 @@ def test_a_content_may_have_several_codes(as_trained):
         assert found.verdict == verdict
         if verdict == "proven":
             assert found.result.margin == pytest.approx(min(code, 1), abs=1e-3)
-
-
-def with_twin(rules, twin):
-    """The exact follower with one more entry, which copies what the entry ``twin`` copies.
-
-    They begin with different values.
-    """
-    P, K = rules.num_places, rules.num_contents
-    wide = PlaceRules(
-        np.append(rules.start, rules.start[twin]),
-        np.hstack([rules.sources, rules.sources[:, [twin]]]),
-        K,
-    )
-    model = follower(wide)
-    start = model.backbone.blocks[0].mixer.value_proj.weight.data.view(P + 1, K, 1, -1)
-    start[P, :, 0, rules.num_tokens] *= 2
-    narrow = TokenClassifier(
-        rules.num_tokens,
-        {f"place_{p}": K for p in range(P)},
-        model.backbone.embedding.embedding_dim,
-        [LayerSpec("bd_lru", num_blocks=1, block_size=P + 1, value_channels=K)],
-        bos=True,
-        residual=False,
-        norm="none",
-    )
-    narrow.backbone.load_state_dict(model.backbone.state_dict())
-    readouts = {k: v for k, v in model.readouts.state_dict().items() if f"place_{P}." not in k}
-    narrow.readouts.load_state_dict(readouts)
-    # The readout of the twin's place reads the last entry alone.
-    weight = narrow.readouts[f"place_{twin}"].weight.data
-    weight.zero_()
-    weight[:, rules.num_tokens + 1 + P * K :] = torch.eye(K)
-    return narrow
-
-
-@pytest.mark.parametrize("twin", [0, 2])
-def test_an_entry_that_begins_with_a_code_of_its_own_follows_its_place(twin, as_trained):
-    rules = EXAMPLES[0]
-    model = with_twin(rules, twin)
-    found = prove_by_structure(model, rules)
-    assert found.verdict == "proven"
-    assert found.result.margin == pytest.approx(1, abs=1e-3)
-    words = torch.tensor(list(itertools.product(range(2), repeat=6)))
-    contents = rules.contents(words.numpy())
-    check_answers(found, words, contents)
 
 
 def test_a_readout_that_other_places_can_overrule_is_open(as_trained):
@@ -453,22 +403,6 @@ def test_a_search_of_arrangements_proves_nothing_if_rounding_may_swap_gates():
     layer.gate_proj.weight.data *= 2e-7
     layer.gate_proj.bias.data[:] = 1.0
     assert prove_places(model, rules).verdict == "open"
-
-
-def test_all_heads_are_fitted_again():
-    """One block of columns exchanges its two entries, as the token exchanges two contents."""
-    layer = LayerSpec(
-        "bd_lru", num_blocks=1, block_size=2, gate="column_softmax", initial_state="unit"
-    )
-    model = TokenClassifier(1, {"place_0": 2, "place_1": 2}, 8, [layer])
-    gates = model.backbone.blocks[0].mixer.gate_proj
-    with torch.no_grad():
-        gates.weight.zero_()
-        gates.bias.copy_(SHARP * torch.tensor([[-1.0, 1, -1], [1, -1, -1]]).flatten())
-        for parameter in model.readouts.parameters():
-            parameter.zero_()
-    found = prove_places(model, PlaceRules(np.arange(2), np.array([[1, 0]]), 2))
-    assert (found.verdict, found.method, found.network) == ("proven", "search", "refitted")
 
 
 def test_a_wrong_head_is_refuted_by_a_word():

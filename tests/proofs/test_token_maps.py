@@ -7,7 +7,7 @@ import torch
 from statemix.automaton import Automaton
 from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
-from statemix.proofs import harden, read_actions, token_maps
+from statemix.proofs import harden, read_actions
 from statemix.proofs.token_maps import maps_of
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
@@ -93,13 +93,6 @@ def test_other_models_have_no_such_blocks():
     for layers in ([LayerSpec("lstm")], [signed], [spec, spec]):
         assert read_actions(TokenClassifier(6, {"answer": 6}, 8, layers)) == []
     assert read_actions(SequenceAutoencoder(6, {"answer": 6}, 8, [spec]), AUTOMATON) == []
-
-
-def test_more_entries_than_anyone_could_look_at_are_not_listed(of_group, monkeypatch):
-    monkeypatch.setattr(token_maps, "_MOST_SOURCES", 6 * 3)
-    assert len(read_actions(of_group("S_3"))) == 1
-    monkeypatch.setattr(token_maps, "_MOST_SOURCES", 6 * 3 - 1)
-    assert read_actions(of_group("S_3")) == []
 
 
 def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_group):

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import random
 import re
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from statemix.cli.main import main
 from statemix.errors import OptionError, SettingError
 from statemix.tasks import TaskSpec, addressing
 from statemix.tasks.automata.automaton_text import parse_automaton
-from statemix.tasks.automata.automaton_words import BalancedWords
 
 PARITY = """
 # Bits with an odd number of ones.
@@ -58,15 +56,10 @@ def test_answers_are_states_or_accepted_words_or_stand_on_the_transitions():
     [
         ("", "a line 'STATE LETTER NEXT' for each transition, got none"),
         ("a x a", "a line 'start: STATE', got none"),
-        ("start: a b\na x a", "one start state, .* got 'start: a b'"),
         ("start: a\nstart: a\na x a", "one start state"),
         ("start: b\na x a", "transitions from each state, got none from 'b', which 'start:' names"),
         ("start: a\na x c", ".*got none from 'c', which line 2 names"),
-        ("start: a\naccept: b\na x a", ".*got none from 'b', which 'accept:' names"),
-        ("start: a\naccept:\na x a", "a state after 'accept:', got 'accept:' on line 2"),
-        ("start: a\naccept: a\naccept: a\na x a", "one line 'accept:"),
         ("start: a\na x", ".* of the form 'STATE LETTER NEXT' or .*, got 'a x' on line 2"),
-        ("start: a\na x - y", ".* of the form 'STATE LETTER NEXT' or .*, got 'a x - y' on line 2"),
         ("start: a\na x a\na x a", "one line for state 'a' and letter 'x', got lines 2 and 3"),
         (
             "start: a\na x b\nb y a",
@@ -178,27 +171,6 @@ def last_answers(task, count, length=None):
     examples = task.examples("train", 0, count, length)
     answers = examples.targets["answer"]
     return np.stack([examples.lengths, answers[answers != IGNORED]], axis=1)
-
-
-def test_balanced_words_are_uniform_among_those_with_their_last_transition():
-    automaton = tasks.build("regex", pattern="(a|b)*ab(a|b)*", length=4).automaton()
-    raw = addressing.draws("words", 5, seed=0, split="train", start=0, stop=32_000)
-    words = BalancedWords(automaton, 5).words(raw, np.full(32_000, 4))[:, :4]
-    expected = {}
-    for answer in range(2):
-        by_end = {}
-        for word in itertools.product(range(2), repeat=4):
-            state = automaton.start
-            for token in word[:-1]:
-                state = int(automaton.transitions[state, token])
-            if automaton.outputs[state, word[-1]] == answer:
-                by_end.setdefault((state, word[-1]), []).append(word)
-        for same in by_end.values():
-            expected |= {word: 1 / (2 * len(by_end) * len(same)) for word in same}
-    found = Counter(map(tuple, words.tolist()))
-    assert set(found) == set(expected)
-    for word, chance in expected.items():
-        assert found[word] / 32_000 == pytest.approx(chance, abs=0.01)
 
 
 def test_balanced_words_of_a_language_that_shrinks_have_no_underflow():
@@ -340,13 +312,8 @@ def test_letters_of_the_pattern_are_the_alphabet_unless_given(pattern, alphabet,
             for pattern in ["a{}", "a{2", "a{,}", "a{2,3,4}", "a{-1}", "a{99999}", "a{٢}"]
         ),
         ("a{1001}", "counts of at most 1,000"),
-        ("a{3,2}", r"no \{3,2\}, which nothing"),
         (r"\d", r"no \\d: only operators"),
-        ("a\\", r"\\\\ for the letter \\, or something"),
         ("[a", r"a \] for every \[, got '\[a'"),
-        ("[]", r"a letter in every \[...\]"),
-        ("a[b-a]", "no b-a, which nothing matches"),
-        ("a]", r"no '\]' without an opening one"),
         ("^ab$", r"no \^, as it always matches whole words"),
         ("a|b&b", r"parentheses where | and & stand side by side, got 'a|b&b'"),
         ("a+?", "parentheses around what a second operator"),
@@ -373,14 +340,9 @@ def test_patterns_that_cannot_be_read_are_named(pattern, message):
         ({"pattern": "|"}, r"pattern must have a letter, got '\|'"),
         ({"pattern": "[a-c]*"}, r"alphabet must be given where .* got None with '\[a-c\]\*'"),
         ({"pattern": "a{2,5}"}, "alphabet must be given where a pattern has more than letters"),
-        ({"alphabet": "a "}, "alphabet must have different characters .* 'a '"),
         ({"alphabet": "aa"}, "alphabet must have different characters .* 'aa'"),
         ({"alphabet": ""}, "alphabet must have different characters .* ''"),
-        ({"alphabet": 3}, "alphabet must be a string, got 3"),
-        ({"labels": "first"}, "labels must be one of all, last, got 'first'"),
         ({"words": "s"}, "words must be one of covering, .*, repeating, got 's'"),
-        ({"lengths": "short"}, "lengths must be one of uniform, log-uniform, got 'short'"),
-        ({"min_length": 17}, "min_length must be at most 16, got 17"),
         (
             {"pattern": "abc", "words": "balanced", "length": 671_089},
             "length must be at most 671088 with words=balanced, got 671089",
@@ -450,8 +412,6 @@ def test_a_share_of_wrong_labels_is_checked(flipped):
     ("options", "message"),
     [
         ({"file": "nowhere.txt"}, "file must be a text file \\(No such file.*'nowhere.txt'"),
-        ({"regex": "a*"}, "regex must be the pattern of another task: --task regex pattern="),
-        ({"pattern": "a*"}, "pattern must be the pattern of another task"),
         ({"file": "nowhere.txt", "rules": PARITY}, "file must be absent where rules \\(or"),
         ({"file": 3}, "file must be a string, got 3"),
     ],

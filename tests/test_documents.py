@@ -38,10 +38,6 @@ def blocks(language):
     ]
 
 
-def commands_in_text():
-    return [block for block in blocks("text") if block.values[0].startswith("statemix ")]
-
-
 def test_every_block_has_a_language_that_is_tested():
     kinds = {kind for path in DOCUMENTS for kind, _ in BLOCK.findall(path.read_text())}
     assert kinds <= {"python", "c", "console", "text", "toml"}
@@ -140,7 +136,9 @@ def test_the_automaton_and_the_property_are_right():
     assert watched.bad[watched.transitions[0, 1, [1, 2]]].all()
 
 
-@pytest.mark.parametrize("code", commands_in_text())
+@pytest.mark.parametrize(
+    "code", [block for block in blocks("text") if block.values[0].startswith("statemix ")]
+)
 def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatch):
     """Parse their options, next to a stored run and an automaton of the names that they use."""
     monkeypatch.chdir(tmp_path)
@@ -248,15 +246,6 @@ def test_claims_of_the_readme_are_those_of_the_tables():
         assert set(line[foreign:]) == {"equal"}
         if line[0].startswith(("right padding", "packed")):
             assert "equal" not in line[1:foreign]
-
-
-def test_the_site_needs_no_network_and_has_no_raw_table_on_its_first_page():
-    settings = (ROOT / "mkdocs.yml").read_text()
-    assert "://" not in settings
-    assert "  - offline\n" in settings
-    for script in re.findall(r"^ +- (javascripts/\S+)", settings, re.MULTILINE):
-        assert (ROOT / "docs" / script).is_file()
-    assert "--8<--" not in (ROOT / "docs" / "index.md").read_text()
 
 
 @pytest.mark.parametrize("room", ["layers", "models", "ops", "proofs", "tasks", "training"])

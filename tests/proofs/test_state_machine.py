@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from statemix import proofs
-from statemix.automaton import IGNORED, Automaton
 from statemix.proofs import StateMachine, check_certificate
 from statemix.tasks.permutation import Permutation
 
@@ -86,17 +85,6 @@ def test_states_of_a_network_that_answer_alike_are_one_state_of_its_machine():
     machine = StateMachine.from_tables(tables)
     assert machine.num_states == 2
     assert machine.run([1, 0, 1, 1])[0].tolist() == [1, 1, 0, 1]
-
-
-def test_a_state_in_which_nothing_is_scored_has_no_answers(tracker):
-    """Letter 0 exchanges two entries, and only answers in their first order are scored."""
-    sources = [[[1, 0], [0, 1], [-1, -1]]]
-    values = [[[0.0, 0.0]] * 2 + [[1.0, 2.0]]]
-    model = tracker(sources, values, [[-1, 1], [1, -1]], 2)
-    scored = np.array([[IGNORED, 0], [0, IGNORED]])
-    automaton = Automaton(0, np.array([[1, 0], [0, 1]]), scored)
-    machine = StateMachine.from_tables(proofs.prove(model, automaton).tables(automaton))
-    assert machine.answers.tolist() == [[-1, 0], [0, -1]]
 
 
 def test_tables_that_prove_nothing_are_refused(of_group):

@@ -79,11 +79,6 @@ def test_the_regime_changes_at_the_stated_size(alphabet_size, length, expected):
     assert split_size(alphabet_size, length, "test") == expected
 
 
-def test_empty_ranges_are_empty_even_in_empty_splits():
-    assert make(2, 1, 0, 0, split="test").shape == (0, 1)
-    assert make(120, 16, 7, 7).shape == (0, 16)
-
-
 @pytest.mark.parametrize(
     ("alphabet_size", "length", "expected"),
     [
@@ -103,6 +98,7 @@ def test_many_words_hash_as_on_every_other_machine(alphabet_size, length, expect
 
 
 def test_a_request_beyond_a_small_space_names_the_numbers():
+    assert make(2, 1, 0, 0, split="test").shape == (0, 1)
     message = r"stop must be at most 8192 .*the test split .* 65536 words .*, got 8193"
     with pytest.raises(ValueError, match=message):
         make(2, 16, 0, 8193, split="test")

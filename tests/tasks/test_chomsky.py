@@ -47,6 +47,8 @@ def test_the_answer_stands_at_the_last_token(kind, seed, length):
         words = [task.word(token) for token in row[:size]]
         assert np.flatnonzero(labels != IGNORED).tolist() == [size - 1]
         assert labels[size - 1] == ANSWERS[kind](words)
+        if kind is not BracketArithmetic:
+            assert task.automaton().answers(row[:size])[-1] == labels[size - 1]
         if kind in (ModularArithmetic, BracketArithmetic):
             assert [n for n, word in enumerate(words) if word == "="] == [size - 1]
 

@@ -12,17 +12,6 @@ from statemix.tasks.copying import Copying
 SPLITS = ("train", "validation", "test")
 
 
-def texts(task, split, start, stop, length=None):
-    """The example as text and its answers, with a dot where none is scored."""
-    tokens, targets, lengths = task.examples(split, start, stop, length)
-    if lengths is None:
-        lengths = [tokens.shape[1]] * len(tokens)
-    for row, labels, end in zip(tokens, targets["token"], lengths, strict=True):
-        assert (labels[end:] == IGNORED).all()
-        answers = ["." if label == IGNORED else task.word(label) for label in labels[:end]]
-        yield "".join(task.word(token) for token in row[:end]), "".join(answers)
-
-
 @given(
     letters=st.integers(1, 40),
     fewer=st.integers(0, 39),
@@ -35,7 +24,13 @@ def test_the_answer_is_the_given_string_and_its_end(letters, fewer, split, other
     least = max(1, letters - fewer)
     task = Copying(min_length=2 * least + 2, length=2 * letters + 2, seed=seed)
     length = None if other is None else 2 * other + 2
-    for text, answers in texts(task, split, start, start + 5, length):
+    tokens, targets, lengths = task.examples(split, start, start + 5, length)
+    lengths = [tokens.shape[1]] * 5 if lengths is None else lengths
+    for row, labels, end in zip(tokens, targets["token"], lengths, strict=True):
+        assert (labels[end:] == IGNORED).all()
+        # A dot stands where nothing is scored.
+        shown = ["." if label == IGNORED else task.word(label) for label in labels[:end]]
+        text, answers = "".join(map(task.word, row[:end])), "".join(shown)
         given_, copy = text[1:].split("|")
         assert text[0] == "^"
         assert copy == given_

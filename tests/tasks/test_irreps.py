@@ -50,9 +50,3 @@ def test_equal_rows_have_no_shares_and_others_do_whatever_their_scale(scale):
     # Even permutations are the first, fourth and fifth.
     signs = np.array([[1, -1, -1, 1, 1, -1]]).T
     assert shares(scale * signs, "S_3") == pytest.approx({"1'": 1.0, "2": 0.0})
-
-
-@pytest.mark.parametrize("shape", [(5, 2), (6,)])
-def test_a_table_of_another_shape_is_refused(shape):
-    with pytest.raises(ValueError, match=r"table must have shape \(6, columns\), got"):
-        shares(np.ones(shape), "S_3")

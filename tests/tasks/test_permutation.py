@@ -20,10 +20,6 @@ def product(examples):
     return tokens, targets["product"]
 
 
-def as_set(rows):
-    return {tuple(row) for row in rows.tolist()}
-
-
 @given(
     name=st.sampled_from(NAMES),
     length=st.integers(1, 90),
@@ -58,19 +54,6 @@ def test_random_generators_generate_the_group(name, count):
     tokens, targets, _ = task.examples("train", 0, 5)
     letters = np.array(task.letters)[tokens]
     assert (targets["product"] == task.group.running_products(letters)).all()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_sizes_follow_from_the_group_and_splits_share_no_example(name):
-    task = Permutation(group=name, train_size=10_000)
-    order = group(name).order
-    assert (task.vocab_size, task.heads, task.title) == (order, {"product": order}, name)
-    assert task.chance == {"product": 1 / order}
-    tokens, targets = product(task.examples("train", 0, 1000))
-    assert set(tokens.ravel()) == set(targets.ravel()) == set(range(order))
-    sizes = {"train": 10_000, "validation": 5_000, "test": 5_000}
-    parts = [as_set(task.examples(split, 0, size)[0]) for split, size in sizes.items()]
-    assert len(set().union(*parts)) == 20_000
 
 
 @pytest.mark.parametrize("name", ["S_3", "A_5"])

@@ -155,19 +155,13 @@ def _tracking(model: ReadoutModel, automaton: Automaton) -> tuple[Tensor, Tensor
 
 
 class WalkStep(NamedTuple):
-    """Tokens that can follow in one state of an automaton, and where they lead.
-
-    Attributes:
-        place: the automaton's state.
-        tokens: the tokens, shape (N,).
-        reached: the automaton's state after each, shape (N,).
-        features: what the model's readouts get after each, shape (N, width).
-        after: the model's state after each.
-    """
+    """Tokens that can follow in one state of an automaton, and where they lead."""
 
     place: int
     tokens: Tensor
+    # States of the automaton after each token.
     reached: Tensor
+    # What the readouts get after each, shape (N, width), and the model's state.
     features: Tensor
     after: State
 

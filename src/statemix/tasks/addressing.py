@@ -104,13 +104,10 @@ def words(
 def draws(
     name: str, count: int, *, seed: int, split: Split, start: int, stop: int
 ) -> NDArray[np.uint64]:
-    """Make independent uniform 64-bit values for the examples ``start`` ... ``stop - 1``.
+    """Make uniform 64-bit values, shape (N, count), for the examples ``start`` ... ``stop - 1``.
 
     Every task, by its name, and every count of values per example has its own stream. The other
     arguments, which are trusted, are those of :func:`words`.
-
-    Returns:
-        Shape (stop - start, count), uint64.
     """
     # Words use domains that begin with the size of an alphabet, which is smaller.
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") + 2**60

@@ -82,17 +82,6 @@ def test_recall_of_a_single_query_asks_for_one_value(vocab_size, num_pairs, seed
         np.testing.assert_array_equal(labels, expected)
 
 
-@pytest.mark.parametrize(
-    ("task", "words"),
-    [
-        (Memorization(vocab_size=6), "k0 k1 v0 v1 v2 ?"),
-        (NoisyRecall(vocab_size=8), "k0 k1 v0 v1 ~ ~ ~ ~"),
-    ],
-)
-def test_tokens_are_named_as_keys_and_values(task, words):
-    assert [task.word(token) for token in range(task.vocab_size)] == words.split()
-
-
 @given(st.integers(1, 9), st.integers(2, 40), st.sampled_from([None, 0.0, 0.2, 0.9]), SPLITS)
 def test_recall_repeats_the_value_of_a_key_between_pairs_of_noise(
     num_keys, num_pairs, noise, split

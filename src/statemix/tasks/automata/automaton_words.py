@@ -29,16 +29,13 @@ class TellingLetters:
 
     Source: Chow (1978), "Testing Software Design Modeled by Finite-State Machines", whose tests of
     a transition end with such words.
-
-    Attributes:
-        letters: first letter of such a word, shape (states, states), int64; ``NEVER`` where no word
-            that can follow both states tells them apart.
     """
 
     def __init__(self, automaton: Automaton) -> None:
         self._after, answers = automaton.transitions, automaton.outputs
         can_follow = (self._after[:, None] != NEVER) & (self._after != NEVER)
         self._differ = can_follow & (answers[:, None] != answers)
+        # First letter of such a word; NEVER if no word that can follow both tells them apart.
         self.letters = np.full(can_follow.shape[:2], NEVER)
         tells = self._differ
         while True:

@@ -196,9 +196,7 @@ def nested(word, most):
         ("tomita-7", lambda word: re.fullmatch("0*1*0*1*", word) is not None),
         ("even-pairs", lambda word: (word.count("ab") + word.count("ba")) % 2 == 0),
         ("P_2_ab", lambda word: word[2:].startswith("ab")),
-        ("P_4_abba", lambda word: word[4:].startswith("abba")),
         ("D_2", lambda word: nested(word, 2)),
-        ("D_4", lambda word: nested(word, 4)),
     ],
 )
 def test_known_languages_equal_their_definitions(name, matches):
@@ -333,7 +331,6 @@ def test_patterns_that_cannot_be_read_are_named(pattern, message):
         ({"pattern": "[a-c]*"}, r"alphabet must be given where .* got None with '\[a-c\]\*'"),
         ({"pattern": "a{2,5}"}, "alphabet must be given where a pattern has more than letters"),
         ({"alphabet": "aa"}, "alphabet must have different characters .* 'aa'"),
-        ({"alphabet": ""}, "alphabet must have different characters .* ''"),
         ({"words": "s"}, "words must be one of covering, .*, repeating, got 's'"),
         (
             {"pattern": "abc", "words": "balanced", "length": 671_089},
@@ -401,7 +398,6 @@ def test_a_share_of_wrong_labels_is_checked(flipped):
     [
         ({"file": "nowhere.txt"}, "file must be a text file \\(No such file.*'nowhere.txt'"),
         ({"file": "nowhere.txt", "rules": PARITY}, "file must be absent where rules \\(or"),
-        ({"file": 3}, "file must be a string, got 3"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(options, message):

@@ -148,7 +148,6 @@ def test_mixed_training_leaves_all_other_words_as_they_are():
     [
         ({"group": "S_9"}, "group must be one of S_2, S_3, .* got 'S_9'"),
         ({"group": "S_2", "generators": True}, "generators must be false for S_2"),
-        ({"generators": 1}, "generators must be true or false, got 1"),
         ({"num_generators": 6}, "num_generators must be at most 5, got 6"),
         ({"num_generators": 2, "generators": True}, "generators must be false with num_gen"),
         ({"min_length": 17}, "min_length must be at most 16, got 17"),

@@ -170,7 +170,6 @@ def test_memorization_is_one_injective_map_for_all_splits(vocab_size, pairs, see
         (NoisyRecall, {"vocab_size": 30}, "vocab_size must be a multiple of 4, got 30"),
         (NoisyRecall, {"noise": 1.0}, "noise must be a number >= 0 and < 1, got 1.0"),
         (Memorization, {"length": 3}, "length must be even, got 3"),
-        (FuzzyRecall, {"vocab_size": 6}, "vocab_size must be at least 7, got 6"),
         (FuzzyRecall, {"value_size": 9}, "vocab_size must be at least 18, got 16"),
         (FuzzyRecall, {"length": 10}, r"length must be at least 11 \(two of the .*, got 10"),
         (

@@ -338,22 +338,21 @@ def test_an_own_task_of_unequal_lengths_is_shown_by_the_command(registered, caps
 
 
 @torch.autocast("cpu", enabled=False)
-def block_forward(scan):
-    A, b, h_0, cu_seqlens = scan[:4]
-    states, finals = torch.empty_like(b), h_0.clone()
-    for n, t, _ in walked(b, cu_seqlens):
-        row = rows(n, cu_seqlens)
-        h = torch.einsum("nhij,nhj->nhi", A[row, t], finals[n]) + b[row, t]
-        states[row, t] = finals[n] = h
-    return states, finals, ()
+def solve_blocks(A, b, h_0, cu_seqlens):
+    h, states, finals = None, torch.empty_like(b), h_0.clone()
+    for n, t, _ in walked(b, h_0, cu_seqlens):
+        h = finals[n]
+        h = torch.einsum("nhij,nhj->nhi", A[rows(n, cu_seqlens), t], h)
+        h = h + b[rows(n, cu_seqlens), t]
+        states[rows(n, cu_seqlens), t] = finals[n] = h
+    return states, finals
 
 
 @torch.autocast("cpu", enabled=False)
-def block_backward(scan, d_states, d_final, states, saved):
-    A, b, h_0, cu_seqlens = scan[:4]
+def solve_adjoint(d_states, d_final, A, b, states, h_0, cu_seqlens):
     lam = d_final.clone()
     d_A, d_b = torch.empty_like(A), torch.empty_like(b)
-    for n, t, start in reversed(list(walked(b, cu_seqlens))):
+    for n, t, start in reversed(list(walked(b, h_0, cu_seqlens))):
         row = rows(n, cu_seqlens)
         d_b[row, t] = lam[n] + d_states[row, t]
         before = h_0[n] if t == start else states[row, t - 1]
@@ -362,7 +361,49 @@ def block_backward(scan, d_states, d_final, states, saved):
     return d_A, d_b, lam
 
 
-def walked(b, cu_seqlens):
+def companions(a):
+    """The lag recurrence is a block recurrence of companion matrices."""
+    size = a.shape[-1]
+    below = torch.diag(a.new_ones(size - 1), -1)
+    return torch.cat([a.unsqueeze(-2), below[1:].expand(*a.shape[:-1], size - 1, size)], -2)
+
+
+def widened(b, size):
+    return torch.cat([b.unsqueeze(-1), b.new_zeros(*b.shape, size - 1)], -1)
+
+
+def block_forward(scan):
+    return *solve_blocks(*scan[:4]), ()
+
+
+def block_backward(scan, d_states, d_final, states, saved):
+    A, b, h_0, cu_seqlens = scan[:4]
+    return solve_adjoint(d_states, d_final, A, b, states, h_0, cu_seqlens)
+
+
+def lag_forward(scan):
+    """What the backward needs beside the states is opaque to the library: here, whole windows."""
+    a, b, h_0, cu_seqlens = scan[:4]
+    windows, finals = solve_blocks(companions(a), widened(b, a.shape[-1]), h_0, cu_seqlens)
+    return windows[..., 0].clone(), finals, (windows,) if scan.keep else ()
+
+
+def lag_backward(scan, d_states, d_final, states, saved):
+    a, b, h_0, cu_seqlens = scan[:4]
+    A, terms = companions(a), widened(b, a.shape[-1])
+    d_windows = widened(d_states, a.shape[-1])
+    arguments = A, terms, *saved, h_0, cu_seqlens
+    d_A, d_terms, d_initial = solve_adjoint(d_windows, d_final, *arguments)
+    return d_A[..., 0, :].clone(), d_terms[..., 0].clone(), d_initial
+
+
+def lag_empty(scan):
+    b, h_0 = scan.inputs, scan.initial_state
+    windows = (torch.empty_like(widened(b, h_0.shape[-1])),) if scan.keep else ()
+    return torch.empty_like(b), torch.empty_like(h_0), windows
+
+
+def walked(b, h_0, cu_seqlens):
     """(sequences, step, first step): all sequences at once, or one after the other if packed."""
     bounds = [(slice(None), 0, b.shape[1])]
     if cu_seqlens is not None:
@@ -375,8 +416,15 @@ def rows(n, cu_seqlens):
     return n if cu_seqlens is None else slice(0, 1)
 
 
-KERNELS = {"block": ops.Kernel(block_forward, block_backward)}
-TOY = ops.Backend("toy", kernels=KERNELS, devices=("cpu",), stepwise=False)
+TOY = ops.Backend(
+    "toy",
+    kernels={
+        "block": ops.Kernel(block_forward, block_backward),
+        "lag": ops.Kernel(lag_forward, lag_backward, lag_empty),
+    },
+    devices=("cpu",),
+    stepwise=False,
+)
 
 
 def pytest_configure(config):
@@ -387,7 +435,7 @@ def pytest_configure(config):
 OPERATOR_TESTS = Path(__file__).parent / "ops"
 
 # A part of the suite that takes seconds.
-SELECTED = "toy and (dispatch or packing) and not lag and not compile and not float16"
+SELECTED = "toy and (dispatch or packing) and not compile and not float16"
 
 
 @pytest.mark.slow
@@ -410,8 +458,9 @@ def test_a_registered_backend_is_reported_and_chosen_by_name():
     ops.BACKENDS.register(TOY)
     try:
         rows = backends.report(["cpu"], [torch.float32])
-        (row,) = (row for row in rows if row["operator"] == "block")
-        assert "used only if named explicitly" in row["others"]["toy"]
+        assert {row["operator"] for row in rows} == {"block", "lag"}
+        for row in rows:
+            assert "used only if named explicitly" in row["others"]["toy"]
         values = torch.ones(1, 2, 1, 1)
         states, _ = ops.bd_lru(torch.zeros(1, 2, 1, 1, 2), values, backend="toy")
         assert states.flatten().tolist() == [0.5, 0.75]

@@ -95,10 +95,9 @@ class Inspect:
         self._check()
         # Slow imports wait until the options have been checked.
         import torch
-        from statemix.proofs.token_maps import join_actions
 
         from statemix.automaton import HasAutomaton
-        from statemix.proofs.token_maps import read_actions
+        from statemix.proofs.token_maps import join_actions, read_actions
         from statemix.tasks.permutation import Permutation
         from statemix.training import load_model, load_outcome
         from statemix.training.schedules import attributes_set

@@ -3,7 +3,6 @@
 import importlib
 import json
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -37,10 +36,6 @@ def blocks(language):
         for number, (kind, code) in enumerate(BLOCK.findall(path.read_text()))
         if kind == language
     ]
-
-
-def commands_in_text():
-    return [block for block in blocks("text") if block.values[0].startswith("statemix ")]
 
 
 def test_every_block_has_a_language_that_is_tested():
@@ -141,7 +136,9 @@ def test_the_automaton_and_the_property_are_right():
     assert watched.bad[watched.transitions[0, 1, [1, 2]]].all()
 
 
-@pytest.mark.parametrize("code", commands_in_text())
+@pytest.mark.parametrize(
+    "code", [block for block in blocks("text") if block.values[0].startswith("statemix ")]
+)
 def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatch):
     """Parse their options, next to a stored run and an automaton of the names that they use."""
     monkeypatch.chdir(tmp_path)
@@ -251,54 +248,8 @@ def test_claims_of_the_readme_are_those_of_the_tables():
             assert "equal" not in line[1:foreign]
 
 
-def test_the_readme_names_the_two_commands_that_come_first():
-    console = [code for kind, code in BLOCK.findall((ROOT / "README.md").read_text())]
-    assert console[:2] == ["make demo\n", "make test\n"]
-    assert "\nmake test\n" in (ROOT / ".ci" / "run").read_text()
-
-
-def test_code_fits_into_a_window():
-    """The site shows 88 columns of code in a window of 1,300 pixels."""
-    codes = [code for path in DOCUMENTS for _, code in BLOCK.findall(path.read_text())]
-    assert not [line for code in codes for line in code.splitlines() if len(line) > 88]
-
-
-def test_the_site_needs_no_network_and_has_no_raw_table_on_its_first_page():
-    settings = (ROOT / "mkdocs.yml").read_text()
-    assert "://" not in settings
-    assert "  - offline\n" in settings
-    for script in re.findall(r"^ +- (javascripts/\S+)", settings, re.MULTILINE):
-        assert (ROOT / "docs" / script).is_file()
-    assert "--8<--" not in (ROOT / "docs" / "index.md").read_text()
-
-
-def test_files_of_results_that_pages_name_exist():
-    for path in DOCUMENTS:
-        for name in re.findall(r"`(results/[^`*]+)`", path.read_text()):
-            assert (ROOT / name).exists(), f"{path.name}: {name}"
-
-
 @pytest.mark.parametrize("room", ["layers", "models", "ops", "proofs", "tasks", "training"])
 def test_the_reference_lists_every_public_name(room):
     page = (ROOT / "docs" / "api" / f"{room}.md").read_text()
     listed = [name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
     assert sorted(listed) == sorted(importlib.import_module(f"statemix.{room}").__all__)
-
-
-def test_docstrings_are_shown_as_markdown(monkeypatch):
-    pytest.importorskip("griffe")
-    found = runpy.run_path(str(ROOT / "docs" / "docstrings.py"))["to_markdown"](
-        """Run :class:`~statemix.BDLRU` for :math:`m > 1`.
-
-    .. math::
-        h_t &= 1
-
-    Example:
-        >>> 1
-        1
-    """
-    )
-    assert found == (
-        "Run `statemix.BDLRU` for $m > 1$.\n\n\n    $$\n    \\begin{aligned}\n    h_t &= 1\n"
-        "    \\end{aligned}\n    $$\n\n    Examples:\n        >>> 1\n        1"
-    )

@@ -11,13 +11,10 @@ from statemix.errors import RequestError
 from statemix.files import append, make_folder, naming, open_for_append, write_file
 
 
-def test_an_error_without_a_file_gets_its_name_and_keeps_its_kind():
+def test_an_error_without_a_file_or_a_message_gets_its_name_and_keeps_its_kind():
     with pytest.raises(PermissionError) as caught, naming(Path("a/b")):
         raise PermissionError(errno.EPERM, "Operation not permitted")
     assert (caught.value.errno, caught.value.filename) == (errno.EPERM, "a/b")
-
-
-def test_an_error_that_names_a_file_or_has_a_message_of_its_own_is_left_alone():
     for error in (OSError(errno.EIO, "broken", "other"), OSError("b must be readable")):
         with pytest.raises(OSError, match=r"broken|readable") as caught, naming(Path("a")):
             raise error

@@ -9,7 +9,7 @@ import torch
 from statemix.errors import OptionError, SettingError
 from statemix.layers import LAYERS, LayerSpec
 from statemix.models import MixerSpec
-from statemix.registry import REQUIRED, Registry, Spec
+from statemix.registry import REQUIRED, Registry
 from statemix.training.settings import checked, read_spec
 
 
@@ -74,12 +74,6 @@ def test_options_are_the_parameters_of_the_constructor(wrapped):
     }
 
 
-def test_a_layer_contains_another_that_is_chosen_by_name(wrapped):
-    spec = LayerSpec("wrapped", inner=INNER)
-    layer = spec.build(hidden_size=4, dtype=torch.float64)
-    assert (layer.inner.block_size, layer.inner.state_size) == (3, 6)
-
-
 def test_nested_specifications_survive_plain_data_and_pickling(wrapped):
     spec = LayerSpec("wrapped", inner=LayerSpec("wrapped", inner=INNER, beside=LayerSpec("lstm")))
     plain = spec.to_plain()
@@ -120,20 +114,6 @@ def test_other_options_names_and_kinds_are_unequal(wrapped):
     assert LayerSpec("wrapped", inner=INNER) != LayerSpec("wrapped", inner=LayerSpec("lstm"))
     assert LayerSpec("lstm") != LayerSpec("wrapped", inner=LayerSpec("lstm"))
     assert LayerSpec("lstm") != "lstm"
-
-
-def test_entries_of_two_kinds_with_one_name_are_unequal():
-    class Lstm:
-        name = "lstm"
-
-    class OtherSpec(Spec):
-        kind = "other test entry"
-
-    Registry("other test entry", [Lstm])
-    try:
-        assert OtherSpec("lstm") != LayerSpec("lstm")
-    finally:
-        del Registry.by_kind["other test entry"]
 
 
 def test_a_value_takes_the_type_of_its_option_where_it_is_read():

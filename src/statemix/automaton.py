@@ -15,16 +15,7 @@ IGNORED = -100
 
 
 def reachable(successors: Sequence[Iterable[int]], start: int) -> set[int]:
-    """Return the states that transitions lead to from a state, and the state itself.
-
-    Args:
-        successors: for each state, the states after it; ``NEVER`` is no state.
-        start: the state.
-
-    Example:
-        >>> sorted(reachable([[1, NEVER], [0], [0]], 0))
-        [0, 1]
-    """
+    """Return the states that transitions lead to from a state, and the state itself."""
     reached, waiting = {start}, [start]
     for state in waiting:
         new = set(successors[state]) - reached - {NEVER}
@@ -49,11 +40,6 @@ def merge_states(
     Returns:
         transitions: the next states of the smallest automaton, int64.
         kept: for each of its states, one of the states that it stands for, int64.
-
-    Example:
-        >>> merge_states(0, np.array([[1], [2], [1]]), np.array([[0], [1], [1]]))
-        (array([[1],
-               [1]]), array([0, 1]))
     """
     # Many letters may do the same.
     after = np.unique(transitions, axis=1)

@@ -54,7 +54,9 @@ class SettingError(RequestError, OptionError):
         self.path, self.condition, self.value = path, condition, value
         self.subject, self.advice = subject, advice
         head = ": ".join(part for part in (path, subject) if part)
-        got = "" if value is ABSENT else f", got {_shown(value)}"
+        text = repr(value)
+        text = text if len(text) <= 200 else f"{text[:200]}… ({len(text)} characters)"
+        got = "" if value is ABSENT else f", got {text}"
         super().__init__(f"{head} {condition}{got}{advice}")
 
     def below(self, path: str) -> "SettingError":
@@ -68,18 +70,8 @@ class SettingError(RequestError, OptionError):
         return partial(SettingError, **words), (self.path, self.condition, self.value)
 
 
-def _shown(value: object, limit: int = 200) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
-
-
 def suggestion(name: object, choices: Iterable[str]) -> str:
-    """Return the end of a message that names the choice that a user probably meant, or "".
-
-    Example:
-        >>> suggestion("Softmax", ["softmax", "sigmoid"]), suggestion("lr", ["learning_rate"])
-        ("; did you mean 'softmax'?", "; did you mean 'learning_rate'?")
-    """
+    """Return the end of a message that names the choice that a user probably meant, or ""."""
     if not isinstance(name, str):
         return ""
     initials = {"".join(re.findall("(?:^|[_-])(.)", choice)): choice for choice in choices}

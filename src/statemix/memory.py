@@ -124,12 +124,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def gigabytes(number: int) -> str:
-    """Write a number of bytes.
-
-    Example:
-        >>> gigabytes(25_340_000_000), gigabytes(10**400)
-        ('25.3 GB', '1,000,000,000,000 GB')
-    """
+    """Write a number of bytes, such as "25.3 GB"."""
     # A larger integer may not fit into a float.
     return f"{number / 1e9:,.1f} GB" if number <= 10**21 else "1,000,000,000,000 GB"
 

@@ -49,16 +49,6 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     Attributes:
         revision: number of changes so far. What was derived from the entries holds as long as it
             stays the same.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> colours = Registry("colour", [SimpleNamespace(name="red")])
-        >>> colours
-        Registry of colours: red
-        >>> colours.find("Red")
-        Traceback (most recent call last):
-        ...
-        statemix.errors.SettingError: colour must be one of ['red'], got 'Red'; did you mean 'red'?
     """
 
     by_kind: ClassVar[dict[str, "Registry[Any]"]] = {}
@@ -177,10 +167,6 @@ class Spec:
     specification is one table that holds the name and the options. Layers nest: an option whose
     parameter is annotated with such a subclass is itself a specification. The names of the options
     are checked here, their values by the entry's constructor.
-
-    Args:
-        name: name of the entry.
-        **options: options that differ from the defaults, or are required.
     """
 
     kind: ClassVar[str]

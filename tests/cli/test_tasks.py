@@ -66,7 +66,7 @@ def test_examples_are_those_that_the_task_makes(capsys):
     task = TASKS.build("permutation", group="S_4", length=20)
     for index in (7, 8, 9):
         assert task.describe(index, "test") in text
-    assert text.count("test word") == 3
+    assert text.count("test example") == 3
     assert "24 tokens, length 20" in text
     assert "product: 24 classes" in text
 

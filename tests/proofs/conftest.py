@@ -31,23 +31,11 @@ def hard_tracker(sources, values, readout, num_classes, initial_state="zero"):
     num_blocks, num_tokens, m = np.shape(sources)
     values = np.reshape(values, (num_blocks, num_tokens, m, -1))
     C = values.shape[-1]
-    model = TokenClassifier(
-        num_tokens - 1,
-        {"answer": num_classes},
-        num_tokens + num_blocks * m * C,
-        [
-            LayerSpec(
-                "bd_lru",
-                num_blocks=num_blocks,
-                block_size=m,
-                value_channels=C,
-                initial_state=initial_state,
-            )
-        ],
-        bos=True,
-        residual=False,
-        norm="none",
-    )
+    blocks = {"num_blocks": num_blocks, "block_size": m, "value_channels": C}
+    spec = LayerSpec("bd_lru", **blocks, initial_state=initial_state)
+    width = num_tokens + num_blocks * m * C
+    options = {"bos": True, "residual": False, "norm": "none"}
+    model = TokenClassifier(num_tokens - 1, {"answer": num_classes}, width, [spec], **options)
     layer = model.backbone.blocks[0].mixer
     with torch.no_grad():
         for parameter in model.parameters():
@@ -128,43 +116,34 @@ def group_tracker_of_channels(name, *more):
 PASSING = Automaton(0, np.array([[1], [2], [3], [3]]), np.array([[0], [1], [2], [2]]))
 
 
-def passing_model():
-    """A model of PASSING: the learned token writes a 5, which the tokens push out."""
+@pytest.fixture
+def passing():
+    """A model of PASSING, whose learned token writes a 5, which the tokens push out."""
     sources = [[[-1, 0, 1], [-1, -1, -1]]]
     values = [[[0.0] * 3, [5.0, 0.0, 0.0]]]
     model = hard_tracker(sources, values, [[0, 0.3, 0], [0, 0, 1], [0, 0, 0]], 3)
     with torch.no_grad():
         model.readouts["answer"].bias[2] = 1
-    return model
-
-
-@pytest.fixture
-def passing():
-    """A model and its automaton, whose first two states never come again."""
-    return passing_model(), PASSING
+    return model, PASSING
 
 
 @pytest.fixture(scope="session")
 def tracker():
-    """Build a model of hard blocks, written down gate by gate."""
     return hard_tracker
 
 
 @pytest.fixture(scope="session")
 def stacked():
-    """Put a tracker behind an idle layer."""
     return behind_an_idle_layer
 
 
 @pytest.fixture(scope="session")
 def of_group():
-    """Build the exact tracker of a permutation group by name."""
     return group_tracker
 
 
 @pytest.fixture(scope="session")
 def of_group_in_channels():
-    """Build the exact tracker of a permutation group with value channels by name."""
     return group_tracker_of_channels
 
 

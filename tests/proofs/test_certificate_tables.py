@@ -8,7 +8,6 @@ import json
 import math
 import random
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -125,19 +124,18 @@ def test_a_wrong_answer_is_refuted_by_a_shortest_word(s_3, tmp_path):
     assert (status, text) == (1, "refuted: the answer after 1 2 is missing or wrong\n")
 
 
-def numbers_in(part, path=()):
-    """Yield the path of every integer."""
-    if isinstance(part, int):
-        yield path
-    elif isinstance(part, list | dict):
+def parts_in(part, path=()):
+    """Yield the path and the value of every part."""
+    yield path, part
+    if isinstance(part, list | dict):
         for key, value in part.items() if isinstance(part, dict) else enumerate(part):
-            yield from numbers_in(value, (*path, key))
+            yield from parts_in(value, (*path, key))
 
 
 def corrupted(tables, rng):
     """A copy with one number changed."""
     changed = copy.deepcopy(tables)
-    *parents, last = rng.choice(list(numbers_in(tables)))
+    *parents, last = rng.choice([path for path, part in parts_in(tables) if isinstance(part, int)])
     place = changed
     for key in parents:
         place = place[key]
@@ -185,72 +183,27 @@ def test_corruptions_with_a_new_seal_are_found_unless_they_prove_something_else(
     assert outcomes >= {"invalid", "refuted"}
 
 
-def test_a_certificate_of_too_many_states_is_refused_at_once(tmp_path):
-    """Letter x flips entry x, and nothing is scored: words reach 2^64 states."""
-    flips = [[[1, 0] if entry == letter else entry for entry in range(64)] for letter in range(64)]
-    tables = {
-        "format": 1,
-        "values": 2,
-        "start": [0] * 64,
-        "letters": flips,
-        "states": [],
-        "answers": [],
-        "automaton": {"start": 0, "transitions": [[0] * 64], "outputs": [[-1] * 64]},
-    }
-    status, said = run_checker(written(tmp_path / "certificate.json", sealed(tables)))
-    assert (status, said.partition(".json: ")[2]) == (
-        2,
-        "states lacks one that letter 0 leads to\n",
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda t: t.pop("start"), "its tables must be"),
-        (lambda t: t.update(more=1), "its tables must be"),
         (lambda t: t.update(format=True), "its format holds True"),
         (lambda t: t.update(values=True), "values must be a number of values"),
-        (lambda t: t.update(letters={}), "letters must be a list"),
         (lambda t: t["start"].append(0), "a letter must have a rule per entry"),
         (lambda t: t["start"].__setitem__(0, 99), "start holds 99"),
-        (lambda t: t["letters"][0].__setitem__(0, 3), "a rule holds 3"),
         (lambda t: t["letters"][0].__setitem__(0, 1.0), "a rule holds 1.0"),
-        (lambda t: t["letters"][0].__setitem__(0, [0]), "a rule must have"),
         (lambda t: t["states"].append(t["states"][0]), "a state stands there twice"),
-        (lambda t: t["states"][0].__setitem__(0, -1), "a state holds -1"),
-        (lambda t: t["answers"].pop(), "answers must have a row per state"),
         (lambda t: t["answers"][0].__setitem__(0, True), "answers holds True"),
         (lambda t: t["automaton"].pop("start"), "the automaton is not whole"),
-        (lambda t: t["automaton"].update(start=6), "the automaton's start holds 6"),
         (lambda t: t["automaton"]["transitions"][0].__setitem__(0, 6), "transitions holds 6"),
-        (lambda t: t["automaton"]["outputs"].pop(), "outputs must have a row per state"),
         (lambda t: t["automaton"]["outputs"][0].__setitem__(0, -2), "outputs holds -2"),
+        (lambda t: t["automaton"].update(outputs=[[-1] * 6] * 6), "no answer to any word is sco"),
     ],
 )
 def test_tables_of_another_form_are_named(s_3, change, message):
     change(s_3)
     with pytest.raises(Invalid, match=message):
         check(sealed(s_3))
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "Expecting value"),
-        ("[]", "it has no tables\n"),
-        ('{"tables": 3}', "it has no tables\n"),
-        ('{"without_tables": "the verdict is open"}', "it has no tables: the verdict is open\n"),
-        ('{"tables": {"sha256": 1}}', "its tables must be "),
-        ('{"tables":' + "[" * 200_000, ""),
-    ],
-    ids=itertools.count(),
-)
-def test_files_without_tables_are_named(text, reason, tmp_path, capsys):
-    path = tmp_path / "certificate.json"
-    path.write_text(text)
-    assert check_certificate.main(str(path)) == 2
-    assert capsys.readouterr().out.startswith(f"invalid: {path}: {reason}")
 
 
 def test_a_wrong_call_is_no_refutation():
@@ -265,18 +218,10 @@ ODD = [
 ]  # fmt: skip
 
 
-def parts_in(part, path=()):
-    """Yield the path of every value."""
-    yield path
-    if isinstance(part, list | dict):
-        for key, value in part.items() if isinstance(part, dict) else enumerate(part):
-            yield from parts_in(value, (*path, key))
-
-
 @pytest.mark.parametrize("kind", ["S_3", "S_6"])
 def test_odd_values_anywhere_never_end_in_a_traceback(kind, tmp_path, capsys):
     content = json.loads((CERTIFICATES / f"{kind}.json").read_text())
-    path, places = tmp_path / "certificate.json", list(parts_in(content))
+    path, places = tmp_path / "certificate.json", [path for path, _ in parts_in(content)]
     assert content["tables"]["format"] == {"S_3": 1, "S_6": 2}[kind]
     rng, statuses = random.Random(0), Counter()
     for odd in ODD * 15:
@@ -297,51 +242,32 @@ def test_odd_values_anywhere_never_end_in_a_traceback(kind, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "reason"),
     [
-        *(b"", b"\x00\xff\xfe", b"null", b'"text"', b"9" * 5000, b"1e999", b"\xef\xbb\xbf{}"),
-        *(b'{"a":' * 5000, b'{"tables": {"format": 2}}', b'{"tables": {"\\ud800": 1}}'),
-        '{"without_tables": "é"}'.encode(),
-        *(b'{"without_tables": "\\ud800"}', b'{"without_tables": "\\nproven: \\u001b[2J"}'),
+        *((b"", "Expecting value"), (b"[]", "it has no tables\n")),
+        (b'{"tables": 3}', "it has no tables\n"),
+        (b'{"without_tables": "the verdict is open"}', "it has no tables: the verdict is open\n"),
+        (b'{"tables": {"sha256": 1}}', "its tables must be "),
+        *((b"\x00\xff\xfe", ""), (b"9" * 5000, ""), (b"1e999", ""), (b"\xef\xbb\xbf{}", "")),
+        (b'{"tables":' + b"[" * 200_000, ""),
+        (b'{"tables": {"\\ud800": 1}}', ""),
+        (b'{"without_tables": "\\nproven: \\u001b[2J"}', ""),
     ],
     ids=itertools.count(),
 )
-def test_any_file_is_invalid_in_one_line(content, tmp_path, capsys):
+def test_a_file_without_tables_is_invalid_in_one_line(content, reason, tmp_path, capsys):
     path = tmp_path / "é.json"
     path.write_bytes(content)
     assert check_certificate.main(str(path)) == 2
-    assert re.fullmatch("invalid: .*\n", capsys.readouterr().out)
-
-
-def test_a_file_is_invalid_wherever_the_verdict_is_printed(tmp_path):
-    path = tmp_path / "é.json"
-    path.write_text('{"without_tables": "é"}')
-    check_it = shlex.join([sys.executable, "-S", str(CHECKER), str(path)])
-    closed = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); "
-    closed += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    for shell in (
-        f"PYTHONIOENCODING=ascii {check_it}",
-        f"PYTHONUTF8=0 LC_ALL=C PYTHONCOERCECLOCALE=0 {check_it}",
-        f"{check_it} >&-",
-        f"{check_it} >/dev/full",
-        shlex.join([sys.executable, "-c", closed, "-S", str(CHECKER), str(path)]),
-    ):
-        done = subprocess.run(shell, shell=True, capture_output=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (2, b""), shell
-        assert done.stdout.count(b"\n") <= 1
+    said = capsys.readouterr().out
+    assert re.fullmatch("invalid: .*\n", said)
+    assert f": {reason}" in said
 
 
 @pytest.mark.parametrize("path", ["", "absent", ".", "nul\0", "\udcff"])
 def test_what_is_no_file_is_invalid(path, capsys):
     assert check_certificate.main(path) == 2
     assert capsys.readouterr().out.startswith("invalid: ")
-
-
-def test_tables_that_score_nothing_prove_nothing(s_3):
-    size = len(s_3["automaton"]["outputs"])
-    s_3["automaton"]["outputs"] = [[-1] * len(s_3["letters"])] * size
-    with pytest.raises(Invalid, match="no answer to any word is scored"):
-        check(sealed(s_3))
 
 
 def test_there_are_no_tables_of_other_networks(of_group, stacked):
@@ -354,14 +280,6 @@ def test_there_are_no_tables_of_other_networks(of_group, stacked):
     both = proofs.prove(stacked(model), automaton)
     assert both.verdict == "proven"
     assert both.tables(automaton) == "the network is not one BD-LRU layer"
-
-
-def test_there_are_no_tables_of_gates_that_share(of_group):
-    """Without hardening, a step is a mean of entries and values."""
-    model = of_group("S_3")
-    model.backbone.blocks[0].mixer.gate_temperature = 4.0
-    reason = read_tables(model, automaton_of("S_3"), "answer")
-    assert reason == "a step of the network is no copy of entries and values"
 
 
 def test_there_are_no_tables_of_too_many_numbers(of_group, monkeypatch):

@@ -100,12 +100,6 @@ TWOS, THREES = [[0, 1, 2], [1, 0, 2]], [[0, 1, 2], [2, 0, 1]]
             {"blocks": [0], "order": 4, "task": "Z_2", "task_order": 2, "relation": "cover"},
             "order 4, of which Z_2 is a quotient by its tokens",
         ),
-        (
-            [[[1, 2, 0], [0, 1, 2]]],
-            cycle(3),
-            {"order": 3, "task_order": 3, "relation": None},
-            "; by its tokens neither Z_3 nor a quotient of it",
-        ),
         # Two tokens set the entries; the third one does nothing.
         (
             [[[0, 0], [1, 1], [0, 1]]],
@@ -146,14 +140,3 @@ def test_more_maps_than_are_counted_are_not_compared(of_group, monkeypatch):
     found = joined(of_group("S_4"), Permutation(group="S_4").automaton(), "S_4")
     assert (found["order"], found["most"], found["relation"]) == (None, 23, None)
     assert "a group of order more than 23" in together(found)
-
-
-@pytest.mark.parametrize(("second", "number"), [(7.0, 4), (8.0, 6)])
-def test_a_load_is_a_constant_by_its_value(tracker, second, number):
-    """Tokens 0 and 1 load a 7 and another value into the first block; token 2 turns the other."""
-    loads, turns = [[-1, -1], [-1, -1], [0, 1]], [[0, 1], [0, 1], [1, 0]]
-    model = of_blocks(tracker, loads, turns)
-    values = model.backbone.blocks[0].mixer.value_proj.weight.data.view(2, 2, -1)
-    values[:, 0, 0], values[:, 0, 1] = 7.0, second
-    found = joined(model)
-    assert (found["blocks"], found["order"]) == ([0, 1], number)

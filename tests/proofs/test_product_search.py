@@ -1,5 +1,6 @@
 """Certificates against automata built by hand, and against all short words."""
 
+import contextlib
 import itertools
 import json
 
@@ -15,8 +16,7 @@ from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
 from statemix.proofs import harden, product_search, prove, prune, search
 from statemix.proofs.hardening import walk
-from statemix.tasks.chomsky.arithmetic import ModularArithmetic
-from statemix.tasks.chomsky.string_tasks import CycleNavigation
+from statemix.tasks.chomsky import ModularArithmetic
 from statemix.tasks.permutation import Permutation
 
 S_3 = Permutation(group="S_3").automaton()
@@ -26,29 +26,23 @@ ANYTHING = Automaton(0, ONE_STATE, ONE_STATE + IGNORED)
 
 def failing_words(model, automaton, length):
     """All words of a length whose last answer is wrong, by the forward pass on the whole words."""
-    words = [
-        word
-        for word in itertools.product(range(automaton.num_tokens), repeat=length)
-        if allowed(automaton, word) and automaton.answers(word)[-1] != IGNORED
-    ]
+    words, answers = [], []
+    for word in itertools.product(range(automaton.num_tokens), repeat=length):
+        # Some tokens cannot follow.
+        with contextlib.suppress(ValueError):
+            *_, answer = automaton.answers(word)
+            if answer != IGNORED:
+                words.append(word)
+                answers.append(answer)
     if not words:
         return set()
     with torch.no_grad():
         logits = model(torch.tensor(words))["answer"][:, -1]
     best = logits.argsort(1, descending=True)
-    answers = torch.tensor([automaton.answers(word)[-1] for word in words])
+    answers = torch.tensor(answers)
     tied = logits.gather(1, best[:, :1]) == logits.gather(1, best[:, 1:2])
     wrong = (best[:, 0] != answers) | tied[:, 0]
     return {word for word, is_wrong in zip(words, wrong.tolist(), strict=True) if is_wrong}
-
-
-def allowed(automaton, word):
-    state = automaton.start
-    for token in word:
-        state = automaton.transitions[state, token]
-        if state == NEVER:
-            return False
-    return True
 
 
 @pytest.mark.parametrize("name", ["S_3", "A_5"])
@@ -322,10 +316,7 @@ def test_bad_requests_are_named(of_group, changes, message):
             proof(of_group("S_3"), **{"automaton": S_3} | changes)
 
 
-@pytest.mark.parametrize(
-    "automaton",
-    [ANYTHING, Automaton(0, ONE_STATE + NEVER, ONE_STATE)],
-)
+@pytest.mark.parametrize("automaton", [ANYTHING, Automaton(0, ONE_STATE + NEVER, ONE_STATE)])
 def test_an_automaton_must_score_an_answer_to_some_word(of_group, automaton):
     with pytest.raises(ValueError, match="automaton must score an answer to some word, got none"):
         prove(of_group("S_3"), automaton)
@@ -350,29 +341,16 @@ def hard_blocks(draw, tracker):
     values = rng.integers(1, 4, shape)
     readout = rng.integers(-9, 10, (classes, num_blocks * m)) + rng.random((classes, 1))
     model = harden(tracker(sources.tolist(), values.tolist(), readout, classes))
-    return model, own_automaton(
-        sources, values, readout.astype(np.float32), rng, draw(st.booleans())
-    )
-
-
-def own_automaton(sources, values, readout, rng, damaged):
-    """The automaton of a model by its tables, in integers; one answer is changed if damaged."""
-    num_blocks, num_tokens, m = sources.shape
+    # The automaton by the tables, in integers; one answer is changed if it is damaged.
+    readout, damaged = readout.astype(np.float32), draw(st.booleans())
     start = tuple(values[:, -1].ravel().tolist())
     states, transitions, outputs = [start], [], []
     for state in states:
         held = np.array(state).reshape(num_blocks, m)
         row, answers = [], []
-        for token in range(num_tokens - 1):
-            after = np.array(
-                [
-                    [
-                        values[k, token, i] if j < 0 else held[k, j]
-                        for i, j in enumerate(sources[k, token])
-                    ]
-                    for k in range(num_blocks)
-                ]
-            )
+        for token in range(num_tokens):
+            copied = np.take_along_axis(held, np.maximum(sources[:, token], 0), axis=1)
+            after = np.where(sources[:, token] < 0, values[:, token], copied)
             logits = readout @ after.ravel()
             best = np.sort(logits)[::-1]
             near = best[0] - best[1] < 1e-3
@@ -388,7 +366,7 @@ def own_automaton(sources, values, readout, rng, damaged):
         place = tuple(rng.integers(0, size) for size in outputs.shape)
         if outputs[place] != IGNORED:
             outputs[place] = (outputs[place] + 1) % len(readout)
-    return Automaton(0, np.array(transitions), outputs)
+    return model, Automaton(0, np.array(transitions), outputs)
 
 
 @given(st.data())
@@ -408,15 +386,6 @@ def test_verdicts_agree_with_all_words_of_up_to_six_tokens(tracker, data):
         assert shortest is None
 
 
-@pytest.mark.parametrize(
-    "task", [CycleNavigation(length=6, min_length=6), ModularArithmetic(length=8, min_length=8)]
-)
-def test_automata_answer_as_their_tasks(task):
-    examples = task.examples("train", 0, 50)
-    for tokens, targets in zip(examples.tokens, examples.targets[task.head], strict=True):
-        assert task.automaton().answers(tokens)[-1] == targets[-1]
-
-
 def test_words_that_are_no_expressions_are_named():
     automaton = ModularArithmetic().automaton()
     assert automaton.answers([2, 7, 3, 6, 4, 8]) == [IGNORED] * 5 + [2]  # 2 * 3 - 4 =
@@ -432,12 +401,9 @@ def test_words_that_are_no_expressions_are_named():
     ("start", "transitions", "outputs", "error"),
     [
         (0, [[0, 1]], np.zeros((1, 2), np.int64), TypeError),
-        (0, np.zeros((0, 2), np.int64), np.zeros((0, 2), np.int64), ValueError),
         (0, np.zeros((1, 2), np.int64), np.zeros((2, 1), np.int64), ValueError),
         (1, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), ValueError),
-        (0.5, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), TypeError),
         (0, np.full((1, 2), 1), np.zeros((1, 2), np.int64), ValueError),
-        (0, np.full((1, 2), -2), np.zeros((1, 2), np.int64), ValueError),
         (0, np.zeros((1, 2), np.int64), np.full((1, 2), -1), ValueError),
     ],
 )

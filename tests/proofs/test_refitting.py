@@ -118,10 +118,3 @@ def test_positions_that_are_not_scored_are_not_fitted(leaning):
     cut = prune(harden(leaning), partly)
     found = search(refit(cut.model, partly, "answer"), partly)
     assert (found.verdict, found.pairs) == ("proven", 6)
-
-
-def test_the_readout_keeps_its_dtype(leaning):
-    cut = prune(harden(leaning.double()), AUTOMATON)
-    fitted = refit(cut.model, AUTOMATON, "answer")
-    assert fitted.readouts["answer"].weight.dtype == torch.float64
-    assert search(fitted, AUTOMATON).verdict == "proven"

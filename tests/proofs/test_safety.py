@@ -52,13 +52,10 @@ def test_the_first_line_that_fits_counts_and_others_stay():
     ("text", "message"),
     [
         ("", "have a line 'start: STATE', got none"),
-        ("start: a\na 0 0 b", r"have a line 'bad: STATE \.\.\.', got none"),
         ("start: a\nbad: b\naa 0 0 b", "lead from its start a to every state, got no way to b, aa"),
         # The second line never counts.
         ("start: a\nbad: b\na * * a\na 0 0 b", "lead from its start a .* no way to b"),
         ("start: a\nbad: b\na 0 b", "have one line .*, got 'a 0 b' on line 3"),
-        ("start: a\nstart: a\nbad: b\na 0 0 b", ".*, got 'start: a' on line 2"),
-        ("start: a\nbad: b\nbad: b\na 0 0 b", ".*, got 'bad: b' on line 3"),
         ("start: a\nbad: b\na 2 0 b", "name letters among 0, 1, got '2' on line 3"),
         ("start: a\nbad: b\na 0 2 b", "name answers among 0, 1, got '2' on line 3"),
     ],
@@ -81,18 +78,6 @@ def test_a_property_is_proven_or_broken_by_a_shortest_word(of_group):
     assert (broken.verdict, broken.state) == ("refuted", "twice")
     assert broken.word == (1, 0)
     assert broken.answers == (1, 1)
-
-
-def test_a_property_needs_answers_that_rounding_cannot_change(of_group):
-    """As a proof of the task does: a constant that all logits share makes their rounding larger."""
-    model = of_group("S_2")
-    with torch.no_grad():
-        model.readouts["answer"].weight += 2.0**18
-    model = proofs.harden(model)
-    found = prove_safety(model, parse_property(TWICE, BITS, BITS), "answer")
-    assert proofs.search(model, Permutation(group="S_2").automaton()).verdict == "open"
-    assert found.verdict == "open"
-    assert found.reason == "rounding may change an answer of the network"
 
 
 def test_a_bad_start_is_broken_by_the_empty_word(of_group):
@@ -169,22 +154,29 @@ def test_networks_with_too_many_states_stay_open():
     assert (found.verdict, found.reason) == ("open", "more than 50 states")
 
 
-def test_equal_logits_stay_open(of_group):
-    model = proofs.harden(of_group("S_2"))
-    with torch.no_grad():
-        model.readouts["answer"].weight.zero_()
-    found = prove_safety(model, parse_property(TWICE, BITS, BITS), "answer")
-    assert (found.verdict, found.reason[:32]) == ("open", "two answers have the same logit,")
+def tied(model):
+    model.backbone.blocks[0].mixer.gate_proj.weight[:] *= 2e-7
+    model.backbone.blocks[0].mixer.gate_proj.bias[:] = 1.0
 
 
-def test_gates_that_nearly_tie_stay_open(of_group):
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        # A constant that all logits share makes their rounding larger.
+        (
+            lambda model: model.readouts["answer"].weight.add_(2.0**18),
+            "rounding may change an answ",
+        ),
+        (lambda model: model.readouts["answer"].weight.zero_(), "two answers have the same logit,"),
+        (tied, "rounding may swap two gates"),
+    ],
+)
+def test_a_property_needs_gates_and_answers_that_rounding_cannot_change(of_group, damage, reason):
     model = proofs.harden(of_group("S_2"))
     with torch.no_grad():
-        model.backbone.blocks[0].mixer.gate_proj.weight[:] *= 2e-7
-        model.backbone.blocks[0].mixer.gate_proj.bias[:] = 1.0
+        damage(model)
     found = prove_safety(model, parse_property(NEVER_TWO, BITS, BITS), "answer")
-    assert found.verdict == "open"
-    assert "rounding may swap two gates" in found.reason
+    assert (found.verdict, found.reason[: len(reason)]) == ("open", reason)
     assert explore(model, "answer", 1000) == found.reason
 
 

@@ -10,14 +10,7 @@ from statemix import tasks
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec, TokenClassifier
 from statemix.place_rules import PlaceRules
-from statemix.proofs import (
-    EntryMachine,
-    SearchResult,
-    arrangement_search,
-    prove_by_structure,
-    prove_places,
-    structure,
-)
+from statemix.proofs import EntryMachine, SearchResult, prove_by_structure, prove_places, structure
 from statemix.proofs.place_readouts import Reading, by_block
 from statemix.proofs.product_search import margins
 from statemix.tasks.arrangement import Arrangement
@@ -34,15 +27,10 @@ def follower(rules, *, norm="none", residual=False, readout=1.0, more_blocks=0):
     """
     P, K, tokens = rules.num_places, rules.num_contents, rules.num_tokens
     blocks = 1 + more_blocks
-    model = TokenClassifier(
-        tokens,
-        {f"place_{p}": K for p in range(P)},
-        tokens + 1 + P * K,
-        [LayerSpec("bd_lru", num_blocks=blocks, block_size=P, value_channels=K)],
-        bos=True,
-        residual=residual,
-        norm="none",
-    )
+    spec = LayerSpec("bd_lru", num_blocks=blocks, block_size=P, value_channels=K)
+    heads, width = {f"place_{p}": K for p in range(P)}, tokens + 1 + P * K
+    options = {"bos": True, "residual": residual, "norm": "none"}
+    model = TokenClassifier(tokens, heads, width, [spec], **options)
     layer = model.backbone.blocks[0].mixer
     with torch.no_grad():
         for parameter in model.parameters():
@@ -96,11 +84,7 @@ def as_trained(monkeypatch):
     monkeypatch.setattr(Reading, "refit", lambda *_: None)
 
 
-EXAMPLES = [
-    rules_of("(1 2); (1 2 3)"),
-    rules_of("(1 2); (1 2 3 4 5 6 7 8)"),
-    LOADS,
-]
+EXAMPLES = [rules_of("(1 2); (1 2 3)"), rules_of("(1 2); (1 2 3 4 5 6 7 8)"), LOADS]
 
 
 @pytest.mark.parametrize(
@@ -209,63 +193,6 @@ def test_a_content_may_have_several_codes(as_trained):
         assert found.verdict == verdict
         if verdict == "proven":
             assert found.result.margin == pytest.approx(min(code, 1), abs=1e-3)
-
-
-def with_twin(rules, twin):
-    """The exact follower with one more entry, which copies what the entry ``twin`` copies.
-
-    They begin with different values.
-    """
-    P, K = rules.num_places, rules.num_contents
-    wide = PlaceRules(
-        np.append(rules.start, rules.start[twin]),
-        np.hstack([rules.sources, rules.sources[:, [twin]]]),
-        K,
-    )
-    model = follower(wide)
-    start = model.backbone.blocks[0].mixer.value_proj.weight.data.view(P + 1, K, 1, -1)
-    start[P, :, 0, rules.num_tokens] *= 2
-    narrow = TokenClassifier(
-        rules.num_tokens,
-        {f"place_{p}": K for p in range(P)},
-        model.backbone.embedding.embedding_dim,
-        [LayerSpec("bd_lru", num_blocks=1, block_size=P + 1, value_channels=K)],
-        bos=True,
-        residual=False,
-        norm="none",
-    )
-    narrow.backbone.load_state_dict(model.backbone.state_dict())
-    readouts = {k: v for k, v in model.readouts.state_dict().items() if f"place_{P}." not in k}
-    narrow.readouts.load_state_dict(readouts)
-    # The readout of the twin's place reads the last entry alone.
-    weight = narrow.readouts[f"place_{twin}"].weight.data
-    weight.zero_()
-    weight[:, rules.num_tokens + 1 + P * K :] = torch.eye(K)
-    return narrow
-
-
-@pytest.mark.parametrize("twin", [0, 2])
-def test_an_entry_that_begins_with_a_code_of_its_own_follows_its_place(twin, as_trained):
-    rules = EXAMPLES[0]
-    model = with_twin(rules, twin)
-    found = prove_by_structure(model, rules)
-    assert found.verdict == "proven"
-    assert found.result.margin == pytest.approx(1, abs=1e-3)
-    words = torch.tensor(list(itertools.product(range(2), repeat=6)))
-    contents = rules.contents(words.numpy())
-    check_answers(found, words, contents)
-
-
-def test_entries_with_too_many_combinations_of_codes_are_not_read(monkeypatch):
-    rules = EXAMPLES[0]
-    model = with_twin(rules, 0)
-    # Each place has a code for each content, and the twin's place has one more. The last code is
-    # that of what never changes.
-    monkeypatch.setattr(structure, "_MOST_COMBINATIONS", 11)
-    assert prove_by_structure(model, rules).network == "pruned"
-    # The last entry, with its second code, is not followed, so the readout reads the others.
-    monkeypatch.setattr(structure, "_MOST_COMBINATIONS", 10)
-    assert prove_by_structure(model, rules).network == "refitted"
 
 
 def test_a_readout_that_other_places_can_overrule_is_open(as_trained):
@@ -420,12 +347,12 @@ def test_other_models_are_searched(monkeypatch):
         assert found.model(word)[found.head][0, -1].argmax() == found.result.answer != contents
         # A search that does not end is the verdict, too.
         with monkeypatch.context() as patched:
-            patched.setattr(arrangement_search, "search", lambda *_, **__: stopped)
+            patched.setattr(structure, "search", lambda *_, **__: stopped)
             found = prove_places(model.train(), rules)
         assert (found.result, found.method, model.training) == (stopped, "search", False)
         # Blocks are left out of a single layer alone.
         with monkeypatch.context() as patched:
-            patched.setattr(arrangement_search, "search", lambda *_, **__: ended)
+            patched.setattr(structure, "search", lambda *_, **__: ended)
             assert prove_places(model, rules).network == first_networks[kind]
         many = TokenClassifier(2, {f"place_{number}": 8 for number in range(8)}, 8, layers)
         assert prove_places(many, EXAMPLES[1]).verdict == "open"
@@ -466,7 +393,7 @@ def test_few_arrangements_are_searched_where_no_entry_follows_a_place():
     assert found.result.pairs == 168
     # Two lines share one point: a wrong object lies on one of the three lines.
     assert found.result.margin == pytest.approx(2.0)
-    for automaton in arrangement_search.place_automata(rules):
+    for automaton in structure.place_automata(rules):
         assert automaton.num_states == 168
 
 
@@ -476,22 +403,6 @@ def test_a_search_of_arrangements_proves_nothing_if_rounding_may_swap_gates():
     layer.gate_proj.weight.data *= 2e-7
     layer.gate_proj.bias.data[:] = 1.0
     assert prove_places(model, rules).verdict == "open"
-
-
-def test_all_heads_are_fitted_again():
-    """One block of columns exchanges its two entries, as the token exchanges two contents."""
-    layer = LayerSpec(
-        "bd_lru", num_blocks=1, block_size=2, gate="column_softmax", initial_state="unit"
-    )
-    model = TokenClassifier(1, {"place_0": 2, "place_1": 2}, 8, [layer])
-    gates = model.backbone.blocks[0].mixer.gate_proj
-    with torch.no_grad():
-        gates.weight.zero_()
-        gates.bias.copy_(SHARP * torch.tensor([[-1.0, 1, -1], [1, -1, -1]]).flatten())
-        for parameter in model.readouts.parameters():
-            parameter.zero_()
-    found = prove_places(model, PlaceRules(np.arange(2), np.array([[1, 0]]), 2))
-    assert (found.verdict, found.method, found.network) == ("proven", "search", "refitted")
 
 
 def test_a_wrong_head_is_refuted_by_a_word():
@@ -507,15 +418,12 @@ def test_a_wrong_head_is_refuted_by_a_word():
     assert found.result.word
 
 
-def test_many_arrangements_are_not_searched(monkeypatch):
+def test_searches_of_many_arrangements_or_pairs_end(monkeypatch):
     rules, model = fano()
-    monkeypatch.setattr(arrangement_search, "_MOST_ARRANGEMENTS", 168)
+    monkeypatch.setattr(structure, "_MOST_ARRANGEMENTS", 168)
     assert prove_places(model, rules).verdict == "proven"
-    monkeypatch.setattr(arrangement_search, "_MOST_ARRANGEMENTS", 167)
+    monkeypatch.setattr(structure, "_MOST_ARRANGEMENTS", 167)
     found = prove_places(model, rules)
     assert (found.verdict, found.method) == ("open", "structure")
-
-
-def test_searches_of_arrangements_end():
-    rules, model = fano()
+    monkeypatch.undo()
     assert prove_places(model, rules, max_pairs=100).method == "structure"

@@ -69,7 +69,10 @@ def test_what_is_accepted_is_right_whatever_was_changed(rules):
     words = np.random.default_rng(0).integers(rules.num_tokens, size=(20, 60)).tolist()
     refused = 0
     for _ in range(100):
-        changed = sealed(corrupted(tables, draw))
+        changed = corrupted(tables, draw)
+        with pytest.raises(Invalid):
+            check_structure(changed)
+        changed = sealed(changed)
         try:
             check_structure(changed)
         except Invalid:
@@ -83,23 +86,16 @@ def test_what_is_accepted_is_right_whatever_was_changed(rules):
     ("change", "message"),
     [
         (lambda t: t.pop("codes"), "its tables must be"),
-        (lambda t: t.update(more=1), "its tables must be"),
-        (lambda t: t.update(format=3), "its format holds 3"),
         (lambda t: t["letters"].pop(), "places must have a row per letter"),
-        (lambda t: t["letters"][0].__setitem__(0, 99), "a letter holds 99"),
         (lambda t: t["letters"][0].__setitem__(0, 1.0), "a letter holds 1.0"),
-        (lambda t: t["places"].update(more=[]), "the places are not whole"),
         (lambda t: t["places"]["letters"][0].pop(), "a letter of the places must have 3 numbers"),
         (
             lambda t: (t.update(letters=[]), t["places"].update(letters=[])),
             "places must have a row per letter",
         ),
         (lambda t: t.update(heads=4), "heads holds 4"),
-        (lambda t: t["followers"].pop(), "followers and codes must have a row per place"),
         (lambda t: t["followers"].__setitem__(0, [0, 0]), "followers must have 1 numbers"),
-        (lambda t: t["codes"][0][0].append(0), "a code must have 1 numbers"),
         (lambda t: t["codes"][0][0].__setitem__(0, -1), "a content holds -1"),
-        (lambda t: t["codes"][0].append([]), "its tables are not whole"),
         (lambda t: t.update(start=3), "its tables are not whole"),
         (lambda t: t["places"]["start"].__setitem__(0, 1), "place 0 does not start in one of its"),
         (lambda t: t["places"]["letters"][1].__setitem__(0, 0), "letter 1 at place 0 copies ano"),
@@ -112,13 +108,6 @@ def test_other_tables_are_named(change, message):
     change(tables)
     with pytest.raises(Invalid, match=message):
         check_structure(sealed(tables))
-
-
-def test_tables_that_were_changed_are_invalid():
-    tables = tables_of(LOADS)
-    tables["codes"][0].reverse()
-    with pytest.raises(Invalid, match="its tables were changed after it was written"):
-        check_structure(tables)
 
 
 @pytest.mark.parametrize(("token", "entry"), [(0, 2), (1, 0)], ids=["copy", "load"])

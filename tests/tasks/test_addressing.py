@@ -42,18 +42,6 @@ def test_ranges_join_without_seams(space, start, sizes, seed):
     np.testing.assert_array_equal(np.concatenate([expected[:0], *parts]), expected)
 
 
-@pytest.mark.parametrize(("alphabet_size", "length"), SPACES)
-def test_seeds_and_splits_give_different_words(alphabet_size, length):
-    blocks = [
-        make(alphabet_size, length, 0, 20, seed=seed, split=split)
-        for seed in (0, 1, 2**64 - 1)
-        for split in SPLITS
-    ]
-    for i, first in enumerate(blocks):
-        for second in blocks[:i]:
-            assert (first == second).all(axis=1).mean() < 0.5
-
-
 @pytest.mark.parametrize(("alphabet_size", "length"), [(2, 3), (2, 16), (6, 5), (120, 2)])
 def test_splits_of_a_small_space_divide_it(alphabet_size, length):
     """No word occurs twice in or across splits, and none is missing."""
@@ -91,30 +79,6 @@ def test_the_regime_changes_at_the_stated_size(alphabet_size, length, expected):
     assert split_size(alphabet_size, length, "test") == expected
 
 
-def test_empty_ranges_are_empty_even_in_empty_splits():
-    assert make(2, 1, 0, 0, split="test").shape == (0, 1)
-    assert make(120, 16, 7, 7).shape == (0, 16)
-
-
-GOLDEN_WORDS = [
-    (6, 16, 0, "train", 0, "0 0 3 3 5 1 1 3 0 3 4 5 3 1 3 2"),
-    (120, 16, 2**64 - 1, "validation", 7, "26 80 79 87 29 20 118 29 48 2 104 81 89 70 36 9"),
-    (2, 16, 0, "train", 0, "1 1 1 0 0 1 1 0 0 0 0 0 0 1 0 1"),
-    (2, 16, 5, "test", 8191, "1 1 1 0 0 0 0 1 1 0 0 1 0 0 1 0"),
-    (24, 7, 1, "validation", 99, "14 19 0 11 2 22 22"),
-]
-
-
-@pytest.mark.parametrize(
-    ("alphabet_size", "length", "seed", "split", "index", "expected"), GOLDEN_WORDS
-)
-def test_words_are_those_of_every_other_machine(
-    alphabet_size, length, seed, split, index, expected
-):
-    word = make(alphabet_size, length, index, index + 1, seed=seed, split=split)[0]
-    assert " ".join(map(str, word)) == expected
-
-
 @pytest.mark.parametrize(
     ("alphabet_size", "length", "expected"),
     [
@@ -134,6 +98,7 @@ def test_many_words_hash_as_on_every_other_machine(alphabet_size, length, expect
 
 
 def test_a_request_beyond_a_small_space_names_the_numbers():
+    assert make(2, 1, 0, 0, split="test").shape == (0, 1)
     message = r"stop must be at most 8192 .*the test split .* 65536 words .*, got 8193"
     with pytest.raises(ValueError, match=message):
         make(2, 16, 0, 8193, split="test")

@@ -7,10 +7,9 @@ import pytest
 
 from statemix import tasks
 from statemix.errors import OptionError
-from statemix.place_rules import HasPlaces, PlaceRules
+from statemix.place_rules import PlaceRules
 from statemix.tasks import TaskSpec
 from statemix.tasks.arrangement import GENERATORS
-from statemix.tasks.groups import group
 
 
 def carried(moves, word):
@@ -45,43 +44,13 @@ def test_presets_generate_the_groups_of_their_names(name, order):
     assert len(reached) == order
 
 
-def test_words_of_elements_follow_the_products_of_the_group():
-    """The object at place p after x_1 ... x_t is p before all of them were undone."""
-    s_3 = group("S_3")
-    cycles = ["(1)", "(2 3)", "(1 2)", "(1 2 3)", "(1 3 2)", "(1 3)"]
-    task = tasks.build("arrangement", moves="; ".join(cycles), length=9)
-    examples = task.examples("train", 0, 20)
-    # Every move is applied after those before it.
-    inverses = np.argmax(s_3.table == 0, axis=1)
-    products = s_3.running_products(inverses[examples.tokens])
-    elements = np.array(s_3.elements) - 1
-    for p in range(3):
-        np.testing.assert_array_equal(
-            examples.targets[f"place_{p + 1}"], elements[products][..., p]
-        )
-
-
-def test_an_example_as_text_shows_moves_and_arrangements():
-    task = tasks.build("arrangement", moves="(1 2); (1 2 3)", length=3)
-    lines = task.describe(0).splitlines()
-    examples = task.examples("train", 0, 1)
-    for line, token, *objects in zip(
-        lines[1:], examples.tokens[0], *(one[0] for one in examples.targets.values()), strict=True
-    ):
-        assert line.split()[-3:] == [str(one + 1) for one in objects]
-        assert line.strip().startswith(["(1 2) ", "(1 2 3) "][token])
-    assert isinstance(task, HasPlaces)
-
-
 @pytest.mark.parametrize(
     ("moves", "message"),
     [
         (3, "moves must be a string, got 3"),
         ("", "moves must be at least two, separated by ';', got ''"),
         ("(1 2); 1 2", r"moves must be cycles such as '\(1 2\)\(3 4\)', .* got '1 2'"),
-        ("(1 2); (a b)", "moves must be cycles"),
         ("(1 2); (1 1)", "moves must name each place from 1 on at most once, got '\\(1 1\\)'"),
-        ("(1 2); (0 1)", "moves must name each place from 1 on at most once"),
         ("(1 2); (1 65)", "moves must have places up to 64, got 65"),
     ],
 )
@@ -116,7 +85,6 @@ def test_pairs_are_held_out_of_training_and_validation_alone():
         (3, "held_out must be a string, got 3"),
         ("", "held_out must be pairs of the moves 1 to 3 such as '1 3', .* got ''"),
         ("1 2 3", "held_out must be pairs .* got '1 2 3'"),
-        ("1 a", "held_out must be pairs .* got '1 a'"),
         ("1 2; 1 4", "held_out must be pairs of the moves 1 to 3 .* got '1 4'"),
         ("2 1; 2 2; 2 3", "held_out must leave a move that may follow move 2, got '2 1; 2 2; 2 3'"),
     ],
@@ -142,7 +110,6 @@ def test_contents_are_moved_and_loaded():
         ([0], [[0, 0]], "sources must have the 1 places of start, got 2"),
         ([2], [[0]], r"start must be in 0\.\.1, got 2\.\.2"),
         ([0], [[1]], r"sources must be in -2\.\.0, got 1\.\.1"),
-        ([0], [[-3]], r"sources must be in -2\.\.0, got -3\.\.-3"),
     ],
 )
 def test_rules_that_are_none_are_refused(start, sources, message):

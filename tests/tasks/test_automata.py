@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import random
 import re
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,11 +12,8 @@ from statemix import tasks
 from statemix.automaton import IGNORED, NEVER, reachable
 from statemix.cli.main import main
 from statemix.errors import OptionError, SettingError
-from statemix.tasks import TASKS, TaskSpec, addressing
-from statemix.tasks.automata import regular_expressions
+from statemix.tasks import TaskSpec, addressing
 from statemix.tasks.automata.automaton_text import parse_automaton
-from statemix.tasks.automata.known_languages import LANGUAGES
-from statemix.tasks.automata.word_kinds import BalancedWords
 
 PARITY = """
 # Bits with an odd number of ones.
@@ -60,15 +56,10 @@ def test_answers_are_states_or_accepted_words_or_stand_on_the_transitions():
     [
         ("", "a line 'STATE LETTER NEXT' for each transition, got none"),
         ("a x a", "a line 'start: STATE', got none"),
-        ("start: a b\na x a", "one start state, .* got 'start: a b'"),
         ("start: a\nstart: a\na x a", "one start state"),
         ("start: b\na x a", "transitions from each state, got none from 'b', which 'start:' names"),
         ("start: a\na x c", ".*got none from 'c', which line 2 names"),
-        ("start: a\naccept: b\na x a", ".*got none from 'b', which 'accept:' names"),
-        ("start: a\naccept:\na x a", "a state after 'accept:', got 'accept:' on line 2"),
-        ("start: a\naccept: a\naccept: a\na x a", "one line 'accept:"),
         ("start: a\na x", ".* of the form 'STATE LETTER NEXT' or .*, got 'a x' on line 2"),
-        ("start: a\na x - y", ".* of the form 'STATE LETTER NEXT' or .*, got 'a x - y' on line 2"),
         ("start: a\na x a\na x a", "one line for state 'a' and letter 'x', got lines 2 and 3"),
         (
             "start: a\na x b\nb y a",
@@ -85,7 +76,7 @@ def test_what_cannot_be_read_is_named(text, message):
         parse_automaton(text)
 
 
-def test_an_automaton_has_at_most_500_states():
+def test_an_automaton_has_at_most_500_states_none_of_them_a_dead_end():
     def chain(size):
         lines = [f"{state} x {min(state + 1, size - 1)}" for state in range(size)]
         return "\n".join(["start: 0", *lines])
@@ -93,9 +84,6 @@ def test_an_automaton_has_at_most_500_states():
     assert len(parse_automaton(chain(500)).states) == 500
     with pytest.raises(OptionError, match="rules must have at most 500 states, got 501"):
         parse_automaton(chain(501))
-
-
-def test_states_without_a_letter_are_refused():
     with pytest.raises(OptionError, match="a letter that can follow in every state"):
         tasks.build("automaton", rules="start: a\na x b\nb x -")
 
@@ -142,15 +130,6 @@ def test_the_last_position_alone_is_answered_in_words_of_all_lengths():
     assert (beyond.min(), beyond.max()) == (7, 12)
 
 
-def test_log_uniform_lengths_are_those_of_training_words_alone():
-    options = {"rules": PARITY, "length": 40, "labels": "last", "min_length": 2}
-    task = tasks.build("automaton", **options, lengths="log-uniform")
-    usual = tasks.build("automaton", **options)
-    for split, length in (("test", 40), ("validation", 40), ("train", 60), ("train", 40)):
-        ours, others = (one.examples(split, 0, 50, length) for one in (task, usual))
-        assert (ours.lengths == others.lengths).all() == (split != "train" or length != 40)
-
-
 def test_training_words_may_be_shorter():
     task = tasks.build("automaton", rules=PARITY, length=6, min_length=4)
     examples = task.examples("train", 0, 100)
@@ -160,28 +139,6 @@ def test_training_words_may_be_shorter():
         assert (row[len(answers) :] == IGNORED).all()
     assert task.examples("test", 0, 10).lengths is None
     assert task.examples("train", 0, 10, 12).lengths is None
-
-
-def seen_transitions(task, count):
-    automaton = task.automaton()
-    seen = set()
-    for word in task.examples("train", 0, count).tokens:
-        state = automaton.start
-        for token in word.tolist():
-            seen.add((state, token))
-            state = automaton.transitions[state, token]
-    return seen
-
-
-def test_covering_words_see_every_transition_where_uniform_words_do_not():
-    pattern = "(a|b)*abbababbbaab(a|b)*"
-    found = {
-        words: seen_transitions(tasks.build("regex", pattern=pattern, length=15, words=words), 400)
-        for words in ("covering", "uniform")
-    }
-    everything = set(itertools.product(range(13), range(2)))
-    assert found["covering"] == everything
-    assert found["uniform"] < everything
 
 
 @pytest.mark.parametrize(("words", "all_found"), [("distinguishing", True), ("covering", False)])
@@ -209,43 +166,9 @@ def test_distinguishing_words_show_every_wrong_transition(words, all_found):
     assert (not missed) == all_found
 
 
-def test_repetitions_are_counted_as_they_are_nested():
-    """Beside each other, 40 and 26 letters are 66; within each other, they are refused."""
-    assert tasks.build("regex", pattern="a{40}b{26}", alphabet="ab").automaton().num_states == 68
-
-
-def last_answers(task, count, length=None):
-    """The length and the last answer of each word."""
-    examples = task.examples("train", 0, count, length)
-    answers = examples.targets["answer"]
-    return np.stack([examples.lengths, answers[answers != IGNORED]], axis=1)
-
-
-def test_balanced_words_are_uniform_among_those_with_their_last_transition():
-    automaton = tasks.build("regex", pattern="(a|b)*ab(a|b)*", length=4).automaton()
-    raw = addressing.draws("words", 5, seed=0, split="train", start=0, stop=32_000)
-    words = BalancedWords(automaton, 5).words(raw, np.full(32_000, 4))[:, :4]
-    expected = {}
-    for answer in range(2):
-        by_end = {}
-        for word in itertools.product(range(2), repeat=4):
-            state = automaton.start
-            for token in word[:-1]:
-                state = int(automaton.transitions[state, token])
-            if automaton.outputs[state, word[-1]] == answer:
-                by_end.setdefault((state, word[-1]), []).append(word)
-        for same in by_end.values():
-            expected |= {word: 1 / (2 * len(by_end) * len(same)) for word in same}
-    found = Counter(map(tuple, words.tolist()))
-    assert set(found) == set(expected)
-    for word, chance in expected.items():
-        assert found[word] / 32_000 == pytest.approx(chance, abs=0.01)
-
-
 def test_balanced_words_of_a_language_that_shrinks_have_no_underflow():
     task = tasks.build("regex", pattern="(ab)*", labels="last", words="balanced")
-    found = last_answers(task, 60, 2400)
-    assert set(found[:, 1]) == {0, 1}
+    assert set(task.examples("train", 0, 60, 2400).targets["answer"].ravel()) == {IGNORED, 0, 1}
 
 
 def odd_run_after_an_odd_run(word):
@@ -273,9 +196,7 @@ def nested(word, most):
         ("tomita-7", lambda word: re.fullmatch("0*1*0*1*", word) is not None),
         ("even-pairs", lambda word: (word.count("ab") + word.count("ba")) % 2 == 0),
         ("P_2_ab", lambda word: word[2:].startswith("ab")),
-        ("P_4_abba", lambda word: word[4:].startswith("abba")),
         ("D_2", lambda word: nested(word, 2)),
-        ("D_4", lambda word: nested(word, 4)),
     ],
 )
 def test_known_languages_equal_their_definitions(name, matches):
@@ -284,11 +205,6 @@ def test_known_languages_equal_their_definitions(name, matches):
         word = "".join(letters)
         answers = language.automaton.answers(map(language.letters.index, letters))
         assert answers == [matches(word[:n]) for n in range(1, 11)]
-
-
-def test_the_recipe_has_room_for_known_languages():
-    for name in LANGUAGES:
-        assert TaskSpec("regex", preset=name).build().automaton().num_states <= 14
 
 
 @pytest.mark.parametrize(
@@ -323,11 +239,6 @@ def equals_re(pattern, alphabet, length):
         for word in words
         for n, answer in enumerate(automaton.answers(word), 1)
     )
-
-
-def test_a_small_automaton_may_have_many_derivatives():
-    task = tasks.build("regex", pattern="(.{0,9}a.{0,9}b)*", alphabet="ab")
-    assert len(task.language.states) == 39
 
 
 def test_patterns_are_refused_or_mean_what_they_mean_for_re():
@@ -369,16 +280,6 @@ def test_and_matches_what_both_sides_match(pattern, matches):
     assert [automaton.answers([n])[0] for n in range(3)] == [one in matches for one in "abc"]
 
 
-def test_an_automaton_is_compared_with_the_words_of_its_pattern(monkeypatch):
-    task = tasks.build("regex", pattern="a{0}b*", alphabet="ab")
-    assert (
-        task.checked_against == "the words of the pattern 'a{0}b*', on all words of 1 to 8 letters"
-    )
-    monkeypatch.setattr(regular_expressions._Terms, "_derivative", lambda self, term, _: term)
-    with pytest.raises(RuntimeError):
-        tasks.build("regex", pattern="(ab)*", alphabet="ab")
-
-
 @pytest.mark.parametrize(
     ("pattern", "alphabet", "letters"),
     [("a b | c", None, "abc"), ("(ba)*", None, "ab"), ("(ba)*", "bac", "bac")],
@@ -401,13 +302,8 @@ def test_letters_of_the_pattern_are_the_alphabet_unless_given(pattern, alphabet,
             for pattern in ["a{}", "a{2", "a{,}", "a{2,3,4}", "a{-1}", "a{99999}", "a{٢}"]
         ),
         ("a{1001}", "counts of at most 1,000"),
-        ("a{3,2}", r"no \{3,2\}, which nothing"),
         (r"\d", r"no \\d: only operators"),
-        ("a\\", r"\\\\ for the letter \\, or something"),
         ("[a", r"a \] for every \[, got '\[a'"),
-        ("[]", r"a letter in every \[...\]"),
-        ("a[b-a]", "no b-a, which nothing matches"),
-        ("a]", r"no '\]' without an opening one"),
         ("^ab$", r"no \^, as it always matches whole words"),
         ("a|b&b", r"parentheses where | and & stand side by side, got 'a|b&b'"),
         ("a+?", "parentheses around what a second operator"),
@@ -434,14 +330,8 @@ def test_patterns_that_cannot_be_read_are_named(pattern, message):
         ({"pattern": "|"}, r"pattern must have a letter, got '\|'"),
         ({"pattern": "[a-c]*"}, r"alphabet must be given where .* got None with '\[a-c\]\*'"),
         ({"pattern": "a{2,5}"}, "alphabet must be given where a pattern has more than letters"),
-        ({"alphabet": "a "}, "alphabet must have different characters .* 'a '"),
         ({"alphabet": "aa"}, "alphabet must have different characters .* 'aa'"),
-        ({"alphabet": ""}, "alphabet must have different characters .* ''"),
-        ({"alphabet": 3}, "alphabet must be a string, got 3"),
-        ({"labels": "first"}, "labels must be one of all, last, got 'first'"),
         ({"words": "s"}, "words must be one of covering, .*, repeating, got 's'"),
-        ({"lengths": "short"}, "lengths must be one of uniform, log-uniform, got 'short'"),
-        ({"min_length": 17}, "min_length must be at most 16, got 17"),
         (
             {"pattern": "abc", "words": "balanced", "length": 671_089},
             "length must be at most 671088 with words=balanced, got 671089",
@@ -460,19 +350,8 @@ def test_random_automata_reach_all_their_states_and_depend_on_their_seed():
     ]
     assert len({automaton.transitions.tobytes() for automaton in automata}) == 20
     assert all(len(reachable(one.transitions.tolist(), 0)) == 12 for one in automata)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_states": 49}, "num_states must be at most 48, got 49"),
-        ({"num_letters": 1}, "num_letters must be at least 2, got 1"),
-        ({"table_seed": -1}, "table_seed must be at least 0, got -1"),
-    ],
-)
-def test_options_of_random_automata_are_checked(options, message):
-    with pytest.raises(OptionError, match=message):
-        tasks.build("random_automaton", **options)
+    with pytest.raises(OptionError, match="num_states must be at most 48, got 49"):
+        tasks.build("random_automaton", num_states=49)
 
 
 def test_a_request_holds_the_text_of_its_file(tmp_path):
@@ -499,15 +378,11 @@ def test_a_share_of_the_labels_that_a_learner_sees_is_wrong(split):
     if split == "test":
         assert not shift.any()
         return
+    last = flipping(flipped=0.9, labels="last", min_length=3).examples(split, 0, 50)
+    assert ((last.targets["answer"] != IGNORED).sum(1) == 1).all()
     # Both other answers are equally frequent, at every place.
     for wrong in (1, 2):
         assert (shift == wrong).mean(0) == pytest.approx(np.full(12, 0.15), abs=0.03)
-
-
-def test_wrong_labels_leave_positions_that_are_not_scored():
-    task = flipping(flipped=0.9, labels="last", min_length=3)
-    targets = task.examples("train", 0, 50).targets["answer"]
-    assert ((targets != IGNORED).sum(1) == 1).all()
 
 
 @pytest.mark.parametrize("flipped", [-0.1, 1, float("nan"), True, "0.1"])
@@ -522,21 +397,12 @@ def test_a_share_of_wrong_labels_is_checked(flipped):
     ("options", "message"),
     [
         ({"file": "nowhere.txt"}, "file must be a text file \\(No such file.*'nowhere.txt'"),
-        ({"regex": "a*"}, "regex must be the pattern of another task: --task regex pattern="),
-        ({"pattern": "a*"}, "pattern must be the pattern of another task"),
         ({"file": "nowhere.txt", "rules": PARITY}, "file must be absent where rules \\(or"),
-        ({"file": 3}, "file must be a string, got 3"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(options, message):
     with pytest.raises(SettingError, match=message):
         TaskSpec("automaton", **options)
-
-
-def test_bytes_that_are_no_text_are_named(tmp_path):
-    (tmp_path / "table").write_bytes(b"\xff\xfe")
-    with pytest.raises(SettingError, match=r"file must be a text file .*utf-8"):
-        TaskSpec("automaton", file=str(tmp_path / "table"))
 
 
 def test_a_run_outlives_its_file_and_is_certified(tmp_path, capsys):
@@ -558,9 +424,3 @@ def test_a_run_outlives_its_file_and_is_certified(tmp_path, capsys):
     assert main(["certify", run]) == 1
     assert "refuted: wrong after" in capsys.readouterr().out
     assert main(["evaluate", run]) == 0
-
-
-def test_tasks_list_the_published_languages(capsys):
-    assert main(["tasks", "regex"]) == 0
-    text = capsys.readouterr().out
-    assert all(name in text for name in TASKS["regex"].presets)

@@ -35,14 +35,6 @@ def test_components_are_those_of_the_literature(name):
         assert np.allclose(one.projector @ other.projector, 0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_action_on_the_points_has_a_component_of_its_own(name):
-    points = np.array(group(name).elements)
-    # Row g is the permutation matrix of g, without what all have in common.
-    matrices = (points[:, :, None] == np.arange(1, points.shape[1] + 1)).reshape(len(points), -1)
-    assert shares(matrices.astype(float), name)[ACTION[name]] == pytest.approx(1)
-
-
 def test_shares_of_noise_are_as_large_as_the_components():
     table = np.random.default_rng(1).normal(size=(60, 4000))
     expected = {"3": 9 / 59, "3'": 9 / 59, "4": 16 / 59, "5": 25 / 59}
@@ -58,9 +50,3 @@ def test_equal_rows_have_no_shares_and_others_do_whatever_their_scale(scale):
     # Even permutations are the first, fourth and fifth.
     signs = np.array([[1, -1, -1, 1, 1, -1]]).T
     assert shares(scale * signs, "S_3") == pytest.approx({"1'": 1.0, "2": 0.0})
-
-
-@pytest.mark.parametrize("shape", [(5, 2), (6,)])
-def test_a_table_of_another_shape_is_refused(shape):
-    with pytest.raises(ValueError, match=r"table must have shape \(6, columns\), got"):
-        shares(np.ones(shape), "S_3")

@@ -1,7 +1,6 @@
 """The permutation task: data, sizes and errors."""
 
 import hashlib
-import re
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from statemix.errors import OptionError
 from statemix.tasks import IGNORED
 from statemix.tasks.groups import NAMES, group
-from statemix.tasks.permutation import PAPER_SETS, Permutation
+from statemix.tasks.permutation import Permutation
 
 
 def product(examples):
@@ -19,10 +18,6 @@ def product(examples):
     tokens, targets, lengths = examples
     assert lengths is None
     return tokens, targets["product"]
-
-
-def as_set(rows):
-    return {tuple(row) for row in rows.tolist()}
 
 
 @given(
@@ -54,27 +49,11 @@ def test_random_generators_generate_the_group(name, count):
         assert task.automaton().transitions.shape == (task.group.order, count)
         found.add(task.letters)
     assert len(found) == (1 if name == "S_3" else 8)
+    assert Permutation(group="A_5", num_generators=2, generator_seed=3).letters == (26, 45)
     assert task.title == f"{name}, {count} generators"
     tokens, targets, _ = task.examples("train", 0, 5)
     letters = np.array(task.letters)[tokens]
     assert (targets["product"] == task.group.running_products(letters)).all()
-
-
-def test_random_generators_stay_what_they_were():
-    assert Permutation(group="A_5", num_generators=2, generator_seed=3).letters == (26, 45)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_sizes_follow_from_the_group_and_splits_share_no_example(name):
-    task = Permutation(group=name, train_size=10_000)
-    order = group(name).order
-    assert (task.vocab_size, task.heads, task.title) == (order, {"product": order}, name)
-    assert task.chance == {"product": 1 / order}
-    tokens, targets = product(task.examples("train", 0, 1000))
-    assert set(tokens.ravel()) == set(targets.ravel()) == set(range(order))
-    sizes = {"train": 10_000, "validation": 5_000, "test": 5_000}
-    parts = [as_set(task.examples(split, 0, size)[0]) for split, size in sizes.items()]
-    assert len(set().union(*parts)) == 20_000
 
 
 @pytest.mark.parametrize("name", ["S_3", "A_5"])
@@ -92,7 +71,7 @@ def test_words_of_generators_reach_the_whole_group(name):
     np.testing.assert_array_equal(targets, found.running_products(letters))
     assert set(targets.ravel()) == set(range(found.order))
     assert task.automaton().answers(tokens[0].tolist()) == targets[0].tolist()
-    _, *word = task.describe(3).splitlines()[1].split()
+    word = task.describe(3).splitlines()[1].split()[1:9]
     assert word == ["".join(map(str, found.elements[place])) for place in letters[3, :8]]
     # A mixture of lengths, and the spaces of short words.
     mixed = Permutation(group=name, generators=True, length=6, min_length=2)
@@ -113,16 +92,6 @@ def test_features_of_tokens_are_matrices_that_multiply_like_permutations(options
             # (a b)(i) = a(b(i)): row i of the product is row b(i) of a.
             so_far = matrices[token] @ so_far
             assert (so_far == whole[expected]).all()
-
-
-@pytest.mark.parametrize("length", [1, 17, 16_384])
-def test_other_lengths_are_available_in_every_split(length):
-    task = Permutation(group="S_4", train_size=3)
-    for split in ("train", "validation", "test"):
-        tokens, targets = product(task.examples(split, 0, 3, length))
-        assert tokens.shape == targets.shape == (3, length)
-    of_default = product(task.examples("test", 0, 5))
-    np.testing.assert_array_equal(of_default, product(task.examples("test", 0, 5, length=16)))
 
 
 @pytest.mark.parametrize(
@@ -167,59 +136,20 @@ def test_mixed_training_leaves_all_other_words_as_they_are():
     for split, length in (("train", 5), ("validation", None), ("test", 16), ("test", 33)):
         pair = [product(task.examples(split, 0, 4, length)) for task in (mixed, plain)]
         np.testing.assert_array_equal(*pair)
-    whole = mixed.examples("train", 0, 9, 16).lengths
-    np.testing.assert_array_equal(mixed.examples("train", 0, 9).lengths, whole)
-
-
-@pytest.mark.parametrize("name", PAPER_SETS)
-def test_paper_sets_can_be_built(name):
-    task = Permutation(**PAPER_SETS[name])
-    degree, size = re.fullmatch(r"S(\d)-(\d+k?)", name).groups()
-    assert (task.group.name, task.length) == (f"S_{degree}", 16)
-    assert task.train_size == int(size.replace("k", "000"))
-    tokens, _ = product(task.examples("train", 0, task.train_size))
-    assert len(as_set(tokens)) == task.train_size
-
-
-@pytest.mark.parametrize("min_length", [None, 2])
-def test_description_shows_the_word_and_its_products(min_length):
-    task = Permutation(group="S_3", length=10, train_size=50, min_length=min_length)
-    for index in range(8):
-        tokens, targets, lengths = task.examples("train", index, index + 1)
-        length = 10 if lengths is None else int(lengths[0])
-        first, *lines = task.describe(index).splitlines()
-        assert first == f"train word {index} over S_3, {length} elements"
-        shown = {"word": [], "token": [], "product": [], "target": []}
-        for line in filter(None, lines):
-            title, *cells = line.split()
-            shown[title] += cells
-        elements = ["".join(map(str, element)) for element in group("S_3").elements]
-        tokens, targets = tokens[0, :length], targets["product"][0, :length]
-        assert shown == {
-            "word": [elements[i] for i in tokens],
-            "token": [str(i) for i in tokens],
-            "product": [elements[i] for i in targets],
-            "target": [str(i) for i in targets],
-        }
-    lines = Permutation(group="S_5", length=64).describe(0).splitlines()
-    assert max(map(len, lines)) <= 80
     # Lengths of a mixture are those of every other machine.
     lengths = Permutation(length=9, min_length=2).examples("train", 0, 12).lengths
     assert lengths.tolist() == [6, 2, 3, 6, 8, 8, 8, 7, 9, 5, 9, 2]
+    whole = mixed.examples("train", 0, 9, 16).lengths
+    np.testing.assert_array_equal(mixed.examples("train", 0, 9).lengths, whole)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"group": "S_9"}, "group must be one of S_2, S_3, .* got 'S_9'"),
-        ({"group": 3}, "group must be a string, got 3"),
         ({"group": "S_2", "generators": True}, "generators must be false for S_2"),
-        ({"generators": 1}, "generators must be true or false, got 1"),
-        ({"num_generators": 1}, "num_generators must be at least 2, got 1"),
         ({"num_generators": 6}, "num_generators must be at most 5, got 6"),
         ({"num_generators": 2, "generators": True}, "generators must be false with num_gen"),
-        ({"generator_seed": -1}, "generator_seed must be at least 0, got -1"),
-        ({"min_length": 0}, "min_length must be at least 1, got 0"),
         ({"min_length": 17}, "min_length must be at most 16, got 17"),
         (
             {"group": "S_2", "train_size": 50_000},
@@ -230,15 +160,3 @@ def test_description_shows_the_word_and_its_products(min_length):
 def test_bad_options_are_named(options, message):
     with pytest.raises(OptionError, match=message):
         Permutation(**options)
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (("train", 0, 250, 3), "stop must be at most 162 .* 216 words .*, got 250"),
-        (("test", 0, 28, 3), "stop must be at most 27 .* 216 words .*, got 28"),
-    ],
-)
-def test_requests_beyond_a_small_space_are_named(request_, message):
-    with pytest.raises(OptionError, match=message):
-        Permutation(train_size=250).examples(*request_)

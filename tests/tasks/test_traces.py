@@ -25,22 +25,6 @@ def file(tmp_path):
     return path
 
 
-def words(task, split, count=300):
-    """Return the lines of the examples of a split."""
-    tokens, targets, lengths = task.examples(split, 0, count)
-    found = []
-    for row, labels, length in zip(tokens, targets["answer"], lengths, strict=True):
-        assert (labels[length:] == IGNORED).all()
-        pairs = zip(row[:length].tolist(), labels[:length].tolist(), strict=True)
-        found.append(
-            " ".join(
-                task.word(token) + ("" if label == IGNORED else f"/{task.label(label)}")
-                for token, label in pairs
-            )
-        )
-    return found
-
-
 def test_examples_are_the_traces_of_their_split(file):
     task = tasks.build("traces", file=str(file))
     assert (task.letters[:4], task.classes) == (("open", "read", "end0", "close"), ("ok", "no"))
@@ -48,9 +32,17 @@ def test_examples_are_the_traces_of_their_split(file):
     held_out = {"validation": LINES[9::10], "test": LINES[8::10]}
     kept = [line for line in LINES if line not in held_out["validation"] + held_out["test"]]
     for split, lines in {"train": kept, **held_out}.items():
-        assert set(words(task, split)) == {" ".join(line.split()) for line in lines}
+        found, (tokens, targets, lengths) = set(), task.examples(split, 0, 300)
+        for row, labels, length in zip(tokens, targets["answer"], lengths, strict=True):
+            assert (labels[length:] == IGNORED).all()
+            answers = ["" if n == IGNORED else f"/{task.label(n)}" for n in labels[:length]]
+            letters = map(task.word, row[:length])
+            found.add(" ".join(map("".join, zip(letters, answers, strict=True))))
+        assert found == {" ".join(line.split()) for line in lines}
     # Label counts of the split, not of the draws.
     assert task.num_labels("validation") == 6
+    # Guessing is the most frequent answer: five of the sixteen training lines end with "ok".
+    assert task.chance == {"answer": (2 * 16 + 5) / (3 * 16)}
 
 
 @pytest.mark.parametrize(("end", "blank"), [("\n", "\f"), ("\r\n", "\x85"), ("\r", "\u2028")])
@@ -67,13 +59,6 @@ def test_shorter_examples_are_the_beginnings_of_traces(file):
     assert (short.lengths == 2).all()
     with pytest.raises(OptionError, match="length must be at most 6, the longest trace, got 7"):
         task.examples("test", 0, 1, 7)
-
-
-def test_guessing_is_the_most_frequent_answer(file):
-    task = tasks.build("traces", file=str(file))
-    # Five of the sixteen training lines end with "ok".
-    assert task.guessing == (2 * 16 + 5) / (3 * 16)
-    assert task.chance == {"answer": task.guessing}
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class Certify:
 
     def _certify(self) -> str:
         # Slow imports wait until the options have been checked.
-        from statemix.tasks.task_registry import names_of
+        from statemix.tasks import names_of
         from statemix.training import load_config
         from statemix.training.certificates import certificate_paths, certify_run
 

@@ -1,18 +1,16 @@
 """Proofs that a trained model is right on words of every length, and the maps of its blocks."""
 
 from statemix.place_rules import PlaceRules
-from statemix.proofs.arrangement_search import prove_places, prove_task
 from statemix.proofs.certificate import Certificate, prove
 from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.entry_machine import EntryMachine
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
 from statemix.proofs.horizon import Horizon, find_horizon
-from statemix.proofs.joint_action import JointAction, join_actions
 from statemix.proofs.product_search import SearchResult, search
 from statemix.proofs.safety import SafetyProperty, SafetyResult, parse_property, prove_safety
 from statemix.proofs.state_machine import StateMachine
-from statemix.proofs.structure import prove_by_structure
-from statemix.proofs.token_maps import BlockActions, read_actions
+from statemix.proofs.structure import prove_by_structure, prove_places, prove_task
+from statemix.proofs.token_maps import BlockActions, JointAction, join_actions, read_actions
 
 __all__ = [
     "BlockActions",

@@ -9,10 +9,18 @@ from statemix.automaton import IGNORED, NEVER, Automaton, reachable
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel
 from statemix.proofs.certificate_tables import read_tables
-from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
+from statemix.proofs.hardening import (
+    GateGaps,
+    PrunedModel,
+    can_harden,
+    can_prune,
+    harden,
+    prune,
+    refit,
+    watch_gaps,
+)
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.product_search import SearchResult, Verdict, check_fits, search
-from statemix.proofs.ties import GateGaps, watch_gaps
 
 # Of readouts that are fitted again, if rounding may change the answers of one fitted without it.
 _WEIGHT_DECAY = 1e-12

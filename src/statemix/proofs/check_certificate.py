@@ -123,22 +123,17 @@ def check(tables: dict[str, Any]) -> tuple[int, tuple[int, ...] | None]:
             number = numbers.get(after)
             scored = scored or right >= 0
             if right >= 0 and (number is None or tables["answers"][number][letter] != right):
-                return len(origins), word_to(pair, letter, origins)
+                word = [letter]
+                while (origin := origins[pair]) is not None:
+                    pair, letter = origin
+                    word.append(letter)
+                return len(origins), tuple(reversed(word))
             require(number is not None, f"states lacks one that letter {letter} leads to")
             if (after, next_place) not in origins:
                 origins[after, next_place] = pair, letter
                 waiting.append((after, next_place))
     require(scored, "no answer to any word is scored")
     return len(origins), None
-
-
-def word_to(pair: Any, letter: int, origins: dict[Any, tuple[Any, int] | None]) -> tuple[int, ...]:
-    """Return the letters that lead to a pair, and one more."""
-    word = [letter]
-    while (origin := origins[pair]) is not None:
-        pair, letter = origin
-        word.append(letter)
-    return tuple(reversed(word))
 
 
 def check_structure_form(tables: dict[str, Any]) -> None:

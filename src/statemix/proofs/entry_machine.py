@@ -48,10 +48,6 @@ class EntryMachine:
 
         Args:
             tables: the tables of a proof by structure, as ``docs/certificates.md`` describes them.
-
-        Raises:
-            Invalid: if they have another form, or do not prove the network.
-            ValueError: if the machine would be too large, or several entries tell a content.
         """
         check_structure(tables)
         rules = np.array(tables["letters"], dtype=np.int32)
@@ -71,7 +67,13 @@ class EntryMachine:
                     break
             else:
                 raise ValueError(f"no single entry determines the content of place {place}")
-        kept = _closure(set(read), rules)
+        # With the entries that answer, all that words copy into these.
+        needed = new = set(read)
+        while new:
+            sources = rules[:, sorted(new)]
+            new = set(sources[sources >= 0].tolist()) - needed
+            needed = needed | new
+        kept = sorted(needed)
         renumbered = np.full(rules.shape[1], -1, dtype=np.int32)
         renumbered[kept] = np.arange(len(kept))
         rules = rules[:, kept]
@@ -155,16 +157,6 @@ class EntryMachine:
             read=", ".join(map(str, self.read.tolist())),
             contents=braces(self.contents),
         )
-
-
-def _closure(entries: set[int], rules: NDArray[np.int32]) -> list[int]:
-    """Return entries, and all entries that words copy into these, in order."""
-    new = entries
-    while new:
-        sources = rules[:, sorted(new)]
-        new = set(sources[sources >= 0].tolist()) - entries
-        entries = entries | new
-    return sorted(entries)
 
 
 def _then(first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -1,24 +1,56 @@
 """Trained trackers made exact: gates of 0 and 1, and only the blocks that track."""
 
 import copy
-from collections.abc import Iterator
-from typing import NamedTuple
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.layers import BDLRU, State, take_rows
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel, TokenClassifier
-from statemix.proofs.fixed_batches import fixed_batches
+from statemix.ops.layout import at_least_float32
 
 HARDENED = ("softmax", "column_softmax")
 """Gate families that become 0 and 1 as the temperature goes to 0."""
 
 # A gap between raw gates becomes larger than every exponent of float32 and of float64.
 _TEMPERATURE = 1e-30
+
+
+ROWS = 256
+"""Rows of every step: products of fewer or more rows may be rounded otherwise."""
+
+
+def fixed_batches(count: int, device: torch.device | str) -> Iterator[tuple[Tensor, int]]:
+    """Yield the numbers of rows in batches of ``ROWS``, and how many count: others repeat these."""
+    for start in range(0, count, ROWS):
+        used = min(ROWS, count - start)
+        yield start + torch.arange(ROWS, device=device) % used, used
+
+
+def gates_and_values(model: ReadoutModel, layer: BDLRU) -> tuple[Tensor, Tensor]:
+    """Return the gates and values of every token, and of the learned one at the end.
+
+    The gates of the first layer must see the token alone. Gates have shape (tokens, H, rows, m+1),
+    values (tokens, H, m, C), or (tokens, H, m) without channels.
+    """
+    x = model.backbone.blocks[0].norm(model.backbone.embedding.weight)
+    gates, values = [], []
+    for rows, used in fixed_batches(len(x), x.device):
+        recurrence = layer.recurrence(x[rows].unsqueeze(1))
+        assert recurrence.gates is not None
+        gates.append(recurrence.gates[:used, 0])
+        values.append(recurrence.values[:used, 0])
+    return torch.cat(gates), torch.cat(values)
 
 
 def can_harden(model: ReadoutModel) -> bool:
@@ -123,19 +155,13 @@ def _tracking(model: ReadoutModel, automaton: Automaton) -> tuple[Tensor, Tensor
 
 
 class WalkStep(NamedTuple):
-    """Tokens that can follow in one state of an automaton, and where they lead.
-
-    Attributes:
-        place: the automaton's state.
-        tokens: the tokens, shape (N,).
-        reached: the automaton's state after each, shape (N,).
-        features: what the model's readouts get after each, shape (N, width).
-        after: the model's state after each.
-    """
+    """Tokens that can follow in one state of an automaton, and where they lead."""
 
     place: int
     tokens: Tensor
+    # States of the automaton after each token.
     reached: Tensor
+    # What the readouts get after each, shape (N, width), and the model's state.
     features: Tensor
     after: State
 
@@ -191,12 +217,16 @@ def refit(
         model: the model, as :func:`prune` returns it.
         automaton: the automaton, with the model's tokens.
         head: head to fit.
-        weight_decay: as in :func:`fit_readout`.
+        weight_decay: factor of the sum of squared weights in the loss.
     """
     copied = copy.deepcopy(model)
     readout = copied.readouts.get_submodule(head)
     assert isinstance(readout, nn.Linear)
-    inputs, answers = _pairs(copied, automaton)
+    with torch.no_grad():
+        steps = list(walk(copied, automaton))
+    inputs = torch.cat([step.features for step in steps]).cpu().double()
+    outputs = torch.tensor(automaton.outputs)
+    answers = torch.cat([outputs[step.place, step.tokens.cpu()] for step in steps])
     fit = nn.Linear(readout.in_features, readout.out_features, dtype=torch.float64)
     fit.load_state_dict({name: one.double() for name, one in readout.state_dict().items()})
     fit_readout(fit, inputs, answers, weight_decay=weight_decay)
@@ -207,14 +237,10 @@ def refit(
 def fit_readout(
     readout: nn.Linear, inputs: Tensor, answers: Tensor, *, weight_decay: float = 0.0
 ) -> None:
-    """Fit a readout to answers by logistic regression, from the weights that it has.
+    """Fit a readout of float64 to classes by logistic regression, from the weights that it has.
 
-    Args:
-        readout: a linear map of float64, which is changed.
-        inputs: shape (N, d), float64.
-        answers: classes, shape (N,); ``IGNORED`` marks inputs without an answer.
-        weight_decay: factor of the sum of squared weights in the loss. It leads to small weights,
-            whose products rounding moves less, and takes several times as long.
+    Inputs whose class is ``IGNORED`` do not count. ``weight_decay`` is the factor of the sum of
+    squared weights in the loss: small weights, whose products rounding moves less, take longer.
     """
     optimizer = torch.optim.LBFGS(
         readout.parameters(), max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
@@ -232,10 +258,106 @@ def fit_readout(
         optimizer.step(loss)  # type: ignore[no-untyped-call]
 
 
-@torch.no_grad()
-def _pairs(model: ReadoutModel, automaton: Automaton) -> tuple[Tensor, Tensor]:
-    """Return what the readout gets in every state at every token, and the right answers."""
-    outputs = torch.tensor(automaton.outputs)
-    steps = list(walk(model, automaton))
-    answers = [outputs[step.place, step.tokens.cpu()] for step in steps]
-    return torch.cat([step.features for step in steps]).cpu().double(), torch.cat(answers)
+@dataclass
+class GateGaps:
+    """Differences between the largest and the second largest raw gate of all rows or columns seen.
+
+    Attributes:
+        smallest: the smallest difference; infinite if none was seen.
+        nearest: the smallest difference beyond what rounding can move; if it is not above 0,
+            another order of sums may choose another gate.
+    """
+
+    smallest: float = math.inf
+    nearest: float = math.inf
+
+    @property
+    def finite(self) -> float | None:
+        """The smallest difference; None if none was seen."""
+        return self.smallest if math.isfinite(self.smallest) else None
+
+    @property
+    def doubt(self) -> str:
+        """Why another order of sums may choose other gates; empty if none may."""
+        if self.nearest > 0:
+            return ""
+        gates = "two gates of a row or column"
+        return f"rounding may swap {gates}, which differ by {self.smallest:.2g}"
+
+    def add(self, gaps: Tensor, moved: Tensor) -> None:
+        """Take note of differences, and of how far rounding can move each."""
+        if gaps.numel():
+            self.smallest = min(self.smallest, float(gaps.min()))
+            self.nearest = min(self.nearest, float((gaps - moved).min()))
+
+
+@contextmanager
+def watch_gaps(model: ReadoutModel, units: Sequence[int] | None = None) -> Iterator[GateGaps]:
+    """Watch the raw gates of a model's layers while it runs in this context.
+
+    Args:
+        model: the model.
+        units: units whose gates matter, of a model of one layer; None means all of all layers.
+    """
+    gaps, hooks = GateGaps(), []
+    for layer in model.modules():
+        # Gates that are linear in one channel are rounded alike in every batch.
+        if isinstance(layer, GatedRecurrence) and layer.selective is True:
+            hook = partial(_note, gaps, layer, units)
+            hooks.append(layer.gate_proj.register_forward_hook(hook))
+    try:
+        yield gaps
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def rounding_of(projection: nn.Linear, x: Tensor) -> Tensor:
+    r"""Return how far another order of sums can move what a linear map returns.
+
+    A product of n terms has the error
+
+    .. math:: |\hat z - z| \le k\,u\,(|W|\,|x| + |b|)
+
+    whatever the order of their sum, with the unit roundoff u and k = 2 n + 32 roundings: n of the
+    product, and as many of the norm that x comes from. Sums are float32 or wider; a narrower x and
+    z are rounded once more each. Errors of the state that x may depend on are not counted. Source:
+    our addition; the bound is the usual one of inner products (Higham, "Accuracy and Stability of
+    Numerical Algorithms", 3.1).
+    """
+    bias = None if projection.bias is None else projection.bias.abs()
+    sizes = functional.linear(x.abs(), projection.weight.abs(), bias)
+    wide = at_least_float32(x.dtype)
+    roundings = (2 * projection.in_features + 32) * torch.finfo(wide).eps / 2
+    if x.dtype != wide:
+        roundings += torch.finfo(x.dtype).eps
+    return roundings * sizes
+
+
+def _note(
+    gaps: GateGaps,
+    layer: GatedRecurrence,
+    units: Sequence[int] | None,
+    projection: nn.Linear,
+    read: tuple[Any, ...],
+    flat: Tensor,
+) -> None:
+    (x,) = read
+    with torch.no_grad():
+        moved = rounding_of(projection, x)
+        parts = [layer.split_gates(numbers) for numbers in (flat, moved)]
+        if units is not None:
+            chosen = torch.tensor(units, dtype=torch.int64, device=flat.device)
+            parts = [part.index_select(x.ndim - 1, chosen) for part in parts]
+        for gates, errors in zip(*(_compared(layer, part) for part in parts), strict=True):
+            largest = gates.topk(2, dim=-1).values
+            gaps.add(largest[..., 0] - largest[..., 1], 2 * errors.amax(-1))
+
+
+def _compared(layer: GatedRecurrence, gates: Tensor) -> list[Tensor]:
+    """Return gates of which the largest along the last axis becomes 1; there are at least two."""
+    if layer.gate != "column_softmax":
+        return [gates]
+    # A zero stands for the state, beside the input gates.
+    inputs = functional.pad(gates[..., -1], (0, 1))
+    return [inputs] if gates.shape[-2] == 1 else [inputs, gates[..., :-1].mT]

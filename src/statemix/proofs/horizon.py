@@ -12,8 +12,7 @@ from statemix.automaton import IGNORED, Automaton
 from statemix.layers import BDLRU
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.ops.layout import join_units
-from statemix.proofs.fixed_batches import gates_and_values
-from statemix.proofs.hardening import HARDENED
+from statemix.proofs.hardening import HARDENED, gates_and_values
 from statemix.proofs.product_search import ProductSearch, RightAnswers
 
 # The sum that normalises m+1 weights and the weighted sum of m+1 terms are rounded so many times at

@@ -226,8 +226,13 @@ class Reading:
             reads = dual[:, np.flatnonzero(np.isin(owners, self.entries_of(place)))]
             features = self.sums(self.added, place) @ reads
             scale = np.abs(features).max()
-            weight, bias = _separate(features / scale, self.contents[place], hard.heads[head])
-            read = weight @ (reads / scale).T
+            fit = nn.Linear(features.shape[1], hard.heads[head], dtype=torch.float64)
+            nn.init.zeros_(fit.weight)
+            nn.init.zeros_(fit.bias)
+            x, y = torch.from_numpy(features / scale), torch.from_numpy(self.contents[place])
+            fit_readout(fit, x, y)
+            bias = fit.bias.detach().numpy()
+            read = fit.weight.detach().numpy() @ (reads / scale).T
             if has_one:
                 read, bias = read + bias[:, None] * one, np.zeros_like(bias)
             read = read / np.where(self.norm.gain == 0, 1.0, self.norm.gain)
@@ -242,15 +247,3 @@ def _basis(added: NDArray[np.float64]) -> NDArray[np.float64]:
     _, sizes, directions = np.linalg.svd(added, full_matrices=False)
     basis: NDArray[np.float64] = directions[sizes > 1e-9 * max(sizes[0], 1e-30)]
     return basis
-
-
-def _separate(
-    features: NDArray[np.float64], classes: NDArray[np.int64], num_classes: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Fit the weight and the bias of logits by logistic regression."""
-    x, y = torch.from_numpy(features), torch.from_numpy(classes)
-    fit = nn.Linear(x.shape[1], num_classes, dtype=torch.float64)
-    nn.init.zeros_(fit.weight)
-    nn.init.zeros_(fit.bias)
-    fit_readout(fit, x, y)
-    return fit.weight.detach().numpy(), fit.bias.detach().numpy()

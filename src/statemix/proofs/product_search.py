@@ -16,8 +16,7 @@ from statemix.layers import Layer, State, take_rows
 from statemix.layers.state import map_state, tensors
 from statemix.memory import available_bytes, gigabytes
 from statemix.models import ReadoutModel, TokenClassifier
-from statemix.proofs.fixed_batches import ROWS
-from statemix.proofs.ties import rounding_of
+from statemix.proofs.hardening import ROWS, rounding_of
 
 # A logit is rounded so many times at most, in units of the largest one.
 _ROUNDINGS = 64
@@ -82,12 +81,6 @@ def search(
         head: head that answers; None means the first one.
         max_pairs: pairs after which the search gives up.
         on_progress: function called with the number of pairs visited, about once per level.
-
-    Raises:
-        ValueError: if the tokens or classes of model and automaton differ, ``max_pairs`` is below
-            1.
-        TypeError: if the model is an autoencoder, or the automaton has another type.
-        RequestError: if ``max_pairs`` pairs do not fit into memory.
     """
     head = check_fits(model, automaton, head)
     if max_pairs < 1:
@@ -253,7 +246,7 @@ class ProductSearch:
         assert isinstance(readout, nn.Linear)
         # How far rounding can move the logits.
         handle = readout.register_forward_hook(
-            lambda _, given, __: errors.append(rounding_of(readout, given[0]))
+            lambda _, read_by, __: errors.append(rounding_of(readout, read_by[0]))
         )
         try:
             logits, after = self.model.extend(read, before)
@@ -264,7 +257,11 @@ class ProductSearch:
         other = map_state(lambda part: part.flip(0), after_again)
         if list(_bytes(after, ROWS)) != list(_bytes(other, ROWS)):
             return None
-        if not _equal_but_rounded(logits[self.head], again[self.head].flip(0)):
+        given, once_more = logits[self.head], again[self.head].flip(0)
+        # Some processors add up the last rows of a product in another order than the first ones.
+        size = float(given.abs().nan_to_num(0.0, 0.0).amax())
+        close = _ROUNDINGS * torch.finfo(given.dtype).eps * size
+        if not torch.allclose(given, once_more, rtol=0.0, atol=close, equal_nan=True):
             return None
         used = torch.arange(len(rows), device=self.model.device)
         return logits[self.head][used, 0], errors[0][used, 0], take_rows(after, used)
@@ -302,16 +299,6 @@ class ProductSearch:
         others[expected] = -torch.inf
         answer = int(others.argmax()) if others.amax() > -torch.inf else None
         return self._ended("refuted", word=tuple(word), answer=answer, expected=expected)
-
-
-def _equal_but_rounded(logits: Tensor, other: Tensor) -> bool:
-    """Return whether logits differ by no more than the order of a sum explains.
-
-    Some processors add up the last rows of a product in another order than the first ones.
-    """
-    size = float(logits.abs().nan_to_num(0.0, 0.0).amax())
-    close = _ROUNDINGS * torch.finfo(logits.dtype).eps * size
-    return torch.allclose(logits, other, rtol=0.0, atol=close, equal_nan=True)
 
 
 def margins(logits: Tensor, answers: Tensor) -> Tensor:

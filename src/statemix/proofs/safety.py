@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from statemix.automaton import IGNORED, NEVER, Automaton, reachable
 from statemix.errors import OptionError
 from statemix.models import TokenClassifier
+from statemix.proofs.hardening import watch_gaps
 from statemix.proofs.product_search import ProductSearch, RightAnswers, margins, may_change
 from statemix.proofs.state_machine import StateMachine
-from statemix.proofs.ties import watch_gaps
 
 _ANY = "*"
 

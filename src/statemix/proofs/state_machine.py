@@ -51,10 +51,6 @@ class StateMachine:
 
         Args:
             tables: the tables, as :func:`~statemix.proofs.read_tables` returns them.
-
-        Raises:
-            Invalid: if they have another form.
-            ValueError: if they do not prove the network.
         """
         _, word = check(tables)
         if word is not None:
@@ -169,7 +165,8 @@ def _follow(
     num_letters = table.shape[1]
     maps = np.tile(np.arange(len(table))[:, None] * num_letters, len(pieces))
     for letters in np.ascontiguousarray(pieces.T):
-        maps = _moved(table, maps + letters)
+        # Every place is in the table, and "clip" does not check that.
+        maps = table.take(maps + letters, mode="clip")
     starts = np.empty((whole // part, count), dtype=np.intp)
     for number, of_words in enumerate(
         maps.T.reshape(count, whole // part, len(table)).transpose(1, 0, 2)
@@ -190,14 +187,8 @@ def _in_order(
     taken = rows.T.copy()
     for places in taken:
         places += states
-        states = _moved(table, places)
+        states = table.take(places, mode="clip")
     return taken.T, states
-
-
-def _moved(table: NDArray[np.intp], places: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Look up the next states; every place is in the table, and "clip" does not check that."""
-    moved: NDArray[np.intp] = table.take(places, mode="clip")
-    return moved
 
 
 def require_numbers(name: str, numbers: NDArray[Any], limit: int, least: int = 0) -> None:

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from statemix.automaton import Automaton
+from statemix.automaton import NEVER, Automaton
 from statemix.layers import BDLRU
 from statemix.models import ReadoutModel
-from statemix.proofs.certificate_tables import read_rules
-from statemix.proofs.column_maps import ColumnMaps
+from statemix.proofs.certificate_tables import ColumnMaps, read_rules, side_by_side
 from statemix.proofs.hardening import can_harden, can_prune, harden, prune
 
 LOADS = -1
@@ -165,7 +164,7 @@ MOST_MAPS = 5000
 def semigroup_order(
     sources: NDArray[np.int64], moves: NDArray[np.int64] | None = None
 ) -> int | None:
-    r"""Count the different maps that words of one or more tokens make.
+    r"""Count the different maps that words make; None if there are more than ``MOST_MAPS``.
 
     A token x copies between entries: entry i then holds what entry :math:`f_x(i)` held. It also
     moves states: q goes to :math:`m_x(q)`. The word xy does what x and then y does,
@@ -178,13 +177,6 @@ def semigroup_order(
         sources: f, shape (tokens, entries); a number that is no entry's stands for a constant that
             is loaded, and must not be below the number of entries.
         moves: m, shape (tokens, states); None means that there are no states.
-
-    Returns:
-        The number of maps; None if there are more than ``MOST_MAPS``.
-
-    Example:
-        >>> semigroup_order(np.array([[1, 2, 0], [1, 0, 2]]))
-        6
     """
     entries = sources.shape[1]
     tokens = sources if moves is None else np.concatenate([sources, moves], axis=1)
@@ -224,3 +216,93 @@ def _then(words: NDArray[np.int64], token: NDArray[np.int64], entries: int) -> N
     copies = source < entries
     copied = np.where(copies, words[:, np.where(copies, source, 0)], source)
     return np.concatenate([copied, move[words[:, entries:]]], axis=1)
+
+
+SemigroupRelation = Literal["isomorphic", "quotient", "cover"]
+
+
+class JointAction(TypedDict):
+    """The semigroup of the maps that words of tokens make of several blocks at once."""
+
+    # Those that track, with those that repeat them; without any, those of role "other".
+    blocks: list[int]
+    # Number of maps, where a load is a constant; None if there are more than ``most``.
+    order: int | None
+    most: int
+    # Whether the maps are known to form a group.
+    group: bool
+    # Name of the semigroup of the task, and its number of maps; None without an automaton in which
+    # every token can follow every state, or if there are more than ``most``.
+    task: str | None
+    task_order: int | None
+    # What x -> map of x, for every token x, gives between the task and the blocks: "isomorphic";
+    # "quotient": the blocks' maps are a quotient of the task's; "cover": the task's are a quotient
+    # of the blocks'; None if no such relation is known, or if ``task`` is None.
+    relation: SemigroupRelation | None
+
+
+def join_actions(
+    model: ReadoutModel,
+    found: Sequence[BlockActions],
+    automaton: Automaton | None = None,
+    *,
+    name: str | None = None,
+) -> JointAction | None:
+    r"""Compare what the blocks of a model do together with what its task does.
+
+    Each token is a map of the entries of all blocks that are kept, and a map of the states of the
+    task. If words that are one map of the task's states are also one map of the entries, the
+    latter form a quotient of the former. So the semigroups of both, and that of pairs of both maps,
+    tell by their sizes how they are related.
+
+    Args:
+        model: the model.
+        found: its blocks, as :func:`read_actions` returns them.
+        automaton: automaton of the task; only one that lets every token follow every state is
+            compared.
+        name: name of the task's group, if it is one.
+
+    Returns:
+        None if no block does anything.
+    """
+    blocks = [actions["block"] for actions in found if actions["role"] in ("tracks", "repeats")]
+    blocks = blocks or [actions["block"] for actions in found if actions["role"] == "other"]
+    if not blocks:
+        return None
+    sources, places = maps_of(harden(model).cpu()).generators(blocks)
+    number = semigroup_order(sources, places)
+    joined: JointAction = {
+        "blocks": blocks,
+        "order": number,
+        "most": MOST_MAPS,
+        "group": all(found[block]["permutes"] for block in blocks),
+        "task": None,
+        "task_order": None,
+        "relation": None,
+    }
+    # The network may do anything after tokens that cannot follow, which the task maps nowhere.
+    if automaton is not None and (automaton.transitions != NEVER).all():
+        moves = np.ascontiguousarray(automaton.transitions.T)
+        none = np.empty((len(moves), 0), np.int64)
+        joined["task_order"] = semigroup_order(none, moves)
+        joined["task"] = name or _name_of_task(moves, joined["task_order"])
+        both = semigroup_order(sources, side_by_side([places, moves]))
+        if both is not None and both == joined["task_order"]:
+            joined["relation"] = "isomorphic" if both == number else "quotient"
+        elif both is not None and both == number:
+            joined["relation"] = "cover"
+        # Quotients of a group are groups.
+        of_group = joined["relation"] in ("isomorphic", "quotient") and _permute(moves)
+        joined["group"] = joined["group"] or of_group
+    return joined
+
+
+def _permute(moves: NDArray[np.int64]) -> bool:
+    return bool((np.sort(moves, axis=1) == np.arange(moves.shape[1])).all())
+
+
+def _name_of_task(moves: NDArray[np.int64], number: int | None) -> str:
+    """Name a cyclic group of which some token is a generator."""
+    none = np.empty((1, 0), np.int64)
+    cyclic = _permute(moves) and any(semigroup_order(none, move[None]) == number for move in moves)
+    return f"Z_{number}" if cyclic and number is not None else "the task's semigroup"

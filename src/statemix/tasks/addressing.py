@@ -43,17 +43,7 @@ _KEYS = {"train": 1, "validation": 2, "test": 3, "shuffle": 4}
 
 
 def split_size(alphabet_size: int, length: int, split: Split) -> int | None:
-    """Return the number of distinct words that a split owns; None with independent draws.
-
-    Args:
-        alphabet_size: number of symbols, at least 1.
-        length: symbols per word, at least 1; there is no upper limit.
-        split: one of ``SPLITS``.
-
-    Example:
-        >>> [split_size(2, 16, split) for split in SPLITS]
-        [49152, 8192, 8192]
-    """
+    """Return the number of distinct words that a split owns; None with independent draws."""
     # The capped power of 2 already exceeds SHUFFLED_SPACE, and every power of 1 is 1. Without the
     # cap, powers of millions take seconds.
     space: int = alphabet_size ** min(length, SHUFFLED_SPACE.bit_length())
@@ -89,12 +79,6 @@ def words(
 
     Returns:
         Symbols 0 ... alphabet_size - 1, shape (stop - start, length), int64.
-
-    Example:
-        >>> both = words(6, 16, seed=0, split="test", start=0, stop=2)
-        >>> second = words(6, 16, seed=0, split="test", start=1, stop=2)
-        >>> bool((both[1] == second[0]).all())
-        True
     """
     size = split_size(alphabet_size, length, split)
     if size is None:
@@ -120,13 +104,10 @@ def words(
 def draws(
     name: str, count: int, *, seed: int, split: Split, start: int, stop: int
 ) -> NDArray[np.uint64]:
-    """Make independent uniform 64-bit values for the examples ``start`` ... ``stop - 1``.
+    """Make uniform 64-bit values, shape (N, count), for the examples ``start`` ... ``stop - 1``.
 
     Every task, by its name, and every count of values per example has its own stream. The other
     arguments, which are trusted, are those of :func:`words`.
-
-    Returns:
-        Shape (stop - start, count), uint64.
     """
     # Words use domains that begin with the size of an alphabet, which is smaller.
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") + 2**60

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from statemix.errors import OptionError
 from statemix.place_rules import PlaceRules
 from statemix.tasks import addressing
-from statemix.tasks.drawn import Raw
-from statemix.tasks.places_task import PlacesTask
+from statemix.tasks.drawn import PlacesTask, Raw
 from statemix.tasks.task import Examples
 
 GENERATORS: dict[str, dict[str, object]] = {
@@ -46,11 +45,6 @@ class Arrangement(PlacesTask):
         held_out: pairs of moves, such as "1 3; 2 4": the third move never follows the first, nor
             the fourth the second. Moves are counted from 1 in their order. None holds out no pair.
         length: moves of a training word; tests may go beyond.
-
-    Example:
-        >>> task = Arrangement(moves="(1 2); (1 2 3)")
-        >>> list(task.heads), task.places().sources.tolist()
-        (['place_1', 'place_2', 'place_3'], [[1, 0, 2], [2, 0, 1]])
     """
 
     name: ClassVar[str] = "arrangement"

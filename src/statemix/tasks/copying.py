@@ -36,14 +36,6 @@ class Copying(DrawnTask):
     Args:
         min_length: tokens of the shortest training example, an even number of at least 4.
         length: tokens of the longest training example, an even number of at least 4.
-
-    Example:
-        >>> task = Copying(length=12)
-        >>> tokens, targets, _ = task.examples("test", 0, 1)
-        >>> [task.word(token) for token in tokens[0, [0, 6]]]
-        ['^', '|']
-        >>> bool((targets["token"][0, 6:11] == tokens[0, 1:6]).all())
-        True
     """
 
     name: ClassVar[str] = "copying"

@@ -1,8 +1,8 @@
 """Common parts of the tasks whose examples have addresses, and are drawn independently."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,26 @@ class AddressedTask(ABC):
         """Check that there are examples of this length."""
 
 
+def example_text(task: Any, index: int, split: addressing.Split) -> str:
+    """Return an example of a task with one head as text: tokens over targets."""
+    index = addressing.check_integer("index", index, minimum=0)
+    tokens, targets, lengths = task.examples(split, index, index + 1)
+    length = tokens.shape[1] if lengths is None else int(lengths[0])
+    words = [task.word(token) for token in tokens[0, :length].tolist()]
+    (classes,) = targets.values()
+    shown = classes[0, :length].tolist()
+    labels = ["." if label == IGNORED else task.label(label) for label in shown]
+    width = max(map(len, (*words, *labels)))
+    lines = [f"{split} example {index} of {task.title}, {length} tokens"]
+    per_line = max(1, 72 // (width + 1))
+    for first in range(0, length, per_line):
+        here = slice(first, first + per_line)
+        lines.append("  tokens   " + " ".join(word.rjust(width) for word in words[here]))
+        lines.append("  targets  " + " ".join(label.rjust(width) for label in labels[here]))
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
 class DrawnTask(AddressedTask):
     """A task with one head whose example i is a function of a stretch of random numbers.
 
@@ -113,22 +133,50 @@ class DrawnTask(AddressedTask):
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
         """Return one example as text: its tokens, and the target under each scored one."""
-        index = addressing.check_integer("index", index, minimum=0)
-        tokens, targets, lengths = self.examples(split, index, index + 1)
-        length = tokens.shape[1] if lengths is None else int(lengths[0])
-        words = [self.word(token) for token in tokens[0, :length].tolist()]
-        classes = targets[self.head][0, :length].tolist()
-        labels = ["." if label == IGNORED else self.label(label) for label in classes]
-        width = max(map(len, (*words, *labels)))
-        lines = [f"{split} example {index} of {self.title}, {length} tokens"]
-        per_line = max(1, 72 // (width + 1))
-        for first in range(0, length, per_line):
-            here = slice(first, first + per_line)
-            lines.append("  tokens   " + " ".join(word.rjust(width) for word in words[here]))
-            lines.append("  targets  " + " ".join(label.rjust(width) for label in labels[here]))
-            lines.append("")
-        return "\n".join(lines[:-1])
+        return example_text(self, index, split)
 
     def label(self, target: int) -> str:
         """Return a class as text, for listings; classes are tokens unless a task says otherwise."""
         return self.word(target)
+
+
+class PlacesTask(DrawnTask):
+    """A drawn task that asks for the content of each of the first places after every token."""
+
+    @property
+    def num_classes(self) -> int:
+        """Largest number of classes of a head."""
+        return max(self.heads.values())
+
+    @property
+    def guessing(self) -> float:
+        return 1 / self.num_classes
+
+    @property
+    def chance(self) -> dict[str, float]:
+        return {head: 1 / classes for head, classes in self.heads.items()}
+
+    def _labelled(self, tokens: NDArray[np.int64], contents: NDArray[np.int64]) -> Examples:
+        """Return examples from tokens, shape (N, T), and contents, shape (N, T, places)."""
+        targets = {
+            head: np.ascontiguousarray(contents[..., place])
+            for place, head in enumerate(self.heads)
+        }
+        return Examples(tokens, targets)
+
+    def _pictured(
+        self,
+        index: int,
+        split: addressing.Split,
+        *,
+        unit: str,
+        per_line: int,
+        picture: Callable[[NDArray[np.int64]], str],
+    ) -> str:
+        """Return an example as text: its tokens, and a picture of the contents after the last."""
+        tokens, targets, _ = self.examples(split, index, index + 1)
+        words = [self.word(token) for token in tokens[0].tolist()]
+        lines = [f"{split} example {index} of {self.title}, {self.length} {unit}"]
+        lines += ["  " + " ".join(words[n : n + per_line]) for n in range(0, len(words), per_line)]
+        last = picture(np.array([classes[0, -1] for classes in targets.values()]))
+        return "\n".join(lines + ["  " + line for line in last.splitlines()])

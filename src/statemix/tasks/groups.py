@@ -61,16 +61,6 @@ class Group:
         r"""Multiply every prefix of every word.
 
         .. math:: acc_0 = identity, \qquad acc_t = acc_{t-1} * x_t
-
-        Args:
-            words: element ids x, shape (num_words, length), int64. They are not checked.
-
-        Returns:
-            acc_1 ... acc_length, shape (num_words, length), int64.
-
-        Example:
-            >>> group("S_3").running_products(np.array([[2, 1, 3, 1]])).tolist()
-            [[2, 3, 4, 5]]
         """
         num_words, length = words.shape
         if length <= _SEQUENTIAL_LENGTH:
@@ -100,21 +90,14 @@ class Group:
 
 @lru_cache
 def group(name: str) -> Group:
-    """Look up a group by name.
-
-    Args:
-        name: one of ``NAMES``.
-
-    Example:
-        >>> group("S_3").elements
-        ((1, 2, 3), (1, 3, 2), (2, 1, 3), (2, 3, 1), (3, 1, 2), (3, 2, 1))
-    """
+    """Look up a group by its name in ``NAMES``."""
     if name not in NAMES:
         raise OptionError(f"group must be one of {', '.join(NAMES)}, got {name!r}")
     family, degree = name.split("_")
     elements = tuple(permutations(range(1, int(degree) + 1)))
     if family == "A":
-        elements = tuple(element for element in elements if _is_even(element))
+        inversions = {p: sum(a > b for a, b in combinations(p, 2)) for p in elements}
+        elements = tuple(element for element in elements if inversions[element] % 2 == 0)
     images = np.array(elements, dtype=np.int64) - 1
     products = images[:, images]  # (order, order, degree): products[a, b, i] = a(b(i))
     # Reading the images as digits gives numbers in the lexicographic order of the elements.
@@ -124,10 +107,6 @@ def group(name: str) -> Group:
     return Group(name, elements, table)
 
 
-def _is_even(element: tuple[int, ...]) -> bool:
-    return sum(a > b for a, b in combinations(element, 2)) % 2 == 0
-
-
 # Eigenvalues closer than this, relative to the largest, belong together.
 _GAP = 1e-6
 # Energy of rounding errors, relative to a table's.
@@ -135,17 +114,13 @@ _ROUNDING = 1e-24
 
 
 class Component(NamedTuple):
-    """An isotypic component of the functions on a group.
+    """An isotypic component of the functions on a group."""
 
-    Attributes:
-        name: the representation's dimension, such as "4"; a prime tells two of one dimension apart.
-        acts: whether it is that of the permutation representation without its constant part: the
-            one that permutations of the points act by.
-        projector: projection of functions onto the component, shape (order, order), float64.
-    """
-
+    # The representation's dimension, such as "4"; a prime tells two of one dimension apart.
     name: str
+    # Whether permutations of the points act by it, without their constant part.
     acts: bool
+    # Projection of functions onto the component, shape (order, order).
     projector: NDArray[np.float64]
 
 
@@ -156,10 +131,6 @@ def shares(table: NDArray[np.float64], name: str) -> dict[str, float]:
 
     Source: the isotypic decomposition of the regular representation; see Serre (1977), "Linear
     Representations of Finite Groups", section 2.6.
-
-    Args:
-        table: a row per element of the group, shape (order, columns).
-        name: name of the group.
 
     Returns:
         Name of each component but the constant one -> its share; all 0 if the rows are equal.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from statemix.automaton import IGNORED, Automaton, reachable
 from statemix.errors import OptionError
 from statemix.tasks import addressing, groups
-from statemix.tasks.drawn import AddressedTask
+from statemix.tasks.drawn import AddressedTask, example_text
 from statemix.tasks.groups import Group, GroupName
 from statemix.tasks.task import Examples
 
@@ -25,8 +25,6 @@ PAPER_SETS: dict[str, dict[str, object]] = {
 Words have 16 elements, the default. We read the sizes as numbers of training words, with separate
 test words. The paper gives no size for S_2 and A_5.
 """
-
-_CELLS_PER_LINE = 8
 
 
 class Permutation(AddressedTask):
@@ -73,21 +71,6 @@ class Permutation(AddressedTask):
         generator_seed: seed of these elements, 0 <= generator_seed < 2^64.
         train_size: number of training words; None means an endless stream of fresh words (in a
             small space they repeat once all training words are used).
-
-    Attributes:
-        letters: ids of the elements of words, by token.
-        vocab_size: number of tokens: 2 with ``generators``, ``num_generators``, or the order of the
-            group.
-        heads: "product" -> the order of the group.
-        chance: "product" -> the accuracy of guessing.
-
-    Example:
-        >>> task = Permutation(group="S_3", length=4, train_size=10)
-        >>> examples = task.examples("train", 0, 2)
-        >>> examples.tokens.shape
-        (2, 4)
-        >>> bool((examples.tokens[:, 0] == examples.targets["product"][:, 0]).all())
-        True
     """
 
     name: ClassVar[str] = "permutation"
@@ -159,7 +142,10 @@ class Permutation(AddressedTask):
         targets = self.group.running_products(np.array(self.letters)[tokens])
         if split != "train" or length != self.length or self.min_length is None:
             return Examples(tokens, {"product": targets})
-        lengths = self._training_lengths(self.min_length, start, stop)
+        raw = addressing.draws(
+            f"{self.name}: lengths", 1, seed=self.seed, split="train", start=start, stop=stop
+        )
+        lengths = self.min_length + addressing.below(raw[:, 0], length - self.min_length + 1)
         targets[np.arange(length) >= lengths[:, None]] = IGNORED
         return Examples(tokens, {"product": targets}, lengths)
 
@@ -172,42 +158,14 @@ class Permutation(AddressedTask):
         """Return the matrix of each token's permutation, row by row, shape (vocab_size, n^2).
 
         A permutation x of n points has a 1 at row i and column x(i).
-
-        Example:
-            >>> Permutation(group="S_2").token_features().tolist()
-            [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]]
         """
         images = np.array(self.group.elements)[list(self.letters)] - 1
         matrices: NDArray[np.float32] = np.eye(self.group.degree, dtype=np.float32)[images]
         return matrices.reshape(self.vocab_size, -1)
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
-        """Return one example as text: permutations and ids of a word and of its running product."""
-        index = addressing.check_integer("index", index, minimum=0)
-        examples = self.examples(split, index, index + 1)
-        length = self.length if examples.lengths is None else int(examples.lengths[0])
-        tokens, targets = examples.tokens[0, :length], examples.targets["product"][0, :length]
-        rows = {
-            "word": [self.word(token) for token in tokens],
-            "token": [str(token) for token in tokens],
-            "product": [self.label(target) for target in targets],
-            "target": [str(target) for target in targets],
-        }
-        lines = [f"{split} word {index} over {self.title}, {length} elements"]
-        width = max(3, self.group.degree)
-        for first in range(0, length, _CELLS_PER_LINE):
-            for title, cells in rows.items():
-                here = (cell.rjust(width) for cell in cells[first : first + _CELLS_PER_LINE])
-                lines.append(f"  {title:<8}" + " ".join(here))
-            lines.append("")
-        return "\n".join(lines[:-1])
-
-    def _training_lengths(self, shortest: int, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the lengths of the training words ``start`` ... ``stop - 1``."""
-        raw = addressing.draws(
-            f"{self.name}: lengths", 1, seed=self.seed, split="train", start=start, stop=stop
-        )
-        return shortest + addressing.below(raw[:, 0], self.length - shortest + 1)
+        """Return one example as text: the permutations of a word and of its running product."""
+        return example_text(self, index, split)
 
     def word(self, token: int) -> str:
         """Return a token's permutation as its images of 1, 2, ..., such as "231"."""

@@ -17,10 +17,9 @@ from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel
 from statemix.place_rules import HasPlaces
 from statemix.proofs import prove_task
-from statemix.tasks import IGNORED, Task
+from statemix.tasks import IGNORED, Task, names_of
 from statemix.tasks.groups import shares
 from statemix.tasks.permutation import Permutation
-from statemix.tasks.task_registry import names_of
 from statemix.training.batches import CrossEntropy
 from statemix.training.checkpoint import TensorFiles
 from statemix.training.config import RunConfig, SearchConfig

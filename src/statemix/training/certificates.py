@@ -14,9 +14,8 @@ from statemix.models import ReadoutModel, TokenClassifier
 from statemix.place_rules import HasPlaces
 from statemix.proofs.safety import explore
 from statemix.proofs.structure import structure_tables
-from statemix.tasks import Task
+from statemix.tasks import Task, names_of
 from statemix.tasks.automata.language_tasks import Regex
-from statemix.tasks.task_registry import names_of
 from statemix.training import folder as runs
 from statemix.training.outcome import WEIGHT_FILES, Weights, load_model, load_outcome, model_with
 from statemix.training.schedules import attributes_set

@@ -97,8 +97,7 @@ class Inspect:
         import torch
 
         from statemix.automaton import HasAutomaton
-        from statemix.proofs.joint_action import join_actions
-        from statemix.proofs.token_maps import read_actions
+        from statemix.proofs.token_maps import join_actions, read_actions
         from statemix.tasks.permutation import Permutation
         from statemix.training import load_model, load_outcome
         from statemix.training.schedules import attributes_set

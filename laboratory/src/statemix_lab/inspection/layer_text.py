@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from statemix.proofs.joint_action import JointAction
-from statemix.proofs.token_maps import BlockActions
+from statemix.proofs.token_maps import BlockActions, JointAction
 from statemix_lab.inspection.layer_numbers import LayerNumbers, Sharpening
 from statemix_lab.studies.result_text import Line, Table, counted
 

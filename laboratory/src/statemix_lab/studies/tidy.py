@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from statemix.sweeps.study_runs import Runnable
-from statemix.tasks.task_registry import names_of
+from statemix.tasks import names_of
 from statemix.training import RunConfig, config_from_plain
 from statemix_lab.studies.result_text import commit_text
 from statemix_lab.studies.store import StoredRow

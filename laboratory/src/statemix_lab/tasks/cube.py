@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from statemix.errors import OptionError
 from statemix.place_rules import PlaceRules
 from statemix.tasks import addressing
-from statemix.tasks.drawn import Raw
-from statemix.tasks.places_task import PlacesTask
+from statemix.tasks.drawn import PlacesTask, Raw
 from statemix.tasks.task import Examples
 
 COLOURS = "ULFRBD"

@@ -17,14 +17,7 @@ _NEVER = "-"
 
 @dataclass(frozen=True)
 class NamedAutomaton:
-    """An automaton whose states, tokens and classes have names.
-
-    Attributes:
-        automaton: the automaton.
-        states: name of each state.
-        letters: name of each token.
-        classes: name of each class.
-    """
+    """An automaton whose states, tokens and classes have names."""
 
     automaton: Automaton
     states: tuple[str, ...]
@@ -45,21 +38,6 @@ def parse_automaton(text: str) -> NamedAutomaton:
 
     Lines that begin with ``#``, and empty lines, are skipped. States, letters and answers are
     numbered by their first appearance.
-
-    Args:
-        text: the lines.
-
-    Example:
-        >>> parity = parse_automaton('''
-        ... start: even
-        ... accept: odd
-        ... even 0 even
-        ... even 1 odd
-        ... odd 0 odd
-        ... odd 1 even
-        ... ''')
-        >>> parity.automaton.answers([1, 0, 1, 1]), parity.classes
-        ([1, 1, 0, 1], ('no', 'yes'))
     """
     lines = _Lines()
     for number, line in enumerate(text.splitlines(), 1):

@@ -46,10 +46,7 @@ Bhattamishra et al. (2020), "On the Ability and Limitations of Transformers to R
 Languages"."""
 
 PREFIXES: dict[str, dict[str, object]] = {
-    f"P_{skipped}_{prefix}": {
-        "pattern": f"{'(a|b)' * skipped}{prefix}(a|b)*",
-        "words": "balanced",
-    }
+    f"P_{skipped}_{prefix}": {"pattern": f"{'(a|b)' * skipped}{prefix}(a|b)*", "words": "balanced"}
     for prefix in ("ab", "abba")
     for skipped in (2, 4, 8)
 }
@@ -65,55 +62,40 @@ LANGUAGES = {**TOMITA, **EVEN_PAIRS, **NESTED, **PREFIXES}
 """Languages that a regular expression describes."""
 
 
-def _monitor(start: str, table: dict[str, dict[str, str]]) -> str:
-    """Return a monitor as text: ``table`` holds for each state the calls that are ok.
+def _monitor(*states: tuple[str, dict[str, str]]) -> dict[str, object]:
+    """Return a monitor as text, from the name of each state and the calls that are ok in it.
 
     A call leads to the state that is given with it. Any other call is a violation and leaves the
-    state as it is.
+    state as it is. The first state is the start.
     """
-    calls = dict.fromkeys(call for allowed in table.values() for call in allowed)
-    lines = [f"start: {start}"]
-    for state, allowed in table.items():
+    calls = dict.fromkeys(call for _, allowed in states for call in allowed)
+    lines = [f"start: {states[0][0]}"]
+    for state, allowed in states:
         for call in calls:
             answer = "ok" if call in allowed else "violation"
             lines.append(f"{state} {call} {allowed.get(call, state)} {answer}")
-    return "\n".join(lines)
+    return {"rules": "\n".join(lines)}
 
 
 MONITORS: dict[str, dict[str, object]] = {
-    "file-handle": {
-        "rules": _monitor(
-            "closed",
-            {
-                "closed": {"open-read": "reading", "open-write": "writing"},
-                "reading": {"read": "reading", "close": "closed"},
-                "writing": {"write": "writing", "close": "closed"},
-            },
-        )
-    },
-    "tcp-handshake": {
-        "rules": _monitor(
-            "listen",
-            {
-                "listen": {"syn": "half", "rst": "listen"},
-                "half": {"syn": "half", "ack": "open", "rst": "listen"},
-                "open": {"ack": "open", "data": "open", "fin": "closing", "rst": "listen"},
-                "closing": {"ack": "listen", "fin": "closing", "rst": "listen"},
-            },
-        )
-    },
-    "login": {
-        "rules": _monitor(
-            "out",
-            {
-                "out": {"right": "in", "wrong": "once", "unlock": "out"},
-                "once": {"right": "in", "wrong": "twice", "unlock": "out"},
-                "twice": {"right": "in", "wrong": "locked", "unlock": "out"},
-                "locked": {"unlock": "out"},
-                "in": {"use": "in", "logout": "out"},
-            },
-        )
-    },
+    "file-handle": _monitor(
+        ("closed", {"open-read": "reading", "open-write": "writing"}),
+        ("reading", {"read": "reading", "close": "closed"}),
+        ("writing", {"write": "writing", "close": "closed"}),
+    ),
+    "tcp-handshake": _monitor(
+        ("listen", {"syn": "half", "rst": "listen"}),
+        ("half", {"syn": "half", "ack": "open", "rst": "listen"}),
+        ("open", {"ack": "open", "data": "open", "fin": "closing", "rst": "listen"}),
+        ("closing", {"ack": "listen", "fin": "closing", "rst": "listen"}),
+    ),
+    "login": _monitor(
+        ("out", {"right": "in", "wrong": "once", "unlock": "out"}),
+        ("once", {"right": "in", "wrong": "twice", "unlock": "out"}),
+        ("twice", {"right": "in", "wrong": "locked", "unlock": "out"}),
+        ("locked", {"unlock": "out"}),
+        ("in", {"use": "in", "logout": "out"}),
+    ),
 }
 """Protocols whose calls a monitor watches: a file handle, the server's side of a TCP connection,
 and a login that three wrong passwords lock."""

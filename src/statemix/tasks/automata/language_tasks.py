@@ -25,11 +25,6 @@ class TableAutomaton(AutomatonTask):
 
     Args:
         rules: the text. A request may name a file instead, and then stores the file's text.
-
-    Example:
-        >>> task = TableAutomaton(rules="start: a\na x b\na y a\nb x a\nb y b", length=4)
-        >>> task.language.states, task.language.letters
-        (('a', 'b'), ('x', 'y'))
     """
 
     name: ClassVar[str] = "automaton"
@@ -59,10 +54,6 @@ class TableAutomaton(AutomatonTask):
     @staticmethod
     def with_contents(options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return options that hold the text of the file in place of its name."""
-        for name in ("regex", "pattern"):
-            if name in options:
-                condition = "must be the pattern of another task: --task regex pattern=..."
-                raise SettingError(name, condition, options[name])
         if "file" not in options:
             return options
         others = {name: value for name, value in options.items() if name != "file"}
@@ -92,10 +83,6 @@ class Regex(AutomatonTask):
     Attributes:
         checked_against: the words on which the automaton was compared with a second reading of the
             pattern, in words.
-
-    Example:
-        >>> Regex(pattern="(ab)*").automaton().answers([0, 1, 0, 0])
-        [0, 1, 0, 0]
     """
 
     name: ClassVar[str] = "regex"
@@ -133,10 +120,6 @@ class RandomAutomaton(AutomatonTask):
         num_states: number of states.
         num_letters: number of letters.
         table_seed: seed of the transitions, 0 <= table_seed < 2^64.
-
-    Example:
-        >>> RandomAutomaton(num_states=12, num_letters=4).automaton().transitions.shape
-        (12, 4)
     """
 
     name: ClassVar[str] = "random_automaton"

@@ -29,15 +29,8 @@ def compile_pattern(pattern: str, alphabet: str | None) -> tuple[NamedAutomaton,
     numbered in the order in which words reach them, shortest words first.
 
     Source: Brzozowski (1964), "Derivatives of Regular Expressions". The automaton is compared with
-    the short words of the pattern, which are built from the words of its parts.
-
-    Returns:
-        The automaton, and the length of the longest words that were compared.
-
-    Example:
-        >>> language, _ = compile_pattern("(ab)*", None)
-        >>> language.automaton.transitions.tolist()
-        [[1, 2], [2, 0], [2, 2]]
+    the short words of the pattern, which are built from the words of its parts; the number is the
+    length of the longest of them.
     """
     letters = _letters(pattern, alphabet)
     terms = _Terms(pattern)

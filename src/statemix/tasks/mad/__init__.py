@@ -10,16 +10,7 @@ _TRAIN_SIZES = (12_800, 6400, 3200, 1600, 800)
 
 
 def four(**baseline: object) -> dict[str, dict[str, object]]:
-    """Return the four data sets that Dubinin et al. make of a task (Table 3 and Appendix D).
-
-    Args:
-        **baseline: options of the baseline besides ``vocab_size`` and ``train_size``; the first one
-            is the length.
-
-    Example:
-        >>> four(length=64)["length-128"]
-        {'vocab_size': 16, 'train_size': 20000, 'length': 128}
-    """
+    """Return the four data sets that Dubinin et al. make of a task (Table 3 and Appendix D)."""
     (name, size), *_ = baseline.items()
     assert isinstance(size, int)
     standard = {"vocab_size": 16, "train_size": 20_000, **baseline}
@@ -32,16 +23,7 @@ def four(**baseline: object) -> dict[str, dict[str, object]]:
 
 
 def of_mad(*, vocabularies: Sequence[int], lengths: Sequence[int]) -> dict[str, dict[str, object]]:
-    """Return the data sets of MAD's benchmark: a baseline, and its variants with one change.
-
-    Args:
-        vocabularies: values of ``vocab_size``; the first one is the baseline's.
-        lengths: values of ``length``; likewise.
-
-    Example:
-        >>> list(of_mad(vocabularies=(16, 32), lengths=(128,)))[:3]
-        ['baseline', 'vocabulary-32', 'examples-6400']
-    """
+    """Return the data sets of MAD's benchmark: a baseline, and its variants with one change."""
     baseline: dict[str, object] = {
         "vocab_size": vocabularies[0],
         "train_size": _TRAIN_SIZES[0],

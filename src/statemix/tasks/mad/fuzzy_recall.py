@@ -39,12 +39,6 @@ class FuzzyRecall(DrawnTask):
         length: tokens of an example, at least ``2 * (key_size + value_size) - 1``.
         key_size: most tokens of a key.
         value_size: most tokens of a value.
-
-    Example:
-        >>> tokens, targets, _ = FuzzyRecall(length=32).examples("test", 0, 1)
-        >>> value = targets["token"][0, -1]  # the last token of the last value
-        >>> bool(value in tokens[0] and 7 <= value < 15)
-        True
     """
 
     name: ClassVar[str] = "fuzzy_recall"

@@ -34,7 +34,6 @@ class Recall(DrawnTask):
         num_pairs: pairs of a sequence, at least 2; its length is ``2 * num_pairs - 1``, and one
             more with a single query.
         multi_query: score every repeated key, not only the last one.
-
     """
 
     name: ClassVar[str] = "recall"
@@ -152,7 +151,6 @@ class NoisyRecall(DrawnTask):
         vocab_size: number of tokens, a multiple of 4.
         num_pairs: pairs of a sequence, at least 2; its length is ``2 * num_pairs - 1``.
         noise: probability that a pair is noise, 0 <= noise < 1.
-
     """
 
     name: ClassVar[str] = "noisy_recall"

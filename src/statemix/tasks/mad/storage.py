@@ -28,10 +28,6 @@ class Memorization(DrawnTask):
         length: tokens of an example, an even number.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the map and of the examples, 0 <= seed < 2^64.
-
-    Example:
-        >>> Memorization(vocab_size=16, length=8).examples("train", 0, 1).tokens[0, 1::2].tolist()
-        [15, 15, 15, 15]
     """
 
     name: ClassVar[str] = "memorization"
@@ -98,11 +94,6 @@ class Compression(DrawnTask):
     Args:
         vocab_size: number of tokens, at least 2.
         length: tokens of an example, the ending token included.
-
-    Example:
-        >>> tokens, targets, _ = Compression(length=8).examples("train", 0, 2)
-        >>> tokens[:, -1].tolist(), bool((tokens == targets["token"]).all())
-        ([15, 15], True)
     """
 
     name: ClassVar[str] = "compression"
@@ -150,12 +141,6 @@ class SelectiveCopying(DrawnTask):
         vocab_size: number of tokens, at least 3.
         length: tokens of an example, at least ``2 * num_copied + 1``.
         num_copied: content tokens of an example.
-
-    Example:
-        >>> tokens, targets, _ = SelectiveCopying(length=16, num_copied=4).examples("train", 0, 1)
-        >>> content = tokens[0, :11][tokens[0, :11] < 14]
-        >>> tokens[0, 11:].tolist(), bool((targets["token"][0, 12:] == content).all())
-        ([15, 14, 14, 14, 14], True)
     """
 
     name: ClassVar[str] = "selective_copying"

@@ -9,7 +9,7 @@ KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml laboratory/pyproject.toml setup.py constraints.txt $(KERNELS)
 
 .PHONY: demo lm docs test test-compilers test-without-kernels test-triton test-compiled
-.PHONY: test-ecosystem lint format mutants known-bugs fuzz dist clean
+.PHONY: test-ecosystem lint format mutants known-bugs fuzz nightly dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -111,6 +111,9 @@ MINUTES ?= 10
 fuzz: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -q -n auto --dist worksteal $(FUZZER)
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FUZZ)
+
+# The long checks, of which .ci/run runs samples (about three hours on two cores).
+nightly: known-bugs fuzz test-ecosystem test-compiled mutants
 
 # Build both distributions in `dist`: sources and wheels, the wheel with kernels for many Linux systems.
 dist: $(VENV)/bin/python $(PROJECT)

@@ -6,7 +6,7 @@ import types
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from statemix.training import hooks
+from statemix.training import loop as training_loop
 
 WORDS = ("--steps", "6", "--evaluate-every", "2", "--checkpoint-every-s", "0")
 STEPS = {"train/loss": [1, 2, 3, 4, 5, 6], "held_out/bits_per_byte": [2, 4, 6]}
@@ -22,7 +22,7 @@ def killed(monkeypatch, train_tiny):
 
     def run(*words):
         for last in (2, 4, 5):
-            save = hooks.save_checkpoint
+            save = training_loop.save_checkpoint
 
             def saved(folder, step, *rest, save=save, last=last, **options):
                 if step <= last - 2:
@@ -31,7 +31,7 @@ def killed(monkeypatch, train_tiny):
                     raise Killed
 
             with monkeypatch.context() as patch:
-                patch.setattr(hooks, "save_checkpoint", saved)
+                patch.setattr(training_loop, "save_checkpoint", saved)
                 with pytest.raises(Killed):
                     train_tiny(*WORDS, *words)
         assert train_tiny(*WORDS, *words) == 0

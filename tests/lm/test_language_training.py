@@ -23,7 +23,7 @@ from statemix.lm.prepared import read_prepared
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import read_tokens
 from statemix.lm.text_tokenizers import bytes_tokenizer
-from statemix.training import hooks
+from statemix.training import loop as training_loop
 from statemix.training.checkpoint import load_tensors
 
 SETTINGS = LanguageSettings(length=4, batch_size=3, steps=20, learning_rate=1e-2, seed=5)
@@ -203,7 +203,7 @@ class Killed(BaseException):
 def test_kills_change_no_bit(prepared, tmp_path, monkeypatch, optimizer):
     command = ["lm", "train", "--tokens", str(prepared), *TINY, "--optimizer", optimizer]
     command += ["--steps", "30", "--evaluate-every", "10", "--checkpoint-every-s", "0", "--folder"]
-    save = hooks.save_checkpoint
+    save = training_loop.save_checkpoint
     for last in (7, 8, 21):
 
         def saved(folder, step, *rest, last=last, **options):
@@ -212,7 +212,7 @@ def test_kills_change_no_bit(prepared, tmp_path, monkeypatch, optimizer):
                 raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(hooks, "save_checkpoint", saved)
+            patch.setattr(training_loop, "save_checkpoint", saved)
             with pytest.raises(Killed):
                 main([*command, str(tmp_path / "killed")])
     for name in ("killed", "whole"):

@@ -42,4 +42,4 @@ def test_a_run_enters_few_modules_before_its_first_step(fresh, tmp_path, monkeyp
         sys.setprofile(None)
     of_training = sorted(name for name in entered if name.startswith("training/"))
     assert len(of_training) <= OF_TRAINING, of_training
-    assert len(entered) <= MODULES, sorted(entered)
+    assert len(entered) <= MODULES, " ".join(sorted(entered))

@@ -231,7 +231,7 @@ def test_windows_lead_to_the_same_fixed_point_with_less_work(kind):
         y, state = layer(x)
         gradients = torch.autograd.grad(y.square().sum(), list(layer.parameters()))
         packed, _ = layer(x.reshape(1, 80, 6), cu_seqlens=lengths)
-        results.append((y, *tensors_of(state), *gradients, packed))
+        results.append((y, *(part for _, part in tensors(state)), *gradients, packed))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
     whole(x)
@@ -242,19 +242,3 @@ def test_windows_lead_to_the_same_fixed_point_with_less_work(kind):
     whole.window = 40
     whole(x)
     assert whole.reports()["iterations"] == iterations[0]
-
-
-def tensors_of(state):
-    return [part for _, part in tensors(state)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "mixer", "rank"),
-    [(FPMamba1, "householder", 2), (FPMamba2, "dplr", 2), (FPMamba2, "kronecker", 1)],
-)
-def test_a_contraction_needs_a_constant_more_iterations_than_tokens(kind, mixer, rank):
-    layer = build(kind, mixer=mixer, rank=rank, **(CONVERGED | {"tolerance": 1e-8}))
-    for length in (1, 40):
-        layer(10 * tokens(2, length, 6))
-        assert layer.reports()["residual"] < 1e-8
-        assert layer.reports()["iterations"] <= length + 45

@@ -40,19 +40,10 @@ def by_the_equations(layer, x, state):
     return outputs, final
 
 
-@pytest.mark.parametrize(
-    ("realization", "readout", "order", "gate"),
-    [
-        (
-            ("controller", "observer")[n % 2],
-            ("lags", "current", "current", "lags")[n % 4],
-            (2, 1, 4)[n % 3],
-            gate,
-        )
-        for n, gate in enumerate(GATES * 2)
-    ],
-)
-def test_layer_computes_its_equations(realization, readout, order, gate):
+@pytest.mark.parametrize(("number", "gate"), enumerate(GATES * 2))
+def test_layer_computes_its_equations(number, gate):
+    realization = ("controller", "observer")[number % 2]
+    readout, order = ("lags", "current", "current", "lags")[number % 4], (2, 1, 4)[number % 3]
     options = {"order": order, "gate": gate, "realization": realization, "readout": readout}
     layer = HLRU(5, num_channels=3, dtype=torch.float64, **options)
     layer.reset_parameters(generator())

@@ -8,8 +8,6 @@ from torch.nn.functional import silu, softplus
 from statemix.layers import Mamba2
 from statemix.layers.chunks import CHUNK_SIZE
 
-LENGTH = CHUNK_SIZE + 5
-
 
 def reference(layer, x):
     """The equations of the docstring for one sequence x (T, hidden_size)."""

@@ -27,7 +27,7 @@ TAPS = [-1, 2.5, False, torch.zeros(2)]
 GATED = {
     "selective": ["none", 1],
     "gate": ["hard"],
-    "gate_temperature": [0.0, math.inf, 10**400, "1"],
+    "gate_temperature": [0.0, math.inf, 10**400, "1", torch.nn.Parameter(torch.ones(1))],
     "initial_state": ["one", None],
     "initial_std": [-1.0, 1.0, math.nan, 1e300, True],
     "input_gate_bias": [math.inf, 10**400, "-6"],
@@ -103,6 +103,7 @@ def test_options_that_do_not_go_together_are_refused():
         ("bd_lru", {"initial_state": "unit", "initial_std": 1.0}, "initial_std must be 0 with"),
         ("bd_lru", {"memory": (1, 500), "gate": "signed"}, "memory must be None unless gate is"),
         ("bd_lru", {"memory": (1, 500), "input_gate_bias": -1.0}, "input_gate_bias must be 0"),
+        ("bd_lru", {"num_blocks": 2**20, "block_size": 2**10}, r"num_blocks times .* below 2\^31"),
         ("h_lru", {"selective": "pointwise"}, "hidden_size must equal num_channels .*, got 6"),
         ("fp_rnn", {"mixer": "kronecker"}, "rank must be absent with a Kronecker mixer, got 3"),
     ]:

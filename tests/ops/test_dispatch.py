@@ -189,17 +189,11 @@ LAYOUTS = {
     "blocks innermost": blocks_innermost,
     "time first": lambda tensor: tensor.transpose(0, 1).contiguous().transpose(0, 1),
     "every second step": lambda tensor: tensor.repeat_interleave(2, 1)[:, ::2],
-    "every second step, blocks innermost": lambda tensor: blocks_innermost(
-        tensor.repeat_interleave(2, 1)
-    )[:, ::2],
     "a part of more blocks": lambda tensor: blocks_innermost(
         torch.cat([tensor, tensor, tensor], 2)
     )[:, :, 5:10],
     "reversed rows": lambda tensor: tensor.flip(-1).contiguous().flip(-1),
     "expanded over the batch": lambda tensor: tensor[:1].expand_as(tensor),
-    "expanded over time": lambda tensor: tensor[:, :1].expand_as(tensor),
-    "expanded over blocks": lambda tensor: tensor[:, :, :1].expand_as(tensor),
-    "expanded over everything": lambda tensor: tensor[:1, :1, :1].expand_as(tensor),
     "one number": lambda tensor: tensor.flatten()[0].expand_as(tensor),
 }
 

@@ -36,16 +36,3 @@ def test_observer_form_equals_a_simulation_with_matrices(problem, agree, length,
         results, leaves, (p.d_states, p.d_final_state), materialize_grads=True
     )
     agree(actual, dict(zip(actual, (*results, *gradients), strict=True)))
-
-
-def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form(device, backend):
-    """Alternating a_0 = 1 and a_2 = 1 stores every value and adds it to the next: T/2 exactly."""
-    length = 100
-    gates = torch.zeros(1, length, 1, 3, dtype=torch.float64, device=device)
-    gates[:, 0::2, :, 2] = 1.0
-    gates[:, 1::2, :, 1] = 1.0
-    ones = torch.ones_like(gates[..., 0])
-    observer, _ = ops.h_lru(gates, ones, "none", realization="observer", backend=backend)
-    assert observer.max() == length / 2
-    controller, _ = ops.h_lru(gates, ones, "none", backend=backend)
-    assert controller.max() == 1.0

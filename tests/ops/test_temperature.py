@@ -4,7 +4,6 @@ import pytest
 import torch
 from tests.ops.conftest import RECURRENCES
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.func import grad, vmap
 
 from statemix import ops
 
@@ -15,24 +14,6 @@ def test_normalize_divides(gate):
     gates = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     actual = ops.normalize(gates, gate, temperature=0.5)
     torch.testing.assert_close(actual, ops.normalize(gates * 2, gate), rtol=1e-14, atol=0)
-
-
-def test_vmap_over_temperatures_equals_a_loop(problem, agree, device, kind, backend):
-    gate = "tanh"
-    p = problem(kind, gate=gate)
-    temperatures = torch.tensor([0.25, 1.0, 3.0], device=device)
-
-    def loss(gates, values, temperature):
-        states, final = RECURRENCES[kind](
-            gates, values, gate, p.initial_state, temperature=temperature, backend=backend
-        )
-        return states.sin().sum() + final.square().sum()
-
-    gradient = grad(loss, argnums=(0, 1))
-    actual = vmap(gradient, in_dims=(None, None, 0))(p.gates, p.values, temperatures)
-    loop = [gradient(p.gates, p.values, temperature) for temperature in temperatures]
-    expected = [torch.stack(parts) for parts in zip(*loop, strict=True)]
-    agree(dict(enumerate(actual)), dict(enumerate(expected)))
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -107,12 +107,6 @@ TESTS_OF_EVERY_SET = (
 
 
 @pytest.mark.kernels
-def test_kernels_use_the_requested_instruction_set():
-    asked = os.environ.get("STATEMIX_CPU_ISA")
-    assert cpu.instruction_set() in (INSTRUCTION_SETS if asked is None else [asked])
-
-
-@pytest.mark.kernels
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_every_instruction_set_equals_the_reference(name):
     """Loading the library fixes the choice, hence a separate process."""
@@ -142,16 +136,6 @@ def test_number_of_threads_changes_no_bit(problem, identical, kind, sequences, d
     for number in (2, 3, 4, 7, 16):
         torch.set_num_threads(number)
         identical(p.outcome(backend="cpu"), expected)
-
-
-@pytest.mark.kernels
-def test_number_of_blocks_around_a_block_changes_no_bit(problem, identical, kind):
-    """Lanes never mix: a block alone, in a full register or in the last one gives the same bits."""
-    p = problem(kind, blocks=40).to(torch.float32)
-    whole, _ = RECURRENCES[kind](p.gates, p.values, backend="cpu")
-    for blocks in (slice(0, 16), slice(3, 20), slice(24, 40), slice(5, 38)):
-        part, _ = RECURRENCES[kind](p.gates[:, :, blocks], p.values[:, :, blocks], backend="cpu")
-        identical(part, whole[:, :, blocks])
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """Numbers of maps, against the products of all words."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from statemix.proofs.token_maps import semigroup_order
-from statemix.tasks.groups import NAMES, group
 
 
 def closure(sources, moves):
@@ -37,14 +35,3 @@ def test_every_product_of_tokens_counts_once(data):
     sources = tables(data.draw, tokens, entries, entries + 1)
     moves = tables(data.draw, tokens, states, max(states - 1, 0))
     assert semigroup_order(sources, moves) == len(closure(sources.tolist(), moves.tolist()))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_group_has_its_order_as_permutations_and_as_moves_of_its_elements(name):
-    found = group(name)
-    sources = np.array(found.elements) - 1
-    assert semigroup_order(sources) == semigroup_order(sources[:, :0], found.table.T) == found.order
-    # Both name the same words: the pairs are no more.
-    assert semigroup_order(sources, found.table.T) == found.order
-    # Read backwards, they are another group, unless it is commutative.
-    assert (semigroup_order(sources, found.table) == found.order) == (name == "S_2")

@@ -19,14 +19,6 @@ STAYS = [[0, 1, 2]] * 7
 LOADS = [[0, 1, 2], [-1, 1, 2], [0, 0, -1], *[[0, 1, 2]] * 3, [-1] * 3]
 
 
-@pytest.mark.parametrize("name", ["S_3", "A_5"])
-def test_the_maps_of_a_tracker_are_the_elements_of_its_group(of_group, name):
-    task = Permutation(group=name)
-    (found,) = read_actions(of_group(name), task.automaton())
-    assert (found["role"], found["permutes"], found["order"]) == ("tracks", True, task.group.order)
-    assert found["sources"] == (np.array(group(name).elements) - 1).tolist()
-
-
 def test_every_block_has_its_role(of_group):
     elements = np.array(group("S_3").elements) - 1
     # The same block with its entries in another order: entry i is the first one's entry order[i].
@@ -92,21 +84,6 @@ def test_other_models_have_no_such_blocks():
     for layers in ([LayerSpec("lstm")], [signed], [spec, spec]):
         assert read_actions(TokenClassifier(6, {"answer": 6}, 8, layers)) == []
     assert read_actions(SequenceAutoencoder(6, {"answer": 6}, 8, [spec]), AUTOMATON) == []
-
-
-def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_group):
-    elements = (np.array(group("S_3").elements) - 1).tolist()
-    model = of_group("S_3", [*elements, [-1] * 3], STAYS, LOADS)
-    with torch.no_grad():
-        values = model.backbone.blocks[0].mixer.value_proj.weight.view(3, 4, -1)
-        values[:, 1] = values[:, 0]
-    found = read_actions(model, AUTOMATON)
-    assert sentences(found, judged=True) == [
-        "with gates of 0 and 1: block 0 tracks the task: its tokens permute the entries, and their "
-        "words make 6 maps; repeated by 1",
-        "with gates of 0 and 1: idle (no token changes it): block 2",
-        "with gates of 0 and 1: of another kind: 1 block",
-    ]
 
 
 def test_blocks_that_hold_constants_track_nothing():

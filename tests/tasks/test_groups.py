@@ -44,22 +44,6 @@ def test_table_is_composition_of_permutations(name):
             assert elements[table[a, b]] == compose(left, right)
 
 
-@pytest.mark.parametrize(
-    ("name", "word", "products"),
-    [
-        ("S_3", "2 1 3 1 0 1 3 2 2 2 0 4 2 4 3 5", "2 3 4 5 5 4 0 2 0 2 2 5 3 0 3 1"),
-        (
-            "S_5",
-            "109 109 44 47 82 50 13 29 36 67 20 87 116 46 68 76",
-            "109 29 10 63 115 21 16 74 2 91 79 96 85 59 96 70",
-        ),
-    ],
-)
-def test_running_products_give_the_published_examples(name, word, products):
-    words = np.array([word.split()], dtype=np.int64)
-    assert group(name).running_products(words).tolist() == [[int(i) for i in products.split()]]
-
-
 @given(
     name=st.sampled_from(NAMES),
     num_words=st.integers(0, 3),

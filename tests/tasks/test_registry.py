@@ -222,12 +222,6 @@ def test_unknown_presets_are_refused(name, preset, message):
             request()
 
 
-@pytest.mark.parametrize("call", [tasks.build, TASKS.find, TASKS.options, TaskSpec])
-def test_unknown_tasks_are_named_with_the_choices(call):
-    with pytest.raises(SettingError, match=r"task must be one of \['permutation'.*, got 'permuta"):
-        call("permutations")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

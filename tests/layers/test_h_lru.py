@@ -40,7 +40,7 @@ def by_the_equations(layer, x, state):
     return outputs, final
 
 
-@pytest.mark.parametrize(("number", "gate"), enumerate(GATES * 2))
+@pytest.mark.parametrize(("number", "gate"), list(enumerate(GATES * 2)))
 def test_layer_computes_its_equations(number, gate):
     realization = ("controller", "observer")[number % 2]
     readout, order = ("lags", "current", "current", "lags")[number % 4], (2, 1, 4)[number % 3]

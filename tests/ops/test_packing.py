@@ -47,6 +47,16 @@ def test_packed_sequences_equal_single_ones(problem, agree, variant, lengths, ba
     agree(actual, singles(p, "softmax", backend=backend, **options))
 
 
+def test_packed_sequences_equal_single_ones_bit_for_bit(problem, identical, kind, stepwise_backend):
+    p = problem(kind, blocks=21, lengths=LENGTHS["ragged"]).to(torch.float32)
+    packed, single = (
+        p.outcome(backend=stepwise_backend),
+        singles(p, "softmax", backend=stepwise_backend),
+    )
+    names = ("states", "final_state")
+    identical([packed[name] for name in names], [single[name] for name in names])
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_sequences_without_steps_hand_on_their_initial_state(problem, variant, backend):
     kind, options = VARIANTS[variant]

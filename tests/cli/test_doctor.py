@@ -77,8 +77,7 @@ def test_text_names_backends_and_reasons(capsys, monkeypatch, backend_without_be
 
 
 @pytest.mark.parametrize(
-    ("program", "cxx", "words"),
-    [("clang++", "", ""), ("launcher", "launcher 'my g++'", "my g++ ")],
+    ("program", "cxx", "words"), [("clang++", "", ""), ("launcher", "launcher 'my g++'", "my g++ ")]
 )
 def test_the_compiler_is_the_one_that_would_build_the_kernels(
     capsys, monkeypatch, tmp_path, program, cxx, words

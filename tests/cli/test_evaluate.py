@@ -90,7 +90,6 @@ def of_fit(run):
         (of_fit, [], "must hold a run of a task, got a run of `fit` or of a language model"),
         (None, ["--device", "cuda"], "statemix: device must be available (PyTorch cannot use"),
         (None, ["--lengths", "0"], "lengths must be at least 1, got [0]"),
-        (None, ["--sequences", "0"], "sequences must be at least 1, got 0"),
         (None, ["--tokens", "0"], "tokens must be at least 1, got 0"),
         (
             None,
@@ -101,9 +100,7 @@ def of_fit(run):
         (None, ["--lengths", "1"], "lengths: num_sequences must be at most 0 (share of"),
     ],
 )
-def test_bad_request_is_one_line_and_exit_code_2(
-    run, capsys, monkeypatch, prepare, options, message
-):
+def test_bad_requests_are_one_line(run, capsys, monkeypatch, prepare, options, message):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     if prepare is not None:
         prepare(run)
@@ -125,14 +122,11 @@ def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments,
     assert scores == to_plain(load_outcome(folder).last.test[5])
     # The weights say something else without the attribute.
     model, task = load_model(folder), load_outcome(folder).config.build_task()
-    assert (
-        evaluate(model, task.examples("test", 0, 30))["product"].loss != scores["product"]["loss"]
-    )
+    found = evaluate(model, task.examples("test", 0, 30))["product"]
+    assert found.loss != scores["product"]["loss"]
 
 
-def test_a_run_whose_folder_is_read_only_is_evaluated_into_another(
-    finished_run, tmp_path, capsys, monkeypatch
-):
+def test_a_run_that_is_read_only_has_another_folder(finished_run, tmp_path, capsys, monkeypatch):
     def refuse(path, *arguments, opened=Path.open, **options):
         if path.parent == finished_run and "a" in arguments:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))

@@ -74,9 +74,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_folder_in_use_is_refused_in_one_line(
-    command, inputs, monkeypatch, tiny_arguments, capsys
-):
+def test_a_folder_in_use_is_refused(command, inputs, monkeypatch, tiny_arguments, capsys):
     monkeypatch.chdir(inputs)
     monkeypatch.setattr(certificates.runs, "WRITING_S", 0.1)
     words = command.split()

@@ -42,6 +42,10 @@ def build_model(kind, **options):
     return model.eval()
 
 
+class Killed(BaseException):
+    """The process ends at once: no hook acts any more, and nothing is removed."""
+
+
 @pytest.fixture(params=KINDS)
 def kind(request):
     return request.param

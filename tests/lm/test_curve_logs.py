@@ -4,16 +4,13 @@ import sys
 import types
 
 import pytest
+from tests.lm.conftest import Killed
 from torch.utils.tensorboard import SummaryWriter
 
 from statemix.training import loop as training_loop
 
 WORDS = ("--steps", "6", "--evaluate-every", "2", "--checkpoint-every-s", "0")
 STEPS = {"train/loss": [1, 2, 3, 4, 5, 6], "held_out/bits_per_byte": [2, 4, 6]}
-
-
-class Killed(BaseException):
-    """The process ends at once: no hook acts any more."""
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from tests.lm.conftest import TINY, write_documents
+from tests.lm.conftest import TINY, Killed, write_documents
 
 from statemix import files
 from statemix.cli.lm import train_text
@@ -110,16 +110,6 @@ def test_checksums_are_compared_once_and_again_after_a_change(written, monkeypat
             read_tokens(written, verify=True)
 
 
-def test_a_document_longer_than_the_index_allows_is_named(tmp_path, monkeypatch):
-    assert np.iinfo(np.int32).max == shards._MOST_LENGTH
-    monkeypatch.setattr(shards, "_MOST_LENGTH", 3)
-    writer = shards.TokenWriter(tmp_path / "part.bin", 50)
-    writer.add([1, 2, 3], 1)
-    with pytest.raises(RequestError, match=r"document 1 must have at most 3 tokens, .* got 4"):
-        writer.add([1, 2, 3, 4], 1)
-    writer.close()
-
-
 def test_empty_corpora_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "blank.txt").write_text("")
@@ -142,10 +132,6 @@ def test_a_full_disk_leaves_no_half_of_the_tokens(texts, tmp_path):
     prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
 
 
-class Killed(BaseException):
-    """The process ends at once: nothing is removed any more."""
-
-
 @pytest.mark.parametrize("number", [0, 4, 6])
 def test_what_a_killed_call_leaves_is_replaced(texts, tmp_path, monkeypatch, number):
     """Three files of each split, and the tokenizer, get their places by a rename."""
@@ -164,10 +150,13 @@ def test_what_a_killed_call_leaves_is_replaced(texts, tmp_path, monkeypatch, num
             prepare([str(texts)], tmp_path / "run-tokens", tokenizer="bytes")
     with monkeypatch.context() as patch:
         asked = []
-        patch.setattr(train_text, "prepare", lambda sources, folder: asked.append(folder))
+        patch.setattr(train_text, "prepare", lambda *arguments: asked.append(arguments))
         assert main(["lm", "train", "--folder", str(tmp_path / "run"), *TINY]) == 2
-    assert asked == [tmp_path / "run-tokens"]
+    assert asked == [(["stdlib"], tmp_path / "run-tokens")]
     prepare([str(texts)], tmp_path / "run-tokens", tokenizer="bytes")
+    # What is whole is not prepared again.
+    monkeypatch.setattr(train_text, "prepare", pytest.fail)
+    assert main(["lm", "train", "--folder", str(tmp_path / "run"), *TINY, "--steps", "1"]) == 0
     names = [path.name for path in (tmp_path / "whole").iterdir()]
     assert ".unfinished-tokens" not in names
     for name in names:
@@ -214,9 +203,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(train_tiny, tmp_path, monkeypatch
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
-def test_a_changed_tokenizer_is_refused_on_resumption_and_evaluation(
-    prepared, copied, train_tiny, tmp_path, capsys
-):
+def test_a_changed_tokenizer_is_refused(prepared, copied, train_tiny, tmp_path, capsys):
     texts, other = prepared.parent / "texts", tmp_path / "other"
     run = str(tmp_path / "run")
     assert train_tiny("--steps", "3") == 0

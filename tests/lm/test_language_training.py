@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.lm.conftest import TINY, build_model, write_documents
+from tests.lm.conftest import TINY, Killed, build_model, write_documents
 from transformers import AutoModelForCausalLM
 
 from statemix.cli.lm import parse
@@ -44,13 +44,6 @@ def test_an_epoch_shows_every_window_once_in_an_order_of_its_own():
     assert torch.equal(batch.diff(), torch.ones(3, 4, dtype=torch.int64))
 
 
-def test_the_order_depends_on_seed_epoch_and_position_alone():
-    ids = np.arange(100, dtype=np.uint16)
-    forward = [TokenBatches(ids, SETTINGS).places(step) for step in range(20)]
-    batches = TokenBatches(ids, SETTINGS)
-    assert [batches.places(step) for step in reversed(range(20))][::-1] == forward
-
-
 def test_options_of_the_command_reach_the_model_and_the_training():
     words = "--folder x --num-layers 4 --attention-every 2 --conv-size 3 --output-gate --steps 7"
     words += " --accumulate 2 --weight-decay 0.3 --learning-rate 0.5 --length 9 --seed 4"
@@ -62,6 +55,10 @@ def test_options_of_the_command_reach_the_model_and_the_training():
     assert (config.vocab_size, config.tie_word_embeddings) == (264, True)
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (256, 256, 257)
     assert config.mixers["linear_attention"]["num_blocks"] == 40
+    for size, width, number in (("nano", "320", 80), ("140M", "16", 1)):
+        command = parse(["train", "--folder", "x", "--size", size, "--hidden-size", width])
+        mixers = command.request(tokenizer)[0].mixers
+        assert mixers["linear_attention"]["num_blocks"] == number
     wanted = LanguageSettings(9, 16, 7, 0.5, accumulate=2, weight_decay=0.3, seed=4)
     wanted = replace(wanted, min_learning_rate=0.1, warmup_share=0.2, clip_norm=2.0)
     assert settings == replace(wanted, optimizer="muon")
@@ -193,10 +190,6 @@ def test_the_commands_train_generate_and_evaluate(prepared, tmp_path, capsys):
     assert "xz given training: " in out
     assert main(["lm", "generate", str(prepared), "def f"]) == 2
     assert "must hold a finished language model" in capsys.readouterr().err
-
-
-class Killed(BaseException):
-    """The process ends at once: no hook acts any more."""
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

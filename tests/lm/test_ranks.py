@@ -5,20 +5,10 @@ import shutil
 
 import pytest
 import torch
-from tests.lm.two_processes import (
-    IDS,
-    SETTINGS,
-    assert_equal_files,
-    files,
-    run_script,
-    torchrun,
-    train_tiny,
-)
+from tests.lm.two_processes import assert_equal_files, files, run_script, torchrun, train_tiny
 from transformers import AutoModelForCausalLM
 
 from statemix.errors import RequestError
-from statemix.lm.language_training import TokenBatches
-from statemix.training.devices import Ranks
 from statemix.training.folder import read_metrics, read_status
 
 STRATEGIES = ("ddp", "fsdp")
@@ -118,13 +108,6 @@ def test_a_kill_of_one_process_changes_no_bit(trained, tmp_path):
         train_tiny(tmp_path / "alone", losses=resumed)
     assert len(resumed) == 4
     assert_equal_files(tmp_path / "alone", trained / "single", rtol=1e-5, atol=1e-6)
-
-
-def test_shares_of_the_processes_are_those_of_a_step():
-    whole = TokenBatches(IDS, SETTINGS).parts(3)
-    shares = [TokenBatches(IDS, SETTINGS, Ranks(rank, 2)).parts(3) for rank in (0, 1)]
-    assert [[len(part) for part in parts] for parts in shares] == [[2, 1], [1, 1]]
-    assert torch.equal(torch.cat([*shares[0], *shares[1]]), torch.cat([*whole]))
 
 
 def test_an_unknown_strategy_is_refused(tmp_path):

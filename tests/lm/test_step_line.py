@@ -45,13 +45,8 @@ def slow(monkeypatch):
 
 def measured(slow, bytes_per_token=2.0):
     """A step line after two steps of 10 s, of which evaluations of 90 s are no part."""
-    line = StepLine(
-        slow,
-        tokens_per_step=400,
-        flops_per_token=5.0,
-        matmul_speed=1000.0,
-        bytes_per_token=bytes_per_token,
-    )
+    speeds = {"tokens_per_step": 400, "flops_per_token": 5.0, "matmul_speed": 1000.0}
+    line = StepLine(slow, **speeds, bytes_per_token=bytes_per_token)
     line.on_start(SimpleNamespace(step=10))
     for _ in range(2):
         slow.step()

@@ -117,13 +117,7 @@ def build_sliced_model():
 
 
 def train_tiny(
-    folder,
-    *,
-    strategy="ddp",
-    sequence_parallel=False,
-    losses=None,
-    act=None,
-    **options,
+    folder, *, strategy="ddp", sequence_parallel=False, losses=None, act=None, **options
 ):
     """Train with momentum, which the scale of the gradient changes; return the model."""
     model = build_sliced_model() if sequence_parallel else build_tied_model()

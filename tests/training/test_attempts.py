@@ -117,9 +117,7 @@ def test_attempts_are_in_the_outcome_the_metrics_and_the_events(searching, tmp_p
     assert said[-1].startswith(f"step {second.ended}: attempt 2 of 2")
 
 
-def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batches(
-    searching, tmp_path, begun, monkeypatch
-):
+def test_restarts_have_new_weights_and_moments_and_further_batches(searching, begun, monkeypatch):
     run = begun(searching({"schedules.warmup_steps": 3}))
     seen = []
     make_step = run.loop.train_step

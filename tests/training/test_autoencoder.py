@@ -34,9 +34,7 @@ def sums(toys):
 @pytest.mark.parametrize(
     ("bos", "accumulate", "packed"), [(False, 3, False), (True, 1, True), (False, 8, True)]
 )
-def test_steps_do_not_depend_on_the_form_of_their_batches(
-    sums, tiny, begun, bos, accumulate, packed
-):
+def test_steps_are_those_of_other_batches(sums, tiny, begun, bos, accumulate, packed):
     usual = AUTO | {
         "task": TaskSpec("sums", train_size=20),
         "runtime.precision": "64-true",

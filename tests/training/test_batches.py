@@ -45,15 +45,6 @@ def test_order_changes_between_epochs_and_seeds(tiny):
     assert not torch.equal(first, batch(other, 0).tokens)
 
 
-def test_any_step_can_be_asked_for_in_any_order(tiny):
-    forward, backward = batches_of(tiny()), batches_of(tiny())
-    asked = {step: batch(backward, step) for step in reversed(range(12))}
-    for step in range(12):
-        ours = batch(forward, step)
-        assert torch.equal(ours.tokens, asked[step].tokens)
-        assert torch.equal(ours.targets["product"], asked[step].targets["product"])
-
-
 def test_fresh_examples_are_taken_in_order_each_once(fresh):
     batches = batches_of(fresh())
     assert (batches.steps_per_epoch, batches.num_steps, batches.epoch(5)) == (1, 6, None)
@@ -109,13 +100,3 @@ def test_padding_ends_with_the_longest_and_packing_keeps_what_is_there(toys):
             other[0], torch.cat([row[:n] for row, n in zip(one, lengths, strict=True)])
         )
         assert all((row[n:] == filler).all() for row, n in zip(one, lengths, strict=True))
-
-
-@pytest.mark.parametrize("form", [False, True])
-def test_scored_positions_are_counted_over_the_whole_step(toys, tiny, form):
-    changes = {"batches.accumulate": 3, "batches.packed": form}
-    parts = batches_of(tiny({"task": TaskSpec("ragged", train_size=12)} | changes)).parts(0)
-    assert len(parts) == 3
-    for head in ("sum", "parity"):
-        scored = sum(int((part.targets[head] != IGNORED).sum()) for part in parts)
-        assert {part.num_scored[head] for part in parts} == {scored}

@@ -3,13 +3,12 @@
 import json
 import os
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from statemix.errors import RequestError, SettingError
 from statemix.layers import LAYERS, LayerSpec
-from statemix.models import MODELS, MixerSpec, ModelKind, backbone
+from statemix.models import MixerSpec
 from statemix.tasks import TaskSpec
 from statemix.training import RunConfig, config_from_plain, train
 from statemix.training.settings import read_tree
@@ -21,16 +20,9 @@ from statemix.training.settings import read_tree
         ({"task": "checkers"}, "task.name: task must be one of .*permutation.* got 'checkers'"),
         ({"task": {"name": "permutation", "size": 3}}, "task: options of task .* must be among"),
         ({"model": {"layers": ["gru"]}}, "model.layers.0.name: layer must be .*bd_lru.* got 'gru'"),
-        ({"model": {"channel_mixer": "glu"}}, "model.channel_mixer.name: channel mixer must be"),
         ({"batches": {"size": True}}, "batches.size must be a valid integer, got True"),
-        (
-            {"schedules": {"min_learning_rate": 0.1}},
-            "schedules.min_learning_rate must be at most optimizer.learning_rate=0.001, got 0.1",
-        ),
-        (
-            {"optimizer": {"learning_rate": 10**400}},
-            r"optimizer.learning_rate must be a valid number, got 1000.*… \(401 characters\)$",
-        ),
+        ({"schedules": {"min_learning_rate": 0.1}}, "schedules.min_.* at most .*=0.001, got 0.1"),
+        ({"optimizer": {"learning_rate": 10**400}}, r"optim.* got 1000.*… \(401 characters\)$"),
         ({"optimizer": {"betas": [0.9, 1.0]}}, r"optimizer.betas.1 must be less than 1, got 1\.0"),
         ({"evaluation": {"attributes": [1]}}, "evaluation.attributes must be a table of names and"),
         ({"imports": "json"}, "imports must be a list of module names, got 'json'"),
@@ -67,11 +59,6 @@ def test_features_need_a_task_that_has_them_and_a_network_wide_enough(tmp_path):
         with pytest.raises(RequestError, match=message):
             train(config_from_plain({"task": task, "model": model}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_choices_are_those_of_the_model():
-    assert get_args(backbone.Norm) == tuple(backbone.NORMS)
-    assert get_args(ModelKind) == tuple(MODELS)
 
 
 @pytest.mark.parametrize(

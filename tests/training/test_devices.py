@@ -58,9 +58,7 @@ def test_whatever_ends_the_first_process_ends_the_others(monkeypatch, error, oth
     ("every_s", "cost_s", "wanted"),
     [(None, 0.125, 10.0), (None, 3.0, 150.0), (0.0, 3.0, 0.0), (20.0, 3.0, 20.0)],
 )
-def test_checkpoints_take_at_most_a_fiftieth_of_the_time(
-    tmp_path, monkeypatch, every_s, cost_s, wanted
-):
+def test_checkpoints_take_a_fiftieth_of_the_time(tmp_path, monkeypatch, every_s, cost_s, wanted):
     clock, saved = [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 

@@ -42,16 +42,6 @@ def slow_mad(predictions, targets):
     return sum(recalls) / len(recalls)
 
 
-def test_mad_accuracy_is_the_mean_recall_of_occurring_classes():
-    generator = torch.Generator().manual_seed(0)
-    predictions = torch.randint(9, (4, 6), generator=generator)
-    targets = torch.randint(7, (4, 6), generator=generator)
-    targets[torch.rand(4, 6, generator=generator) < 0.3] = -100
-    assert mad_accuracy(predictions, targets) == pytest.approx(slow_mad(predictions, targets))
-    assert mad_accuracy(targets, targets) == 1.0
-    assert mad_accuracy(torch.tensor([1, 2]), torch.tensor([-100, -100])) == 0.0
-
-
 def test_scores_match_their_slow_definitions(model):
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(6, (10, 7), generator=generator)
@@ -76,6 +66,7 @@ def test_scores_match_their_slow_definitions(model):
     batches = [(slice(0, 4), 4), (slice(4, 8), 4), (slice(8, 10), 2)]
     mad = sum(slow_mad(guesses[rows], targets[rows]) * size for rows, size in batches) / 10
     assert scores.mad_accuracy == pytest.approx(mad)
+    assert mad_accuracy(ids(2), ids(2) - 100) == 0.0
 
 
 @pytest.mark.parametrize(("tokens_per_call", "rows", "count"), [(1, 1, 55), (12, 3, 6)])
@@ -125,15 +116,6 @@ def test_runs_are_chosen_by_the_mean_over_heads():
     scores = {"a": Scores(1, 0.25, 0.0, 0.0, 1.0), "b": Scores(1, 0.75, 1.0, 1.0, 0.0)}
     assert accuracy(scores) == 0.5
     assert accuracy({"a": scores["a"]}) == 0.25
-
-
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_split_is_scored_on_its_first_sequences_of_a_length(toys, two_heads, split):
-    task = toys.Ragged(length=6)
-    for length in (None, 9):
-        expected = evaluate(two_heads, task.examples(split, 0, 11, length), batch_size=4)
-        evaluator = SplitEvaluator(task, split, 11, length, batch_size=4)
-        assert evaluator(two_heads) == evaluator(two_heads) == expected
 
 
 @pytest.mark.parametrize(

@@ -399,10 +399,7 @@ class Short(IterableDataset):
     ("changes", "message"),
     [
         ({"scheduler": lambda one: 3}, "scheduler must be a schedule of PyTorch or None, got 3"),
-        (
-            {"scheduler": lambda _: warm_up(grouped(build()))},
-            "scheduler must be a schedule of the o",
-        ),
+        ({"scheduler": lambda _: warm_up(grouped(build()))}, "scheduler must be a schedule of"),
         (PLATEAU | {"criterion": None}, "criterion must be given with ReduceLROnPlateau"),
         (PLATEAU | {"mode": "max"}, "mode must be that of the scheduler, 'min', got 'max'"),
         ({"mode": "least"}, "mode must be 'max' or 'min', got 'least'"),

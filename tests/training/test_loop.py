@@ -44,9 +44,7 @@ def trained(run, steps=5):
         *(("h_lru", False, 1, True), ("lstm", True, 3, True)),
     ],
 )
-def test_steps_do_not_depend_on_the_form_of_their_batches(
-    toys, tiny, begun, layer, bos, accumulate, packed
-):
+def test_steps_are_those_of_other_batches(toys, tiny, begun, layer, bos, accumulate, packed):
     usual = ragged(**{"model.layers": (LAYERS[layer],), "model.bos": bos})
     changes = {"batches.accumulate": accumulate, "batches.packed": packed}
     expected = trained(begun(tiny(usual)))

@@ -223,9 +223,7 @@ def test_a_run_that_had_stopped_early_stays_stopped(tiny, run, tmp_path):
     ends_as(result(tmp_path / "whole"), early, run)
 
 
-def test_killed_between_the_summary_and_the_removal_of_the_checkpoints(
-    config, whole, run, monkeypatch
-):
+def test_killed_before_the_checkpoints_are_removed(config, whole, run, monkeypatch):
     def end(_):
         raise SystemExit
 

@@ -21,7 +21,6 @@ from statemix.training import (
 from statemix.training.batches import CrossEntropy
 from statemix.training.checkpoint import load_checkpoint
 from statemix.training.folder import read_metrics, read_status
-from statemix.training.loop import Loop
 from statemix.training.settings import Assignments
 
 
@@ -55,11 +54,8 @@ def test_loaded_weights_give_the_scores_of_the_summary(tiny, tmp_path):
     sharpen = AttributeSchedule("gate_temperature", end=0.25, curve="reciprocal")
     config = tiny({"schedules.attributes": (sharpen,), "evaluation.validation_lengths": (9,)})
     outcome = train(config, tmp_path)
-    fields = {
-        "last": "last",
-        "best_test": "best_test",
-        "best_validation": "test_at_best_validation",
-    }
+    fields = {name: name for name in ("last", "best_test")}
+    fields["best_validation"] = "test_at_best_validation"
 
     def check(weights, split, size, length, expected):
         examples = config.build_task().examples(split, 0, size, length)
@@ -75,17 +71,8 @@ def test_loaded_weights_give_the_scores_of_the_summary(tiny, tmp_path):
     check("last", "validation", 20, 9, read_metrics(tmp_path)[-1]["validation_at"]["9"]["product"])
 
 
-def test_a_finished_run_is_returned_as_it_is(tiny, tmp_path):
-    first = train(tiny(), tmp_path)
-    stamp = (tmp_path / "model.safetensors").stat().st_mtime_ns
-    events = []
-    assert train(tiny(), tmp_path, on_event=events.append) == first == load_outcome(tmp_path)
-    assert [event.kind for event in events] == ["finished"]
-    assert (tmp_path / "model.safetensors").stat().st_mtime_ns == stamp
-
-
 def test_events_tell_every_step_and_evaluation(fresh, tmp_path):
-    events = []
+    events, state = [], torch.get_rng_state()
     train(fresh(), tmp_path, on_event=events.append, checkpoint_every_s=1000.0)
     kinds = "started step step evaluated step step evaluated step step evaluated saved finished"
     assert [event.kind for event in events] == kinds.split()
@@ -94,6 +81,8 @@ def test_events_tell_every_step_and_evaluation(fresh, tmp_path):
     assert all(event.num_steps == 6 for event in events)
     rows = [event.row for event in events if event.kind == "evaluated"]
     assert rows == read_metrics(tmp_path)
+    # The generator of the caller is as before.
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_learning_rate_really_falls_between_epochs(tiny, tmp_path, monkeypatch):
@@ -132,16 +121,6 @@ def test_unequal_lengths_and_two_heads_train_and_are_scored_at_any_length(toys, 
     train_losses = row["train"]
     assert train_losses["loss"] == train_losses["loss/sum"] + train_losses["loss/parity"]
     assert load_outcome(tmp_path) == outcome
-
-
-def test_two_runs_of_one_configuration_are_equal(tiny, tmp_path):
-    train(tiny(), tmp_path / "one")
-    torch.manual_seed(99)
-    state = torch.get_rng_state()
-    train(tiny(), tmp_path / "other", checkpoint_every_s=0.0)
-    assert torch.equal(torch.get_rng_state(), state)
-    one, other = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("one", "other"))
-    assert one == other
 
 
 def test_best_last_and_best_by_validation_are_kept(tiny, tmp_path, monkeypatch):
@@ -192,26 +171,8 @@ def test_loss_that_is_not_finite_ends_with_step_and_rate_and_loses_nothing(tiny,
     assert (status.status, status.message) == ("diverged", messages[0])
 
 
-def test_a_loss_that_is_not_finite_names_the_checkpoint_before_that_step(
-    tiny, tmp_path, monkeypatch
-):
-    def refusal(loop, loss, norm):
-        return FloatingPointError("loss must be finite") if loop.step == 5 else None
-
-    monkeypatch.setattr(Loop, "refusal", refusal)
-    with pytest.raises(FloatingPointError) as found:
-        train(tiny(), tmp_path, checkpoint_every_s=0.0)
-    good = tmp_path / "checkpoints" / "step-000000004"
-    assert str(found.value) == f"loss must be finite; the last good checkpoint is {good}"
-    _, state = load_checkpoint(tmp_path / "checkpoints", pytest.fail)
-    assert (good.is_dir(), state["trainer"]["step"]) == (True, 5)
-    assert read_status(tmp_path).message == str(found.value)
-
-
 @pytest.mark.parametrize(("value", "clip_norm"), [(float("nan"), None), (float("inf"), 1.0)])
-def test_gradient_that_is_not_finite_never_reaches_the_weights(
-    tiny, tmp_path, monkeypatch, value, clip_norm
-):
+def test_a_gradient_that_is_not_finite_is_not_used(tiny, tmp_path, monkeypatch, value, clip_norm):
     config = tiny({"optimizer.clip_norm": clip_norm})
     weights, cross_entropy = [], CrossEntropy.__call__
 
@@ -250,6 +211,7 @@ def test_every_precision_trains_and_loads(tiny, tmp_path, precision):
 
 
 COLD = AttributeSchedule("gate_temperature", end=0.0)
+HOT = Assignments(gate_temperature=-1.0)
 
 
 def layer(**options):
@@ -264,14 +226,8 @@ def layer(**options):
         ({"evaluation.test_size": 10**6}, "evaluation.test_size: .* must be at most"),
         ({"evaluation.lengths": (1,)}, "evaluation.lengths: .* must be at most"),
         ({"evaluation.validation_lengths": (1,)}, "evaluation.validation_lengths: .* at most"),
-        (
-            {"schedules.attributes": (COLD,)},
-            "schedules.attributes.0.end must suit gate_temperature",
-        ),
-        (
-            {"evaluation.attributes": Assignments(gate_temperature=-1.0)},
-            "evaluation.attributes.gate_temperature must suit gate_temperature .*, got -1.0",
-        ),
+        ({"schedules.attributes": (COLD,)}, "schedules.attributes.0.end must suit gate_temper"),
+        ({"evaluation.attributes": HOT}, "evaluation.attributes.gate_temperature must suit gate_t"),
     ],
 )
 def test_what_cannot_run_fails_before_anything_is_written(tiny, tmp_path, changes, message):
@@ -290,28 +246,6 @@ def test_what_only_a_call_finds_out_fails_before_anything_is_written(tiny, tmp_p
     with pytest.raises(RequestError, match=r"^model: .*needs tensors on the CPU"):
         train(tiny(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_it_learns_to_add_modulo_two(tiny, tmp_path):
-    """S_2 is parity, which a diagonal network of positive gates cannot follow but m = 2 can."""
-    sharpen = AttributeSchedule(
-        "gate_temperature", end=1 / 8, begin=0.5, finish=0.9, curve="reciprocal"
-    )
-    changes = {
-        "task": TaskSpec("permutation", group="S_2", length=12, train_size=100),
-        "model.layers": (LayerSpec("bd_lru", num_blocks=8, block_size=2),),
-        "model.hidden_size": 32,
-        "batches.size": 50,
-        "optimizer.learning_rate": 1e-2,
-        "schedules.epochs": 60,
-        "schedules.attributes": (sharpen,),
-        "evaluation.test_size": 60,
-        "evaluation.lengths": (500,),
-        "evaluation.every": 30,
-    }
-    last = train(tiny(changes), tmp_path).last
-    assert last.test[12]["product"].token_accuracy >= 0.99
-    assert last.test[500]["product"].token_accuracy >= 0.99
 
 
 def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypatch):

@@ -51,7 +51,6 @@ class Outer(Settings):
     ("annotation", "value", "message"),
     [
         (int, True, "x must be a valid integer, got True"),
-        (int, "1", "x must be a valid integer, got '1'"),
         (float, "0.5", "x must be a valid number, got '0.5'"),
         (float, float("nan"), "x must be a finite number, got nan"),
         (Annotated[float, Gt(0)] | None, 0.0, r"x must be greater than 0, got 0\.0"),
@@ -72,21 +71,9 @@ def test_a_value_of_another_type_is_named(annotation, value, message):
     [
         ({"wrong": 1}, "wrong", "wrong must be one of inner, several, .*, got 'wrong'"),
         ({"inner": {}}, "inner.name", "inner.name must be given$"),
-        (
-            {"inner": {"name": "odd", "count": 2}},
-            "inner.count",
-            "inner.count must be odd with name",
-        ),
-        (
-            {"several": [{"name": "b", "count": 0}]},
-            "several.0.count",
-            "several.0.count must be grea",
-        ),
-        (
-            {"layers": [{"name": "lstm", "gate": "x"}]},
-            "layers.0",
-            r"layers.0: options of layer 'lstm' must be among \['memory_size'\], got 'gate'",
-        ),
+        ({"inner": {"name": "odd", "count": 2}}, "inner.count", "inner.count must be odd with"),
+        ({"several": [{"name": "b", "count": 0}]}, "several.0.count", "several.0.count must be"),
+        ({"layers": [{"name": "lstm", "gate": "x"}]}, "layers.0", "layers.0: options .* 'gate'"),
         ({"layers": [{"num_blocks": 2}]}, "layers.0", "layers.0 must be a table with a name, got"),
         ({"values": [1]}, "values", r"values must be a table of names and values, got \(1,\)"),
     ],

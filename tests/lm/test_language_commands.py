@@ -4,21 +4,31 @@ import json
 import lzma
 import os
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 import transformers
-from tests.lm.conftest import TINY, build_model
+from tests.lm.conftest import TINY, build_model, write_documents
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from statemix.cli.lm import prepare_tokens, train_text
 from statemix.cli.main import main
 from statemix.errors import RequestError
+from statemix.lm import prepared as prepared_tokens
 from statemix.lm.language_scores import bits_per_byte
-from statemix.lm.prepared import load_language_model, prepare, read_prepared
+from statemix.lm.prepared import (
+    compressed_bits_per_byte,
+    load_language_model,
+    prepare,
+    read_prepared,
+)
+from statemix.lm.shards import read_tokens
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
+    encode,
     end_of,
     load_tokenizer,
     read_alike,
@@ -68,6 +78,20 @@ def test_all_options_of_training_are_used(monkeypatch, prepared, tmp_path):
         "checkpoint_every_s": 5, "strategy": "fsdp",
     }  # fmt: skip
     assert calls[0][1].items() >= wanted.items()
+
+
+def test_tokens_are_prepared_once_beside_the_run(monkeypatch, prepared, tmp_path):
+    made = []
+
+    def copy(sources, folder):
+        made.append((sources, folder))
+        shutil.copytree(prepared, folder)
+
+    monkeypatch.setattr(train_text, "prepare", copy)
+    monkeypatch.setattr(train_text, "train_language_model", noting([]))
+    command = ["lm", "train", "--folder", str(tmp_path / "run"), *TINY]
+    assert [main(command), main(command)] == [2, 2]
+    assert made == [(["stdlib"], tmp_path / "run-tokens")]
 
 
 @pytest.fixture
@@ -143,7 +167,9 @@ def xz_size(text):
 
 
 @pytest.mark.parametrize("most", [None, 700])
-def test_scores_are_those_of_the_model_and_of_xz(model_folder, bytes_tokens, capsys, most):
+def test_scores_are_those_of_the_model_and_of_xz_on_the_held_out_text(
+    model_folder, bytes_tokens, capsys, most
+):
     words = ["--json"] if most is None else ["--json", "--most-bytes", str(most)]
     arguments = ["lm", "evaluate", str(model_folder), "--tokens", str(bytes_tokens)]
     assert main([*arguments, *words]) == 0
@@ -239,6 +265,23 @@ def test_a_tokenizer_that_loses_text_is_named_beside_the_scores(model_folder, tm
     evaluate = ["lm", "evaluate", str(tmp_path / "run"), "--tokens", str(tmp_path / "tokens")]
     assert main(evaluate) == 0
     assert capsys.readouterr().out.count("so bits per byte mean little: 12 (") == 2
+
+
+@pytest.mark.parametrize("documents", [1, 40])
+def test_a_compressor_is_given_the_end_of_the_training_text(tmp_path, monkeypatch, documents):
+    """As much as its window holds."""
+    monkeypatch.setattr(prepared_tokens, "_WINDOW", 1000)
+    draws = (np.random.default_rng(n).integers(97, 123, 200, "uint8") for n in range(40))
+    rows, tokenizer = [bytes(draw).decode() for draw in draws], bytes_tokenizer()
+    texts = ["".join(rows)] if documents == 1 else rows
+    parts = []
+    for name, some in (("train", texts), ("held_out", [rows[0], rows[39]])):
+        coded = [(ids, 200) for ids in encode(tokenizer, some)]
+        parts.append(read_tokens(write_documents(tmp_path / name, 257, coded, {})))
+    found = compressed_bits_per_byte(*parts, tokenizer)
+    last, score = "".join(rows)[-1000:].encode(), (rows[0] + rows[39]).encode()
+    sizes = [xz_size(text) for text in (last, last + score)]
+    assert found["xz_given_training"] == pytest.approx(8 * (sizes[1] - sizes[0]) / 400)
 
 
 def edit(folder, name, **entries):
@@ -354,6 +397,15 @@ def test_numbers_that_cannot_be_are_named(prepared, tmp_path, capsys, words, mes
     assert main([*command, *words.split()]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "number"), [("nano", 160, 40), ("nano", 320, 80), ("140M", 16, 1)]
+)
+def test_a_wider_preset_has_more_blocks(size, width, number):
+    command = train_text.TrainText(Path("run"), size=size, hidden_size=width)
+    config, _ = command.request(bytes_tokenizer())
+    assert config.mixers["linear_attention"]["num_blocks"] == number
 
 
 def test_held_out_text_without_bytes_is_refused_before_training(prepared, tmp_path, capsys):

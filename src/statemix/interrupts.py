@@ -41,11 +41,8 @@ def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
 class Interrupts:
     """A context that only notes the first signal, so that :meth:`check` raises later.
 
-    A second signal raises at once. The context does nothing where :func:`handled` does nothing.
-
-    Attributes:
-        noted: whether a signal came.
-        forced: whether a second signal came; the state may then be inconsistent.
+    A second signal raises at once: it is ``forced``, and the state may be inconsistent. The context
+    does nothing where :func:`handled` does nothing.
     """
 
     def __init__(self) -> None:

@@ -148,9 +148,10 @@ def print_property(row: dict[str, Any]) -> None:
 def print_certificate(found: "Certificate", letters: Sequence[str], answers: Sequence[str]) -> None:
     """Print a certificate, with the names of letters and answers."""
     result, network = found.result, found.network
+    word = " ".join(letters[token] for token in result.word) or "the empty word"
     said = {
         "proven": "right after every word of every length",
-        "refuted": f"wrong after {_word(result.word, letters)}, a shortest such word",
+        "refuted": f"wrong after {word}, a shortest such word",
         "open": result.reason,
     }
     lines = {"network": "as trained" if network == "as trained" else "with gates of 0 and 1"}
@@ -195,10 +196,6 @@ def _soft(found: "Certificate") -> str:
     blocks = "all blocks" if found.tracking is None else "these blocks"
     length = f"right up to {_tokens(tokens)} at least" if tokens else "no length is guaranteed"
     return f"{blocks} with gates as trained: {length}. {reason[0].upper()}{reason[1:]}"
-
-
-def _word(tokens: Sequence[int], letters: Sequence[str]) -> str:
-    return " ".join(letters[token] for token in tokens) or "the empty word"
 
 
 def _tokens(count: int) -> str:

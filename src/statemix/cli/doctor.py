@@ -84,7 +84,14 @@ def _checks(devices: Iterable[str]) -> Iterator[dict[str, str]]:
 def examine() -> dict[str, Any]:
     """Describe this installation and this machine as plain data."""
     found = provenance.describe()
-    devices = {"cpu": found["cpu"], **_accelerators()}
+    devices = {"cpu": found["cpu"]}
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        kind = accelerator.type
+        module = torch.get_device_module(kind)
+        named = getattr(module, "get_device_name", lambda index: f"{kind} {index}")
+        for index in range(torch.accelerator.device_count()):
+            devices[f"{kind}:{index}"] = str(named(index))
     return {
         **found,
         "packages": found["packages"] | {"triton": provenance.version("triton")},
@@ -93,16 +100,6 @@ def examine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "operators": backends.report(list(dict.fromkeys(name.split(":")[0] for name in devices))),
     }
-
-
-def _accelerators() -> dict[str, str]:
-    device = torch.accelerator.current_accelerator(check_available=True)
-    if device is None:
-        return {}
-    kind = device.type
-    module = torch.get_device_module(kind)
-    named = getattr(module, "get_device_name", lambda index: f"{kind} {index}")
-    return {f"{kind}:{n}": str(named(n)) for n in range(torch.accelerator.device_count())}
 
 
 def _compiler() -> dict[str, str] | None:

@@ -50,7 +50,11 @@ class Tasks:
             raise RequestError(f"count must be in 1..{_MOST}, got {self.count}")
         console = Console(markup=False, highlight=False, soft_wrap=True)
         if not self.task:
-            _print_names(console)
+            for name in TASKS:
+                console.print(f"{name:<{max(map(len, TASKS))}}  {_summary(name)}")
+            console.print(
+                "\n`statemix tasks NAME` shows the options, data sets and examples of a task."
+            )
             return
         name, *options = self.task
         if not options:
@@ -91,13 +95,6 @@ class Tasks:
         return task
 
 
-def _print_names(console: Console) -> None:
-    for name in TASKS:
-        console.print(f"{name:<{max(map(len, TASKS))}}  {_summary(name)}")
-    console.print()
-    console.print("`statemix tasks NAME` shows the options, data sets and examples of a task.")
-
-
 def _summary(name: str) -> str:
     return (TASKS[name].__doc__ or "").partition("\n")[0]
 
@@ -105,15 +102,20 @@ def _summary(name: str) -> str:
 def _print_overview(console: Console, name: str) -> None:
     console.print(name, style="bold")
     console.print(_summary(name))
-    options = [
-        (option, _accepted(annotation), "(required)" if default is REQUIRED else text_of(default))
-        for option, (annotation, default) in TASKS.options(name).items()
-    ]
+    options, choices = [], []
+    for option, (annotation, default) in TASKS.options(name).items():
+        accepted = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+        if get_origin(annotation) is Literal:
+            accepted = ", ".join(map(str, get_args(annotation)))
+            choices += [("", {option: choice}) for choice in get_args(annotation)]
+        default = "(required)" if default is REQUIRED else text_of(default)
+        options.append((option, accepted, default))
     replaced: Mapping[str, str] = getattr(TASKS[name], "replaced", {})
     options += [(option, "str", f"(in place of {other})") for option, other in replaced.items()]
     _print_table(console, ("option", "values", "default"), options)
+    # One data set for each choice of each option, then the published ones; else the defaults.
     data_sets = []
-    for title, chosen in _data_sets(name):
+    for title, chosen in [*choices, *TASKS[name].presets.items()] or [("defaults", {})]:
         if _required(name) <= chosen.keys():
             task: Task = TASKS.build(name, **chosen)
             given = " ".join(f"{option}={_line(value)}" for option, value in chosen.items())
@@ -131,27 +133,10 @@ def _required(name: str) -> set[str]:
     return {o for o, (_, default) in TASKS.options(name).items() if default is REQUIRED}
 
 
-def _data_sets(name: str) -> Sequence[tuple[str, Mapping[str, object]]]:
-    """One data set for each choice of each option, then the published ones; else the defaults."""
-    choices = [
-        ("", {option: choice})
-        for option, (annotation, _) in TASKS.options(name).items()
-        if get_origin(annotation) is Literal
-        for choice in get_args(annotation)
-    ]
-    return [*choices, *TASKS[name].presets.items()] or [("defaults", {})]
-
-
 def _line(value: object) -> str:
     """Return a value as text; of several lines, only the first."""
     first, *others = str(value).split("\n")
     return f"{first} ..." if others else first
-
-
-def _accepted(annotation: object) -> str:
-    if get_origin(annotation) is Literal:
-        return ", ".join(str(choice) for choice in get_args(annotation))
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 def _train_size(task: Task) -> str:

@@ -144,10 +144,14 @@ class Train:
             raise RequestError("--extend needs a single run, got --grid")
         if self.workers is not None:
             check_threads("workers", self.workers)
-        axes = [_axis(text) for text in self.grid]
-        for axis in axes:
-            if self.recipe is not None and _is_of_task(axis.name):
-                raise RequestError(f"grid must not change the task of a recipe, got {axis.name}")
+        axes = []
+        for text in self.grid:
+            name, equals, values = text.partition("=")
+            if not (name and equals and values):
+                raise RequestError(f"grid must have the form NAME=VALUE,VALUE..., got {text!r}")
+            if self.recipe is not None and _is_of_task(name):
+                raise RequestError(f"grid must not change the task of a recipe, got {name}")
+            axes.append(Axis(name.replace("-", "_"), tuple(split_values(values))))
         jobs = grid(self.run_config, self.folder, axes)
         with shown() as show:
             ended = run_all(
@@ -172,13 +176,6 @@ class Train:
             counts = Counter(row.status for row in ended)
             summary = ", ".join(f"{count} {status}" for status, count in counts.items())
             raise RunsFailedError(f"of {len(ended)} runs: {summary}")
-
-
-def _axis(text: str) -> Axis:
-    name, equals, values = text.partition("=")
-    if not (name and equals and values):
-        raise RequestError(f"grid must have the form NAME=VALUE,VALUE..., got {text!r}")
-    return Axis(name.replace("-", "_"), tuple(split_values(values)))
 
 
 def _report_trouble(row: Ended) -> None:

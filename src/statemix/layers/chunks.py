@@ -74,7 +74,14 @@ def delta_rule(
         o, memory = _delta_rule_of_any_length(q, k, v, beta, g, memory)
         return o, memory
     if length == 1:
-        return _of_one_token(q, k, v, beta, g, memory)
+        if g is not None:
+            memory = g[:, 0].exp()[..., None, None] * memory
+        updates = (part[:, 0].unbind(1) for part in (k, v, beta))
+        for key, value, strength in zip(*updates, strict=True):
+            known = (key.unsqueeze(-2) @ memory).squeeze(-2)
+            u = strength.unsqueeze(-1) * (value - known)
+            memory = memory + key.unsqueeze(-1) * u.unsqueeze(-2)
+        return (q[:, 0].unsqueeze(-2) @ memory).squeeze(-2).unsqueeze(1), memory
 
     def chunks(x: Tensor) -> Tensor:  # (B, T, ..., H, D) -> (B, H, chunks, size * ..., D)
         # Tokens of strength 0 and decay 1 fill the last chunk.
@@ -114,22 +121,6 @@ def delta_rule(
         outputs.append(q @ memory + attention @ u)
         memory = (memory if factor is None else factor * memory) + written.mT @ u
     return _in_order(outputs, length), memory
-
-
-def _of_one_token(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, memory: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Apply the updates of a single token one after the other."""
-    if g is not None:
-        memory = g[:, 0].exp()[..., None, None] * memory
-    for key, value, strength in zip(
-        k[:, 0].unbind(1), v[:, 0].unbind(1), beta[:, 0].unbind(1), strict=True
-    ):
-        known = (key.unsqueeze(-2) @ memory).squeeze(-2)
-        u = strength.unsqueeze(-1) * (value - known)
-        memory = memory + key.unsqueeze(-1) * u.unsqueeze(-2)
-    o = (q[:, 0].unsqueeze(-2) @ memory).squeeze(-2)
-    return o.unsqueeze(1), memory
 
 
 _delta_rule_of_any_length = register_loop(

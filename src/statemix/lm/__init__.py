@@ -15,9 +15,9 @@ from statemix.lm.hub_model import (
     StatemixForTokenClassification,
     StatemixModel,
     StatemixPreTrainedModel,
+    as_classifier,
 )
 from statemix.lm.state_cache import StateCache
-from statemix.lm.token_view import as_classifier
 
 AutoConfig.register(StatemixConfig.model_type, StatemixConfig, exist_ok=True)
 AutoModel.register(StatemixConfig, StatemixModel, exist_ok=True)

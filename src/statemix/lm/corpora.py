@@ -74,15 +74,12 @@ class CorpusReading:
 
     def sentences(self) -> list[str]:
         """Return the notes for a reader."""
-        return [
-            f"{what}: {noted['count']:,} ({', '.join(map(_printable, noted['first']))}"
-            + (", ...)" if noted["count"] > _SHOWN else ")")
-            for what, noted in self.notes.items()
-        ]
-
-
-def _printable(name: str) -> str:
-    return name if name.isprintable() else ascii(name)
+        found = []
+        for what, noted in self.notes.items():
+            names = [name if name.isprintable() else ascii(name) for name in noted["first"]]
+            more = ", ..." if noted["count"] > _SHOWN else ""
+            found.append(f"{what}: {noted['count']:,} ({', '.join(names)}{more})")
+        return found
 
 
 def read_corpus(
@@ -127,38 +124,35 @@ def read_corpus(
 
 def _documents_of(
     source: str, field: str, endings: tuple[str, ...], reading: CorpusReading
-) -> Iterable[Document]:
-    if source == "stdlib":
-        return _standard_library(reading)
-    if source.startswith("hub:"):
-        return _of_hub(source.removeprefix("hub:"), field)
-    path = Path(source)
-    if not source or not path.exists():
-        raise RequestError(f"source must be stdlib, hub:NAME or an existing path, got {source!r}")
-    if path.is_dir():
-        return _of_folder(path, field, endings, reading)
-    if path.suffix.lower() in _PACKED:
-        raise RequestError(f"{path} must be unpacked, or packed by gzip, to be read")
-    if not path.is_file():
-        raise RequestError(f"{path} is not a regular file, which can be read twice; make it one")
-    return _of_file(path, str(path), path.name, field, reading)
-
-
-def _standard_library(reading: CorpusReading) -> Iterator[Document]:
-    """Yield the modules of the standard library, in groups by top-level package or module."""
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        name = "/".join(parts)
-        if _LEFT_OUT.intersection(parts) or name.startswith(("_sysconfigdata", "config-")):
-            reading.note("left out: modules of tests, packages and tables", name)
-        else:
-            yield from _of_file(path, name, parts[0].removesuffix(".py"), "", reading)
-
-
-def _of_folder(
-    folder: Path, field: str, endings: tuple[str, ...], reading: CorpusReading
 ) -> Iterator[Document]:
+    if source == "stdlib":
+        # The groups are packages and modules of the top level.
+        root = Path(sysconfig.get_path("stdlib"))
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root).parts
+            name = "/".join(parts)
+            if _LEFT_OUT.intersection(parts) or name.startswith(("_sysconfigdata", "config-")):
+                reading.note("left out: modules of tests, packages and tables", name)
+            else:
+                yield from _of_file(path, name, parts[0].removesuffix(".py"), "", reading)
+        return
+    if source.startswith("hub:"):
+        name, _, config = source.removeprefix("hub:").partition(":")
+        for number, row in enumerate(_dataset(f"hub:{name}", name, config or None)):
+            yield _of_row(row, field, f"{name}:{number}", f"{name}:{number}")
+        return
+    folder = Path(source)
+    if not source or not folder.exists():
+        raise RequestError(f"source must be stdlib, hub:NAME or an existing path, got {source!r}")
+    if not folder.is_dir():
+        if folder.suffix.lower() in _PACKED:
+            raise RequestError(f"{folder} must be unpacked, or packed by gzip, to be read")
+        if not folder.is_file():
+            raise RequestError(
+                f"{folder} is not a regular file, which can be read twice; make it one"
+            )
+        yield from _of_file(folder, str(folder), folder.name, field, reading)
+        return
     for path in _files_of(folder, reading):
         parts = path.relative_to(folder).parts
         name = "/".join(parts)
@@ -253,12 +247,6 @@ def _json(text: str, name: str, advice: str = "") -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{name} must be JSON: {error}{advice}") from error
-
-
-def _of_hub(name: str, field: str) -> Iterator[Document]:
-    name, _, config = name.partition(":")
-    for number, row in enumerate(_dataset(f"hub:{name}", name, config or None)):
-        yield _of_row(row, field, f"{name}:{number}", f"{name}:{number}")
 
 
 def _dataset(source: str, *arguments: Any, **options: Any) -> Iterator[Any]:

@@ -112,21 +112,6 @@ def _digest(tokens: TokenFile) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str:
-    """Return where the sequences of a batch begin in a token file, for a reader."""
-    shown = []
-    for place in places[:_SHOWN]:
-        # The last token is the target of the token before.
-        ends = np.searchsorted(tokens.bounds, [place, place + length], side="right") - 1
-        first, last = map(int, ends)
-        named = f"document {first}" if first == last else f"documents {first} to {last}"
-        shown.append(f"{place} ({named})")
-    rest = len(places) - len(shown)
-    further = f" and {rest} further tokens" if rest else ""
-    begin = f"the sequences of its batch begin in {tokens.path} at token {', '.join(shown)}"
-    return begin + further
-
-
 def _check_sequence_parallel(config: StatemixConfig, *, compiled: bool) -> None:
     if compiled:
         raise RequestError("compile must be off with sequence_parallel, got it on")
@@ -263,8 +248,17 @@ def train_language_model(
             **options,
         )
     except FloatingPointError as error:
-        text = _describe_batch(tokens, batches.places(batches.step), settings.length)
-        raise FloatingPointError(f"{error}; {text}") from error
+        places, shown = batches.places(batches.step), []
+        for place in places[:_SHOWN]:
+            # The last token is the target of the token before.
+            ends = [place, place + settings.length]
+            first, last = map(int, np.searchsorted(tokens.bounds, ends, side="right") - 1)
+            named = f"document {first}" if first == last else f"documents {first} to {last}"
+            shown.append(f"{place} ({named})")
+        rest = len(places) - len(shown)
+        further = f" and {rest} further tokens" if rest else ""
+        text = f"the sequences of its batch begin in {tokens.path} at token {', '.join(shown)}"
+        raise FloatingPointError(f"{error}; {text}{further}") from error
     if ranks.is_first:
         with without_progress_bars(), lock_folder(folder / "model", patience_s=WRITING_S):
             model.eval().save_pretrained(folder / "model")

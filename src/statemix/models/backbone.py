@@ -219,7 +219,14 @@ class Backbone(nn.Module):
         """Return what :meth:`forward` returns for rows without padding, before the final norm."""
         self._check_tokens(tokens)
         if state is not None:
-            self._check_state(state)
+            # Each layer then checks its own.
+            if not isinstance(state, tuple | list):
+                raise TypeError(f"state must be a tuple or None, got {type(state).__name__}")
+            if len(state) != (count := len(self.blocks)):
+                raise ValueError(f"state must hold one state per layer ({count}), got {len(state)}")
+            if any(part is None for part in state):
+                # To a layer, None would mean a fresh start.
+                raise TypeError("state must hold the state of every layer, got None for one")
         if cu_seqlens is not None:
             check_cu_seqlens(cu_seqlens, like=tokens)
         kept: Tensor | slice = slice(None)
@@ -257,17 +264,6 @@ class Backbone(nn.Module):
             raise ValueError(f"tokens must be on {parameters}, got {tokens.device}")
         # The embedding would treat the id after the last one as the learned token.
         check_range("tokens", tokens, self.vocab_size - 1, f" (vocab_size={self.vocab_size})")
-
-    def _check_state(self, state: States) -> None:
-        """Check that there is one state per layer; each layer then checks its own."""
-        if not isinstance(state, tuple | list):
-            raise TypeError(f"state must be a tuple or None, got {type(state).__name__}")
-        if len(state) != len(self.blocks):
-            count = len(self.blocks)
-            raise ValueError(f"state must hold one state per layer ({count}), got {len(state)}")
-        if any(part is None for part in state):
-            # To a layer, None would mean a fresh start.
-            raise TypeError("state must hold the state of every layer, got None for one")
 
 
 def mask_of(

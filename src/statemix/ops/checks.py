@@ -32,8 +32,11 @@ def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
             raise ValueError(f"{name} must have m of at least 1, got {tuple(shape)}")
         sizes.update(known)
         return
-    wanted = ", ".join(_described(sizes, axis) for axis in names)
-    raise ValueError(f"{name} must have shape ({wanted}), got {tuple(shape)}")
+    wanted = []
+    for axis in names:
+        base = axis.removesuffix("+1")
+        wanted.append(f"{axis}={sizes[base] + (axis != base)}" if base in sizes else axis)
+    raise ValueError(f"{name} must have shape ({', '.join(wanted)}), got {tuple(shape)}")
 
 
 def check_dense(name: str, tensor: object) -> None:
@@ -55,11 +58,6 @@ def _agree(known: dict[str, int], names: Sequence[str], shape: Sequence[int]) ->
         if known.setdefault(axis, size) != size:
             return False
     return True
-
-
-def _described(sizes: dict[str, int], axis: str) -> str:
-    base = axis.removesuffix("+1")
-    return f"{axis}={sizes[base] + (axis != base)}" if base in sizes else axis
 
 
 def same_dtype_and_device(**tensors: Tensor) -> None:

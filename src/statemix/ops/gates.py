@@ -128,11 +128,6 @@ def _column_softmax(gates: Tensor) -> tuple[Tensor, Tensor]:
     return state_gate[..., None, None] * columns, input_gate
 
 
-def _column_softmax_flops(size: int) -> int:
-    """Count the columns, the input column, and the share of the state in every column."""
-    return size * flops.softmax(size) + flops.softmax(size + 1) + size**2
-
-
 def _sum_in_order(x: Tensor) -> Tensor:
     """Sum over the last axis in order, so that a step rounds as it does within a sequence."""
     return reduce(torch.add, x.unbind(-1)).unsqueeze(-1)
@@ -179,7 +174,8 @@ GATES: Registry[GateFamily] = Registry(
             "column_softmax",
             _column_softmax,
             "|h_t|_1 <= max(|h_0|_1, max_{t,i} |v_{t,i}|) in each block and channel",
-            _column_softmax_flops,
+            # The columns, the input column, and the share of the state in every column.
+            lambda m: m * flops.softmax(m) + flops.softmax(m + 1) + m**2,
             blocks_only=True,
         ),
     ],

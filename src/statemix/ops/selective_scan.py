@@ -161,8 +161,15 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         if torch.is_grad_enabled() or not _are_plain(*incoming):
+            with torch.enable_grad():
+                # Views, so that paths from one argument to another do not count twice.
+                views = [one.view_as(one) for one in tensors]
+                results = _composed(*views)
+            needed = [one for one in views if one.requires_grad]
             # Under create_graph=True, _composed refuses a second derivative.
-            return None, *_composed_gradients(tensors, incoming)
+            create_graph = torch.is_grad_enabled()
+            found = iter(torch.autograd.grad(results, needed, incoming, create_graph=create_graph))
+            return None, *(next(found) if one.requires_grad else None for one in views)
         given, gradients = _named(tensors), map(_in_order, incoming)
         return None, *ctx.kernels.backward(given, kept, *gradients)
 
@@ -203,19 +210,6 @@ def _named(tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
 
 def _in_order(tensor: Tensor) -> Tensor:
     return tensor.resolve_neg().contiguous()
-
-
-def _composed_gradients(
-    tensors: tuple[Tensor, ...], incoming: tuple[Tensor, ...]
-) -> tuple[Tensor | None, ...]:
-    with torch.enable_grad():
-        # Views, so that paths from one argument to another do not count twice.
-        views = [one.view_as(one) for one in tensors]
-        results = _composed(*views)
-    needed = [one for one in views if one.requires_grad]
-    create_graph = torch.is_grad_enabled()
-    found = iter(torch.autograd.grad(results, needed, incoming, create_graph=create_graph))
-    return tuple(next(found) if one.requires_grad else None for one in views)
 
 
 def _pieces(outputs: Tensor) -> int:

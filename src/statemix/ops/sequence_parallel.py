@@ -113,8 +113,15 @@ class _StateBefore(torch.autograd.Function):
         zeros = None if initial_state is None else torch.zeros_like(initial_state)
         _, moved = run(coefficients, inputs, zeros)
         start = torch.zeros_like(moved) if initial_state is None else initial_state.to(moved.dtype)
-        product = _product(run, coefficients, torch.zeros_like(inputs), moved)
-        exchanged = product, _columns(moved), _columns(start)
+        # What a slice makes of states: (B, H, m, m), column j of the unit state j.
+        columns = []
+        for place in range(moved.shape[2]):
+            unit = torch.zeros_like(moved)
+            unit[:, :, place] = 1
+            # All channels are equal.
+            after = run(coefficients, torch.zeros_like(inputs), unit)[1]
+            columns.append(_columns(after)[..., 0])
+        exchanged = torch.stack(columns, -1), _columns(moved), _columns(start)
         widths = [one.shape[-1] for one in exchanged]
         gathered = _gathered(torch.cat(exchanged, -1), group)
         everyone = [torch.split(one, widths, -1) for one in gathered]
@@ -143,17 +150,6 @@ class _StateBefore(torch.autograd.Function):
         if ctx.needs_input_grad[4]:
             d_initial = after[0] if ctx.rank == 0 else torch.zeros_like(after[0])
         return None, None, *found, d_initial
-
-
-def _product(run: Operator, coefficients: Tensor, zeros: Tensor, like: Tensor) -> Tensor:
-    """Return what a slice makes of states: (B, H, m, m), column j of the unit state j."""
-    columns = []
-    for place in range(like.shape[2]):
-        unit = torch.zeros_like(like)
-        unit[:, :, place] = 1
-        # All channels are equal.
-        columns.append(_columns(run(coefficients, zeros, unit)[1])[..., 0])
-    return torch.stack(columns, -1)
 
 
 def _applied(product: Tensor, state: Tensor) -> Tensor:

@@ -127,8 +127,12 @@ def prove(
         return search(network, automaton, head=head, max_pairs=max_pairs, on_progress=on_progress)
 
     def length(hard: ReadoutModel, tracking: tuple[int, ...] | None = None) -> Horizon:
+        softened = copy.deepcopy(hard)
+        for layer, like in zip(softened.modules(), model.modules(), strict=True):
+            if isinstance(layer, GatedRecurrence) and isinstance(like, GatedRecurrence):
+                layer.gate_temperature = like.gate_temperature
         return find_horizon(
-            _with_gates_of(model, hard).cpu(),
+            softened.cpu(),
             copy.deepcopy(hard).cpu(),
             automaton,
             head=head,
@@ -181,12 +185,3 @@ def _candidates(
     if cut.varying:
         for weight_decay in (0.0, _WEIGHT_DECAY):
             yield "refitted", refit(cut.model, automaton, head, weight_decay=weight_decay)
-
-
-def _with_gates_of(model: ReadoutModel, other: ReadoutModel) -> ReadoutModel:
-    """Return a copy of ``other`` with the gate temperatures of ``model``."""
-    copied = copy.deepcopy(other)
-    for layer, like in zip(copied.modules(), model.modules(), strict=True):
-        if isinstance(layer, GatedRecurrence) and isinstance(like, GatedRecurrence):
-            layer.gate_temperature = like.gate_temperature
-    return copied

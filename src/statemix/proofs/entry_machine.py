@@ -44,11 +44,7 @@ class EntryMachine:
 
     @classmethod
     def from_tables(cls, tables: dict[str, Any]) -> Self:
-        """Keep the entries that answer, and the entries that these copy.
-
-        Args:
-            tables: the tables of a proof by structure, as ``docs/certificates.md`` describes them.
-        """
+        """Keep the entries that answer, and those that they copy, of the tables of a proof by structure."""
         check_structure(tables)
         rules = np.array(tables["letters"], dtype=np.int32)
         held = [number for rows in tables["codes"] for _, *code in rows for number in code]

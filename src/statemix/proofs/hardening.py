@@ -262,10 +262,8 @@ def fit_readout(
 class GateGaps:
     """Differences between the largest and the second largest raw gate of all rows or columns seen.
 
-    Attributes:
-        smallest: the smallest difference; infinite if none was seen.
-        nearest: the smallest difference beyond what rounding can move; if it is not above 0,
-            another order of sums may choose another gate.
+    If ``nearest``, the smallest one beyond what rounding can move, is not above 0, another order of
+    sums may choose another gate.
     """
 
     smallest: float = math.inf
@@ -293,12 +291,7 @@ class GateGaps:
 
 @contextmanager
 def watch_gaps(model: ReadoutModel, units: Sequence[int] | None = None) -> Iterator[GateGaps]:
-    """Watch the raw gates of a model's layers while it runs in this context.
-
-    Args:
-        model: the model.
-        units: units whose gates matter, of a model of one layer; None means all of all layers.
-    """
+    """Watch the raw gates of a model's layers, or of some units of its only layer, in this context."""
     gaps, hooks = GateGaps(), []
     for layer in model.modules():
         # Gates that are linear in one channel are rounded alike in every batch.

@@ -101,7 +101,15 @@ def find_horizon(
 
     def observe(found: RightAnswers) -> str:
         nonlocal slack
-        slack = min(slack, _slack(read, hard, hard_layer, found))
+        answers = torch.from_numpy(found.outputs)
+        scored = answers != IGNORED
+        state = found.after[0][scored]
+        h, out = join_units(state, state.ndim - 2).double(), hard_layer.out_proj.weight.double()
+        z, size = h @ out.T, h.abs() @ out.abs().T
+        if hard.backbone.blocks[0].residual:
+            x = hard.backbone.embedding(torch.from_numpy(found.tokens)[scored]).double()
+            z, size = z + x, size + x.abs()
+        slack = min(slack, read.slack(z, size, answers[scored]))
         # The learned token is a step of its own.
         return "" if found.length + hard.backbone.bos < drift.steps(slack) else told()
 
@@ -168,31 +176,11 @@ def _only_layer(model: ReadoutModel) -> BDLRU | None:
     return layer if isinstance(layer, BDLRU) and layer.gate in HARDENED else None
 
 
-def _slack(read: "_Readout", model: ReadoutModel, layer: BDLRU, found: RightAnswers) -> float:
-    """Return an error of the state that changes no answer."""
-    answers = torch.from_numpy(found.outputs)
-    scored = answers != IGNORED
-    state = found.after[0][scored]
-    h = join_units(state, state.ndim - 2).double()
-    out = layer.out_proj.weight.double()
-    z, size = h @ out.T, h.abs() @ out.abs().T
-    if model.backbone.blocks[0].residual:
-        x = model.backbone.embedding(torch.from_numpy(found.tokens)[scored]).double()
-        z, size = z + x, size + x.abs()
-    return read.slack(z, size, answers[scored])
-
-
 class _Readout(NamedTuple):
-    """The last norm and a readout in float64.
+    """The last norm and a readout in float64, without the gain of the norm.
 
-    Attributes:
-        weight: rows of the readout times the norm's gain, shape (classes, d).
-        bias: shape (classes,).
-        centred: whether the norm subtracts the mean.
-        eps: what the norm adds to the mean square; None if there is no norm.
-        steepness: by how much the difference of two classes changes at most, for an error of the
-            state of 1; shape (classes, classes).
-        rounding: relative error of a sum of products on the way to a logit.
+    A change of the state by 1 changes the difference of two classes by at most their ``steepness``
+    (classes, classes). ``rounding`` is the relative error of a sum of products up to a logit.
     """
 
     weight: Tensor

@@ -162,7 +162,14 @@ class Reading:
             return None, f"no entry follows place {self.lacks + 1}"
         (least, most), smallest, followed = self.bounds, math.inf, set(self.places.tolist())
         for place, head in enumerate(hard.heads):
-            weight, bias = self._readout(hard, head)
+            # The logits are W z / r + b.
+            readout = hard.readouts[head]
+            assert isinstance(readout, nn.Linear)
+            weight = readout.weight.detach().double().numpy()
+            bias = readout.bias.detach().double().numpy() + weight @ self.norm.shift
+            weight = weight * self.norm.gain
+            if self.norm.centred:
+                weight = weight - weight.mean(1, keepdims=True)
             score, of_tokens = self.added @ weight.T, self.tokens @ weight.T
             size = self.sizes @ np.abs(weight).T
             # Sums of magnitudes bound what rounding adds to a logit.
@@ -189,19 +196,6 @@ class Reading:
                 smallest = min(smallest, worst / most)
         return smallest, ""
 
-    def _readout(
-        self, hard: TokenClassifier, head: str
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the weight and the bias of logits W z / r + b."""
-        readout = hard.readouts[head]
-        assert isinstance(readout, nn.Linear)
-        weight = readout.weight.detach().double().numpy()
-        bias = readout.bias.detach().double().numpy() + weight @ self.norm.shift
-        weight = weight * self.norm.gain
-        if self.norm.centred:
-            weight = weight - weight.mean(1, keepdims=True)
-        return weight, bias
-
     def refit(self, hard: TokenClassifier) -> None:
         """Let each readout read its own place alone.
 
@@ -209,7 +203,9 @@ class Reading:
         values by logistic regression. Its bias is read out of z, too, from what never changes or
         from the tokens. So r divides all logits, and no class depends on r.
         """
-        bases = [_basis(added) for added in self.added]
+        # Independent directions that the values of each entry span.
+        spans = [np.linalg.svd(added, full_matrices=False) for added in self.added]
+        bases = [span.Vh[1e-9 * max(span.S[0], 1e-30) < span.S] for span in spans]
         whole = np.vstack([*bases, self.tokens])
         if self.norm.centred:
             whole = whole - whole.mean(1, keepdims=True)
@@ -240,10 +236,3 @@ class Reading:
             assert isinstance(readout, nn.Linear)
             readout.weight.copy_(torch.from_numpy(read))
             readout.bias.copy_(torch.from_numpy(bias - read @ self.norm.shift))
-
-
-def _basis(added: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return independent directions that the rows of (values, d) span."""
-    _, sizes, directions = np.linalg.svd(added, full_matrices=False)
-    basis: NDArray[np.float64] = directions[sizes > 1e-9 * max(sizes[0], 1e-30)]
-    return basis

@@ -125,13 +125,13 @@ class RightAnswers(NamedTuple):
 
     Attributes:
         length: tokens of the words that lead here.
-        before: number of the pair before the token, shape (rows,); -1 for the empty word.
-        tokens: the last token, shape (rows,).
-        outputs: what is right after it, shape (rows,); ``IGNORED`` where nothing is scored.
+        before: number of the pair before the token; -1 for the empty word.
+        tokens: the last token.
+        outputs: what is right after it; ``IGNORED`` where nothing is scored.
         after: the model's state after it.
-        reached: number of the pair after it, shape (rows,).
+        reached: number of the pair after it.
         logits: the model's logits after it, shape (rows, classes).
-        errors: how far rounding can move each logit, same shape.
+        errors: how far rounding can move each logit.
     """
 
     length: int
@@ -199,7 +199,14 @@ class ProductSearch:
             logits, errors, after = stepped
             before = level.places[rows]
             outputs = self.automaton.outputs[before, tokens]
-            wrong, near = self._first_wrong_and_near(logits, errors, outputs)
+            answers = torch.from_numpy(outputs).to(logits.device)
+            scored, right = answers != IGNORED, answers.clamp(min=0)
+            exceeded = margins(logits, right)
+            # A tie is wrong, and so is what is no number.
+            bad = scored & ~(exceeded > 0), scored & may_change(logits, errors, right)
+            wrong, near = (int(rows_of.nonzero()[0]) if rows_of.any() else None for rows_of in bad)
+            if wrong is None and scored.any():
+                self.margin = min(self.margin, float(exceeded[scored].min()))
             if wrong is not None:
                 return self._refuted(self._word(level, rows[wrong], tokens[wrong]))
             if near is not None:
@@ -265,21 +272,6 @@ class ProductSearch:
             return None
         used = torch.arange(len(rows), device=self.model.device)
         return logits[self.head][used, 0], errors[0][used, 0], take_rows(after, used)
-
-    def _first_wrong_and_near(
-        self, logits: Tensor, errors: Tensor, outputs: NDArray[np.int64]
-    ) -> tuple[int | None, int | None]:
-        """Return the first rows with a wrong answer and with one that rounding may change."""
-        answers = torch.from_numpy(outputs).to(logits.device)
-        scored, right = answers != IGNORED, answers.clamp(min=0)
-        exceeded = margins(logits, right)
-        # A tie is wrong, and so is what is no number.
-        wrong = scored & ~(exceeded > 0)
-        near = scored & may_change(logits, errors, right)
-        if scored.any() and not wrong.any():
-            self.margin = min(self.margin, float(exceeded[scored].min()))
-        first, second = (int(bad.nonzero()[0]) if bad.any() else None for bad in (wrong, near))
-        return first, second
 
     def _word(self, level: "_Level", row: np.int64, last: np.int64) -> list[int]:
         """Return the word that leads to a row of a level, and a last token."""

@@ -47,11 +47,7 @@ class StateMachine:
 
     @classmethod
     def from_tables(cls, tables: dict[str, Any]) -> Self:
-        """Return the smallest machine of a network that the tables of a certificate describe.
-
-        Args:
-            tables: the tables, as :func:`~statemix.proofs.read_tables` returns them.
-        """
+        """Return the smallest machine of a network that the tables of a certificate describe."""
         _, word = check(tables)
         if word is not None:
             raise ValueError(f"tables must be those of a proof, got a wrong answer after {word}")

@@ -177,7 +177,15 @@ def _agreement(
     agree = np.ones((len(entries.start), rules.num_places), dtype=np.bool_)
     fits = ~agree
     while not fits.all():
-        _keep_what_moves_alike(agree, entries, rules)
+        # The largest set of pairs that tokens lead back to.
+        before = None
+        while before is None or (agree != before).any():
+            before = agree.copy()
+            for of_entries, of_places in zip(entries.sources, rules.sources, strict=True):
+                copies, moves = of_entries >= 0, of_places >= 0
+                # Where something is loaded, any index will do.
+                paired = agree[np.ix_(np.maximum(of_entries, 0), np.maximum(of_places, 0))]
+                agree &= np.where(copies[:, None] & moves, paired, copies[:, None] == moves)
         pairs = np.argwhere(agree)
         found = _reached(entries, rules, pairs)
         # Each content has one value, which may be that of other contents. Or each value stands for
@@ -207,20 +215,6 @@ def _follow(entries: EntryRules, rules: PlaceRules) -> Followed:
         for place, rows in enumerate(combined)
     ]
     return Followed(places, [table[:, 0] for table in tables], [table[:, 1:] for table in tables])
-
-
-def _keep_what_moves_alike(
-    agree: NDArray[np.bool_], entries: EntryRules, rules: PlaceRules
-) -> None:
-    """Reduce pairs to the largest set that tokens lead back to, in place."""
-    before = None
-    while before is None or (agree != before).any():
-        before = agree.copy()
-        for entry_sources, place_sources in zip(entries.sources, rules.sources, strict=True):
-            copies, moves = entry_sources >= 0, place_sources >= 0
-            # Where something is loaded, any index will do.
-            paired = agree[np.ix_(np.maximum(entry_sources, 0), np.maximum(place_sources, 0))]
-            agree &= np.where(copies[:, None] & moves, paired, copies[:, None] == moves)
 
 
 def _with_still_place(rules: PlaceRules) -> PlaceRules:

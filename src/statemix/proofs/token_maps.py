@@ -285,7 +285,12 @@ def join_actions(
         moves = np.ascontiguousarray(automaton.transitions.T)
         none = np.empty((len(moves), 0), np.int64)
         joined["task_order"] = semigroup_order(none, moves)
-        joined["task"] = name or _name_of_task(moves, joined["task_order"])
+        joined["task"] = name or "the task's semigroup"
+        task_order, nothing = joined["task_order"], np.empty((1, 0), np.int64)
+        # A cyclic group has a token that generates it.
+        orders = (semigroup_order(nothing, move[None]) for move in moves)
+        if not name and task_order is not None and _permute(moves) and task_order in orders:
+            joined["task"] = f"Z_{task_order}"
         both = semigroup_order(sources, side_by_side([places, moves]))
         if both is not None and both == joined["task_order"]:
             joined["relation"] = "isomorphic" if both == number else "quotient"
@@ -299,10 +304,3 @@ def join_actions(
 
 def _permute(moves: NDArray[np.int64]) -> bool:
     return bool((np.sort(moves, axis=1) == np.arange(moves.shape[1])).all())
-
-
-def _name_of_task(moves: NDArray[np.int64], number: int | None) -> str:
-    """Name a cyclic group of which some token is a generator."""
-    none = np.empty((1, 0), np.int64)
-    cyclic = _permute(moves) and any(semigroup_order(none, move[None]) == number for move in moves)
-    return f"Z_{number}" if cyclic and number is not None else "the task's semigroup"

@@ -5,14 +5,13 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from statemix.errors import RequestError, SettingError
-from statemix.sweeps.runner import Job
-from statemix.sweeps.study_runs import Runnable, configured
+from statemix.sweeps.runner import Job, Runnable, configured
 from statemix.training import Outcome, RunConfig, config_from_plain
 from statemix.training.folder import CONFIG
 from statemix.training.settings import lookup, put
@@ -45,37 +44,29 @@ def grid(config: RunConfig, folder: Path, axes: Sequence[Axis]) -> list[Job]:
     count = math.prod(len(axis.values) for axis in axes)
     if count > _MOST_RUNS:
         raise RequestError(f"grid must have at most {_MOST_RUNS} combinations, got {count}")
-    jobs = [
-        _job(config, folder, dict(zip(names, values, strict=True)))
-        for values in itertools.product(*(axis.values for axis in axes))
-    ]
-    alike = {name for name, number in Counter(job.name for job in jobs).items() if number > 1}
-    jobs = [_distinct(job, axes) if job.name in alike else job for job in jobs]
+    titled: list[tuple[str, RunConfig]] = []
+    for values in itertools.product(*(axis.values for axis in axes)):
+        tree = config.completed().to_plain()
+        for name, value in zip(names, values, strict=True):
+            put(tree, name, value)
+        changed = config_from_plain(tree)
+        # Signs that some file systems do not allow are replaced.
+        shown = [re.sub(r"[^\w.+-]", "_", str(axis.value_in(changed))) for axis in axes]
+        pairs = zip(names, shown, strict=True)
+        titled.append((",".join(f"{name}={value}" for name, value in pairs), changed))
+    count_of, jobs = Counter(title for title, _ in titled), []
+    for title, changed in titled:
+        if count_of[title] > 1:
+            # Names also tell values apart that differ in their signs alone.
+            digest = hashlib.sha256(repr([axis.value_in(changed) for axis in axes]).encode())
+            title = f"{title}-{digest.hexdigest()[:8]}"
+        jobs.append(Job(title, changed, folder / _folder_name(title)))
     for axis in axes:
         # Compared as settings: "1e-3" and "0.001" are one learning rate.
         found = {repr(axis.value_in(job.config)) for job in jobs}
         if not axis.values or len(found) < len(axis.values):
             raise SettingError(axis.name, "must have distinct values", list(axis.values))
     return jobs
-
-
-def _job(config: RunConfig, folder: Path, values: Mapping[str, Any]) -> Job:
-    tree = config.completed().to_plain()
-    for name, value in values.items():
-        put(tree, name, value)
-    changed = config_from_plain(tree)
-    plain = changed.to_plain()
-    # Signs that some file systems do not allow are replaced.
-    shown = {name: re.sub(r"[^\w.+-]", "_", str(lookup(plain, name))) for name in values}
-    title = ",".join(f"{name}={value}" for name, value in shown.items())
-    return Job(title, changed, folder / _folder_name(title))
-
-
-def _distinct(job: Job, axes: Sequence[Axis]) -> Job:
-    """Return a job whose name also tells values apart that differ in their signs alone."""
-    values = repr([axis.value_in(job.config) for axis in axes])
-    title = f"{job.name}-{hashlib.sha256(values.encode()).hexdigest()[:8]}"
-    return Job(title, job.config, job.folder.with_name(_folder_name(title)))
 
 
 def _folder_name(title: str) -> str:

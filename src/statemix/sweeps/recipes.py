@@ -111,7 +111,18 @@ def exact(task: TaskSpec) -> RunConfig:
         if isinstance(built, Traces):
             search = search.replace(length=built.length)
         if isinstance(built, Traces) or built.flipped:
-            search = _tested_by_labels(search, built)
+            num_answers, wrong = built.num_classes, built.flipped
+            if wrong and wrong >= 1 - 1 / num_answers:
+                raise RequestError(
+                    f"flipped must be below {1 - 1 / num_answers:g} with {num_answers} answers, "
+                    f"where labels begin to tell nothing, got {wrong:g}"
+                )
+            search = search.replace(size=max(search.size, _NOISY_SIZE))
+            if isinstance(built, Traces):
+                num_labels = built.num_labels("validation")
+            else:
+                num_labels = search.size * (1 if last_only else search.length or built.length)
+            search = by_labels(search, wrong, num_answers, num_labels=num_labels)
     else:
         layer = LayerSpec("bd_lru", num_blocks=6, block_size=num_entries, **TRACKING)
         attributes.append(_HIDING)
@@ -177,22 +188,6 @@ def by_labels(
         accept_last=seen(search.accept_last),
         confirm=1 - wrong - _DEVIATIONS * deviation,
     )
-
-
-def _tested_by_labels(search: SearchConfig, built: AutomatonTask | Traces) -> SearchConfig:
-    num_answers, wrong = built.num_classes, built.flipped
-    if wrong and wrong >= 1 - 1 / num_answers:
-        raise RequestError(
-            f"flipped must be below {1 - 1 / num_answers:g} with {num_answers} answers, where "
-            f"labels begin to tell nothing, got {wrong:g}"
-        )
-    search = search.replace(size=max(search.size, _NOISY_SIZE))
-    if isinstance(built, Traces):
-        num_labels = built.num_labels("validation")
-    else:
-        per_word = 1 if built.labels == "last" else search.length or built.length
-        num_labels = search.size * per_word
-    return by_labels(search, wrong, num_answers, num_labels=num_labels)
 
 
 def _durations(

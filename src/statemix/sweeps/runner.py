@@ -3,6 +3,7 @@
 import multiprocessing
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -15,7 +16,6 @@ from typing import Any, Literal
 
 from statemix.errors import RequestError
 from statemix.interrupts import IGNORED, TERMINABLE, handled
-from statemix.sweeps.study_runs import Runnable, StudyRun
 from statemix.training import Event, RunConfig, config_from_plain, train
 from statemix.training.config import SCHEMA, Count, NotNegative
 from statemix.training.devices import check_here, check_threads
@@ -37,6 +37,53 @@ JobEnding = Literal["done", "diverged", "failed", "interrupted"]
 RunEnding = tuple[JobEnding | Literal["in use"], str, str]
 """Status, message and details of a run that has ended. "interrupted" also stops the worker.
 "in use": another process trains the run."""
+
+
+class StudyRun(ABC):
+    """A run of a study that ``statemix train`` cannot make, such as that of a language model.
+
+    It is pickled for worker processes.
+    """
+
+    seed: int
+    num_threads: int | None
+
+    @abstractmethod
+    def asked(self) -> dict[str, Any]:
+        """Return the request as JSON data, which identifies the run."""
+
+    @abstractmethod
+    def train(
+        self, folder: Path, on_event: Callable[[Event], None], checkpoint_every_s: float | None
+    ) -> None:
+        """Train or resume the run in its folder; raise what :func:`statemix.training.fit` does."""
+
+    @abstractmethod
+    def seconds(self) -> float | None:
+        """Return the predicted seconds of the run on this machine; None if they are not known."""
+
+    @abstractmethod
+    def described(self) -> dict[str, Any]:
+        """Return "layers" and "task" of its row in a results store."""
+
+    @abstractmethod
+    def results(self, folder: Path) -> dict[str, Any]:
+        """Return what the row of a finished run holds further."""
+
+    @abstractmethod
+    def ending(self, folder: Path) -> str:
+        """Say in a few words what a finished run has achieved."""
+
+
+Runnable = RunConfig | StudyRun
+"""What a job trains."""
+
+
+def configured(run: Runnable) -> RunConfig:
+    """Return a run of a study whose runs are all those of ``statemix train``."""
+    assert isinstance(run, RunConfig)
+    return run
+
 
 Work = tuple[Mapping[str, Any] | StudyRun, Path]
 """A run and its folder. A configuration is plain data: reading it imports the user's modules."""

@@ -62,10 +62,16 @@ class Arrangement(PlacesTask):
         super().__init__(length=length, train_size=train_size, seed=seed)
         self.moves = moves
         self._texts = _texts(moves)
-        images = _images(self._texts)
-        self._rules = PlaceRules(
-            np.arange(images.shape[1]), np.argsort(images, axis=1), images.shape[1]
-        )
+        size = max(int(point) for text in self._texts for point in re.findall(r"\d+", text))
+        if size > _MOST_PLACES:
+            raise OptionError(f"moves must have places up to {_MOST_PLACES}, got {size}")
+        # Where each move carries each place.
+        images = np.tile(np.arange(size), (len(self._texts), 1))
+        for row, text in zip(images, self._texts, strict=True):
+            for cycle in re.findall(r"\(.*?\)", text):
+                points = np.array(re.findall(r"\d+", cycle), dtype=np.int64) - 1
+                row[points] = np.roll(points, -1)
+        self._rules = PlaceRules(np.arange(size), np.argsort(images, axis=1), size)
         self.held_out = held_out
         self._may_follow = _may_follow(held_out, len(self._texts))
         self.title = f"arrangements of {self._rules.num_places} places"
@@ -155,16 +161,3 @@ def _may_follow(held_out: object, count: int) -> NDArray[np.bool_]:
         move = f"a move that may follow move {leaves.argmin() + 1}"
         raise OptionError(f"held_out must leave {move}, got {held_out!r}")
     return may_follow
-
-
-def _images(texts: list[str]) -> NDArray[np.int64]:
-    """Return where each move carries each place, shape (moves, places)."""
-    size = max(int(point) for text in texts for point in re.findall(r"\d+", text))
-    if size > _MOST_PLACES:
-        raise OptionError(f"moves must have places up to {_MOST_PLACES}, got {size}")
-    images = np.tile(np.arange(size), (len(texts), 1))
-    for row, text in zip(images, texts, strict=True):
-        for cycle in re.findall(r"\(.*?\)", text):
-            points = np.array(re.findall(r"\d+", cycle), dtype=np.int64) - 1
-            row[points] = np.roll(points, -1)
-    return images

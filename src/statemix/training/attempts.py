@@ -224,24 +224,21 @@ class Attempts(Hook):
             self.search.judge(loop.step, reached)
         else:
             if confirm == "proof":
-                passed, why = self._prove(model)
+                passed, why = True, ", proven"
+                assert isinstance(self._task, HasAutomaton | HasPlaces)
+                network = copy.deepcopy(model).cpu()
+                with attributes_set(network, self._config.evaluation.attributes):
+                    proof = prove_task(network, self._task, max_pairs=MAX_PAIRS)
+                result, (letters, _) = proof.result, names_of(self._task, proof.head)
+                if result.verdict != "proven":
+                    word = " ".join(letters[token] for token in result.word)
+                    reason = f"wrong after {word}" if result.verdict == "refuted" else result.reason
+                    passed, why = False, f", {result.verdict}: {reason}"
             else:
                 passed, why = reached >= confirm, f" ({confirm:g} needed)"
             self.search.confirm(loop.step, reached, passed=passed)
             text += f" after the schedules{why}"
         self._go_on(loop, text)
-
-    def _prove(self, model: ReadoutModel) -> tuple[bool, str]:
-        assert isinstance(self._task, HasAutomaton | HasPlaces)
-        network = copy.deepcopy(model).cpu()
-        with attributes_set(network, self._config.evaluation.attributes):
-            proof = prove_task(network, self._task, max_pairs=MAX_PAIRS)
-        result, (letters, _) = proof.result, names_of(self._task, proof.head)
-        if result.verdict == "proven":
-            return True, ", proven"
-        word = " ".join(letters[token] for token in result.word)
-        why = f"wrong after {word}" if result.verdict == "refuted" else result.reason
-        return False, f", {result.verdict}: {why}"
 
     def _go_on(self, loop: Loop, text: str) -> None:
         """Begin another attempt, or the schedules, if the attempt has ended."""

@@ -188,7 +188,17 @@ class TaskBatches:
 
     def parts(self, step: int) -> list[Batch]:
         """See :class:`Batches`. A step has at most one batch per sequence."""
-        examples = self._of_step(step)
+        size, begin = self._config.size, step * self._config.size
+        if self._examples is None:
+            examples = self.task.examples("train", begin, begin + size)
+        else:
+            epoch, place = divmod(step, self.steps_per_epoch)
+            if epoch != self._order_epoch:
+                # NumPy keeps the raw stream of a bit generator stable, but not its other methods.
+                stream = np.random.Philox(np.random.SeedSequence([self._seed, epoch]))
+                numbers = stream.random_raw(len(self._examples.tokens))
+                self._order, self._order_epoch = np.argsort(numbers, kind="stable"), epoch
+            examples = rows(self._examples, self._order[place * size : (place + 1) * size])
         if step < self._schedules.first_share * self.num_steps:
             examples = beginnings(examples, self._schedules.first_length)
         num_scored = {
@@ -199,18 +209,6 @@ class TaskBatches:
         count = len(examples.tokens)
         pieces = np.array_split(np.arange(count), min(self._config.accumulate, count))
         return [form(rows(examples, piece), num_scored).to(self._device) for piece in pieces]
-
-    def _of_step(self, step: int) -> Examples:
-        size = self._config.size
-        if self._examples is None:
-            return self.task.examples("train", step * size, (step + 1) * size)
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self._order_epoch:
-            # NumPy keeps the raw stream of a bit generator stable, but not its other methods.
-            stream = np.random.Philox(np.random.SeedSequence([self._seed, epoch]))
-            numbers = stream.random_raw(len(self._examples.tokens))
-            self._order, self._order_epoch = np.argsort(numbers, kind="stable"), epoch
-        return rows(self._examples, self._order[place * size : (place + 1) * size])
 
 
 def rows(examples: Examples, index: NDArray[np.int64]) -> Examples:
@@ -285,20 +283,19 @@ class CrossEntropy:
             )
             losses[head] = unweighted[head] = each.sum() / batch.num_scored[head]
             if self._power:
-                each = each.view_as(classes) * self._weights(batch).to(each)
+                places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+                if batch.cu_seqlens is not None:
+                    ends = batch.cu_seqlens[1:].contiguous()
+                    sequence = torch.searchsorted(ends, places, right=True)
+                    places = places - batch.cu_seqlens[sequence]
+                all_places = torch.arange(1, self._length + 1, dtype=torch.float64)
+                mean = all_places.pow(self._power).mean().item()
+                weights = (places + 1).double() ** self._power / mean
+                each = each.view_as(classes) * weights.to(each)
                 losses[head] = each.sum() / batch.num_scored[head]
         if self.unweighted is not None:
             self.unweighted.append(torch.stack(list(unweighted.values())).sum().detach())
         return losses
-
-    def _weights(self, batch: Batch) -> Tensor:
-        places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-        if batch.cu_seqlens is not None:
-            sequence = torch.searchsorted(batch.cu_seqlens[1:].contiguous(), places, right=True)
-            places = places - batch.cu_seqlens[sequence]
-        all_places = torch.arange(1, self._length + 1, dtype=torch.float64)
-        mean = all_places.pow(self._power).mean().item()
-        return (places + 1).double() ** self._power / mean
 
 
 class Averages:

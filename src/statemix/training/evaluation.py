@@ -166,19 +166,17 @@ class RunEvaluation(Evaluation):
         )
         self._test = self.on_split("test", self._settings.test_size, "evaluation.test_size")
         if config.model.backbone == "autoencoder":
-            self._check_all_scored(min(_TRIED, self._settings.test_size))
+            # It rebuilds every position.
+            tokens, targets, lengths = task.examples(
+                "test", 0, min(_TRIED, self._settings.test_size)
+            )
+            ends = np.array([tokens.shape[1]] * len(tokens)) if lengths is None else lengths
+            present = np.arange(tokens.shape[1]) < ends[:, None]
+            if any((classes[present] == IGNORED).any() for classes in targets.values()):
+                condition = "must be 'causal' for a task that leaves positions unscored"
+                raise SettingError("model.backbone", f"{condition} ({task.name})", "autoencoder")
         self._test_at = self._at("test", "lengths")
         self._validation_at = self._at("validation", "validation_lengths")
-
-    def _check_all_scored(self, count: int) -> None:
-        """Refuse a task that leaves positions unscored: an autoencoder rebuilds every position."""
-        tokens, targets, lengths = self._task.examples("test", 0, count)
-        ends = np.array([tokens.shape[1]] * len(tokens)) if lengths is None else lengths
-        present = np.arange(tokens.shape[1]) < ends[:, None]
-        if any((classes[present] == IGNORED).any() for classes in targets.values()):
-            name = self._task.name
-            condition = f"must be 'causal' for a task that leaves positions unscored ({name})"
-            raise SettingError("model.backbone", condition, "autoencoder")
 
     def on_split(
         self, split: Split, count: int, setting: str, length: int | None = None
@@ -310,8 +308,15 @@ def evaluate(
             for place, logits in enumerate(model.in_pieces(pieces, row_lengths)):
                 for head, classes in targets.items():
                     wanted = classes[rows, place * span : (place + 1) * span]
-                    loss = _summed_loss(logits[head], wanted)
-                    found[head].append((loss, logits[head].argmax(-1)))
+                    # A loss in 16 bits would be a few digits.
+                    wide = logits[head].to(torch.promote_types(logits[head].dtype, torch.float32))
+                    loss = functional.cross_entropy(
+                        wide.flatten(0, 1),
+                        wanted.to(wide.device).flatten(),
+                        ignore_index=IGNORED,
+                        reduction="sum",
+                    )
+                    found[head].append((loss, wide.argmax(-1)))
             for head, pairs in found.items():
                 piece_losses, predicted = zip(*pairs, strict=True)
                 predictions[head][rows] = torch.cat(predicted, dim=1).cpu()
@@ -344,17 +349,6 @@ def _check_targets(model: ReadoutModel, tokens: Tensor, wanted: Mapping[str, Ten
                 f"{name} must be in 0..{model.heads[head] - 1} or {IGNORED}, "
                 f"got {low if low < 0 else high}"
             )
-
-
-def _summed_loss(logits: Tensor, classes: Tensor) -> Tensor:
-    # A loss in 16 bits would be a few digits.
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return functional.cross_entropy(
-        logits.flatten(0, 1),
-        classes.to(logits.device).flatten(),
-        ignore_index=IGNORED,
-        reduction="sum",
-    )
 
 
 def _scores(predictions: Tensor, wanted: Tensor, loss: float, batch_size: int) -> Scores:

@@ -213,7 +213,20 @@ def begin_run(folder: Path, config: StoredConfig, environment: Mapping[str, Any]
     else:
         warn_of_changes(folder, environment)
         if stored != config and (folder / SUMMARY).exists():
-            _reopen_run(folder)
+            # A finished run, which is to be extended, ends with a checkpoint instead.
+            summary = read_summary(folder)
+            content = "a run's last state to extend it, as finished runs have since 0.1"
+            state = read_json(folder / STATE, content)
+            digest = hashlib.sha256((folder / STATE).read_bytes()).hexdigest()
+            if summary.get("state_sha256") != digest:
+                raise RequestError(f"{folder / STATE} must hold {content}: its SHA-256 differs")
+            tensors = {
+                Path(file).stem: load_weights(folder, file, sha256)
+                for file, sha256 in summary["weights"].items()
+            }
+            state["stopped"] = False
+            save_checkpoint(folder / CHECKPOINTS, state["trainer"]["step"], tensors, state)
+            (folder / SUMMARY).unlink()
     if stored != config:
         write_file(folder / CONFIG, _json(asdict(config)))
 
@@ -259,22 +272,6 @@ def warn_of_changes(folder: Path, environment: Mapping[str, Any]) -> None:
             else "resumes a run with other results than an undisturbed run, as these have changed"
         )
         warnings.warn(f"{folder} {text}: {', '.join(changed)}", stacklevel=3)
-
-
-def _reopen_run(folder: Path) -> None:
-    """Let a finished run, which is to be extended, end with a checkpoint instead."""
-    summary = read_summary(folder)
-    content = "a run's last state to extend it, as finished runs have since 0.1"
-    state = read_json(folder / STATE, content)
-    if summary.get("state_sha256") != hashlib.sha256((folder / STATE).read_bytes()).hexdigest():
-        raise RequestError(f"{folder / STATE} must hold {content}: its SHA-256 differs")
-    tensors = {
-        Path(file).stem: load_weights(folder, file, sha256)
-        for file, sha256 in summary["weights"].items()
-    }
-    state["stopped"] = False
-    save_checkpoint(folder / CHECKPOINTS, state["trainer"]["step"], tensors, state)
-    (folder / SUMMARY).unlink()
 
 
 def remove_runs(folders: Iterable[Path]) -> None:

@@ -162,7 +162,14 @@ def _traits(value: Any, home: str | None, seen: set[int]) -> Any:
         return _traits((value.__func__, value.__self__), home, seen)
     if isinstance(value, types.FunctionType):
         name = f"{value.__module__}.{value.__qualname__}"
-        return (name, _traits_of_code(value, home, seen)) if value.__module__ == home else name
+        if value.__module__ != home:
+            return name
+        shared, names = value.__globals__, sorted(_names(value.__code__))
+        # Tables and other objects may change while the code runs.
+        used = [(n, shared[n]) for n in names if isinstance(shared.get(n, shared), _REFERRED)]
+        defaults = (value.__defaults__, *(value.__kwdefaults__ or {}).items())
+        cells = tuple(map(_inside, value.__closure__ or ()))
+        return name, _traits((value.__code__, defaults, tuple(used), cells), home, seen)
     if isinstance(value, types.CodeType):
         parts = (value.co_code, value.co_names, value.co_varnames, value.co_consts)
         return _traits(parts, home, seen)
@@ -175,19 +182,6 @@ def _traits(value: Any, home: str | None, seen: set[int]) -> Any:
     public = {k: v for k, v in vars(value).items() if k[:1] != "_" and k not in _NEUTRAL}
     attributes = ((k, v) for k, v in public.items() if isinstance(v, (*_REFERRED, Dataset)))
     return (kind, _traits((*methods, *attributes), home, seen))
-
-
-def _traits_of_code(function: types.FunctionType, home: str | None, seen: set[int]) -> Any:
-    shared = function.__globals__
-    # Tables and other objects may change while the code runs.
-    values = [
-        (name, shared[name])
-        for name in sorted(_names(function.__code__))
-        if isinstance(shared.get(name, shared), _REFERRED)
-    ]
-    defaults = (function.__defaults__, *(function.__kwdefaults__ or {}).items())
-    cells = tuple(map(_inside, function.__closure__ or ()))
-    return _traits((function.__code__, defaults, tuple(values), cells), home, seen)
 
 
 def _names(code: types.CodeType) -> set[str]:

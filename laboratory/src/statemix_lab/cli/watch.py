@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from statemix.sweeps.runner import Ended, Job
-from statemix.sweeps.study_runs import StudyRun
+from statemix.sweeps.runner import Ended, Job, StudyRun
 from statemix.training import Event, accuracy, load_outcome
 from statemix.training.progress import LINE_EVERY_S
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from statemix.sweeps.study_runs import Runnable, StudyRun
+from statemix.sweeps.runner import Runnable, StudyRun
 from statemix.training import OptimizerConfig, RunConfig
 from statemix.training.devices import build_fabric, threads
 from statemix.training.evaluation import SplitEvaluator

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 
-from statemix.layers import LayerSpec
-from statemix.layers.layer_registry import LAYERS
+from statemix.layers import LAYERS, LayerSpec
 from statemix.sweeps.recipes import exact
 from statemix.tasks import TaskSpec
 from statemix.training import (

@@ -17,8 +17,7 @@ from filelock import FileLock
 
 from statemix import files, provenance
 from statemix.errors import RequestError
-from statemix.sweeps.runner import Ended
-from statemix.sweeps.study_runs import Runnable, StudyRun
+from statemix.sweeps.runner import Ended, Runnable, StudyRun
 from statemix.training import RunConfig, load_outcome
 from statemix.training.config import SCHEMA
 from statemix.training.folder import read_environment

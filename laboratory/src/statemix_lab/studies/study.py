@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 from statemix.errors import RequestError
 from statemix.registry import installed
-from statemix.sweeps.runner import Ended, JobEnding, run_all
-from statemix.sweeps.study_runs import Runnable
+from statemix.sweeps.runner import Ended, JobEnding, Runnable, run_all
 from statemix_lab.studies import store
 from statemix_lab.studies.figure import Panel, draw, svg
 from statemix_lab.studies.length_table import LENGTHS_LEGEND, length_panels, length_table

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from statemix.layers import LayerSpec
-from statemix.sweeps.runner import Job
-from statemix.sweeps.study_runs import Runnable
+from statemix.sweeps.runner import Job, Runnable
 from statemix.training import RunConfig, RuntimeConfig, config_from_plain
 from statemix.training.settings import put
 from statemix_lab.studies.store import StoredRow, key

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from statemix.sweeps.study_runs import Runnable
+from statemix.sweeps.runner import Runnable
 from statemix.tasks import names_of
 from statemix.training import RunConfig, config_from_plain
 from statemix_lab.studies.result_text import commit_text

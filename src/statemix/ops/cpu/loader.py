@@ -86,22 +86,14 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str | None]:
     return library, None
 
 
-def _release_threads_before_forks(library: ctypes.CDLL) -> None:
-    """Let forked children use several threads.
-
-    A child inherits the thread pool of GNU OpenMP but none of its threads, and would wait for them
-    forever. If the pool is released before the fork, parent and child create new ones when they
-    need them. Other OpenMP libraries handle forks themselves.
-    """
-    if hasattr(library, "omp_pause_resource_all") and not hasattr(library, "__kmpc_fork_call"):
-        pause = library.omp_pause_resource_all
-        os.register_at_fork(before=lambda: pause(2))  # omp_pause_hard of omp.h
-
-
 # Load on import (about a millisecond): compiled graphs treat availability as a constant.
 _library, _reason = load(LIBRARY)
-if _library is not None:
-    _release_threads_before_forks(_library)
+# A forked child inherits the thread pool of GNU OpenMP but none of its threads, and would wait for
+# them forever. If the pool is released before the fork, parent and child create new ones when they
+# need them. Other OpenMP libraries handle forks themselves.
+if hasattr(_library, "omp_pause_resource_all") and not hasattr(_library, "__kmpc_fork_call"):
+    _pause = _library.omp_pause_resource_all
+    os.register_at_fork(before=lambda: _pause(2))  # omp_pause_hard of omp.h
 
 
 def unavailable() -> str | None:

@@ -30,10 +30,6 @@ def _unavailable() -> str | None:
     return None
 
 
-def _detail() -> str:
-    return "interpreter" if _INTERPRETED else torch.cuda.get_device_name()
-
-
 def _empty(chunk: int | None, scan: Scan) -> Results:
     """Return room for states in the dtype of the values, and for the maps of chunks, or more."""
     values, initial_state = scan.inputs, scan.initial_state
@@ -78,7 +74,7 @@ def _backend(name: str, chunk: int | None) -> Backend:
         dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16),
         families=("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder"),
         unavailable=_unavailable,
-        detail=_detail,
+        detail=lambda: "interpreter" if _INTERPRETED else torch.cuda.get_device_name(),
         automatic=chunk is None and not _INTERPRETED,
         distrust=later("selfcheck", "distrust"),
         # Chunks round otherwise than steps do.

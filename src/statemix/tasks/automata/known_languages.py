@@ -1,13 +1,6 @@
 """Languages and automata that others have measured: our name -> options of a task."""
 
 
-def _nested(depth: int) -> str:
-    pattern = "(ab)*"
-    for _ in range(depth - 1):
-        pattern = f"(a{pattern}b)*"
-    return pattern
-
-
 def _table(answers: str, moves: dict[str, list[int]]) -> str:
     """Return an automaton as text: ``moves`` holds the next state from each state by each letter.
 
@@ -39,7 +32,11 @@ using hill-climbing": 1* / pairs 10 / no odd run of 0 right after an odd run of 
 many 0 and 1 / as many 0 as 1 modulo 3 / 0*1*0*1*."""
 
 NESTED: dict[str, dict[str, object]] = {
-    f"D_{depth}": {"pattern": _nested(depth), "words": "balanced"} for depth in (2, 3, 4, 6, 8, 12)
+    f"D_{depth}": {
+        "pattern": f"{'(a' * (depth - 1)}(ab)*{'b)*' * (depth - 1)}",
+        "words": "balanced",
+    }
+    for depth in (2, 3, 4, 6, 8, 12)
 }
 """Brackets a and b that are nested at most n deep: D_1 = (ab)*, D_n = (a D_(n-1) b)*. Source:
 Bhattamishra et al. (2020), "On the Ability and Limitations of Transformers to Recognize Formal

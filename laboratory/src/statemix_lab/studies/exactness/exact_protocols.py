@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from statemix.layers import LayerSpec
 from statemix.sweeps.recipes import exact
-from statemix.sweeps.study_runs import Runnable, configured
+from statemix.sweeps.runner import Runnable, configured
 from statemix.tasks import TaskSpec
 from statemix.tasks.automata.known_languages import NESTED, PREFIXES
 from statemix.training import (

@@ -6,8 +6,7 @@ from functools import cache, partial
 
 import polars as pl
 
-from statemix.sweeps.runner import Ended
-from statemix.sweeps.study_runs import StudyRun, configured
+from statemix.sweeps.runner import Ended, StudyRun, configured
 from statemix.training.attempts import MAX_PAIRS
 from statemix.training.certificates import certify_run, check_property
 from statemix.training.devices import threads

@@ -18,7 +18,7 @@ from statemix.automaton import IGNORED, NEVER
 from statemix.errors import RequestError
 from statemix.proofs import SafetyProperty, StateMachine, parse_property
 from statemix.proofs.safety import check_safety
-from statemix.sweeps.study_runs import StudyRun
+from statemix.sweeps.runner import StudyRun
 from statemix.tasks import TaskSpec
 from statemix.tasks.addressing import Split
 from statemix.tasks.automata.automaton_words import AutomatonTask

@@ -5,7 +5,7 @@ from typing import get_args
 
 from statemix.layers import LayerSpec
 from statemix.sweeps.recipes import by_labels, exact
-from statemix.sweeps.study_runs import Runnable
+from statemix.sweeps.runner import Runnable
 from statemix.tasks import TaskSpec
 from statemix.tasks.automata.known_languages import MONITORS
 from statemix.training import EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig

@@ -13,8 +13,7 @@ import torch
 from statemix.errors import RequestError
 from statemix.layers import Layer
 from statemix.models import ReadoutModel
-from statemix.sweeps.runner import Ended
-from statemix.sweeps.study_runs import configured
+from statemix.sweeps.runner import Ended, configured
 from statemix.tasks.addressing import Split
 from statemix.tasks.task import Examples
 from statemix.training import load_config, load_model

@@ -8,7 +8,7 @@ from importlib import resources
 from typing import cast
 
 from statemix.models import MixerSpec, ModelKind
-from statemix.sweeps.study_runs import configured
+from statemix.sweeps.runner import configured
 from statemix.tasks import TASKS, TaskSpec
 from statemix_lab.studies.higher_order.contenders import CONTENDERS
 from statemix_lab.studies.higher_order.protocols import MLP_DECODER, Column, Data, cell

@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 
 from statemix import files
-from statemix.sweeps.study_runs import StudyRun
+from statemix.sweeps.runner import StudyRun
 from statemix.training import Event
 from statemix.training.config import Precision
 from statemix.training.devices import threads

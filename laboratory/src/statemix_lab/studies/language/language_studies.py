@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import polars as pl
 
-from statemix.sweeps.study_runs import Runnable
+from statemix.sweeps.runner import Runnable
 from statemix_lab.studies.figure import Panel, curves
 from statemix_lab.studies.language.language_runs import LanguageRun
 from statemix_lab.studies.language.language_suites import (

@@ -135,7 +135,12 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     if CPU.unavailable() is not None:
         yield "The CPU kernels are missing: recurrences on the CPU run a slower loop in PyTorch."
-        yield f"To get them, {_cure(compiler)}."
+        asked = os.environ.get("CXX")
+        first = f"correct or unset CXX={asked!r}" if asked else "install g++ or clang++"
+        cure = f"{first}, then repeat `pip install .`"
+        if compiler is not None:
+            cure = "repeat `pip install -v .`: its output shows why the compiler failed, if it does"
+        yield f"To get them, {cure}."
         yield ""
     header = {name: name for name in ("operator", "device", "dtype", "backend")}
     for row in (header, *found["operators"]):
@@ -150,12 +155,3 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     )
     for reason in reasons:
         yield f"- {reason}"
-
-
-def _cure(compiler: Mapping[str, str] | None) -> str:
-    """Return how to get kernels, given the compiler that would build them."""
-    if compiler is not None:
-        return "repeat `pip install -v .`: its output shows why the compiler failed, if it does"
-    asked = os.environ.get("CXX")
-    first = f"correct or unset CXX={asked!r}" if asked else "install g++ or clang++"
-    return f"{first}, then repeat `pip install .`"

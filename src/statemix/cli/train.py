@@ -291,21 +291,18 @@ def _registries() -> str:
     entries: list[str] = []
     for title, factories in titles.items():
         entries.append(f"{title}, with their options:")
-        entries += [_entry(factories, name) for name in factories]
+        for name in factories:
+            described = []
+            for option, (annotation, default) in factories.options(name).items():
+                if default is REQUIRED:
+                    described.append(f"{option} (required)")
+                elif get_origin(annotation) is Literal:
+                    choices = [text_of(choice) for choice in get_args(annotation)]
+                    described.append(f"{option}={'|'.join(choices)}")
+                else:
+                    described.append(f"{option}={text_of(default)}")
+            entries.append(f"{name}: {', '.join(described) or 'none'}")
     return "\n\n".join(entries)
-
-
-def _entry(factories: Registry[Any], name: str) -> str:
-    described = []
-    for option, (annotation, default) in factories.options(name).items():
-        if default is REQUIRED:
-            described.append(f"{option} (required)")
-        elif get_origin(annotation) is Literal:
-            choices = [text_of(choice) for choice in get_args(annotation)]
-            described.append(f"{option}={'|'.join(choices)}")
-        else:
-            described.append(f"{option}={text_of(default)}")
-    return f"{name}: {', '.join(described) or 'none'}"
 
 
 def _print_grid(

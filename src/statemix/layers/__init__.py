@@ -20,8 +20,8 @@ from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Flops, Layer, LayerSpec, Price, Recurrence, price
 from statemix.layers.lstm import LSTM, LSTMState
 from statemix.layers.mamba2 import Mamba2, Mamba2State
-from statemix.layers.masks import pack, unpack
 from statemix.layers.state import State, map_state, take_rows
+from statemix.ops.packing import pack, unpack
 from statemix.registry import Registry
 
 __all__ = [

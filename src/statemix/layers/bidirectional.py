@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from statemix.errors import OptionError
 from statemix.layers.checking import check_once
 from statemix.layers.layer import Layer
-from statemix.layers.masks import pack, unpack
 from statemix.layers.state import State
 from statemix.ops.checks import check_choice
-from statemix.ops.packing import positions
+from statemix.ops.packing import pack, positions, unpack
 
 Combine = Literal["concat", "sum"]
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from statemix.errors import RequestError
 from statemix.layers.layer import Layer
-from statemix.layers.masks import pack
 from statemix.layers.state import State, tensors
 from statemix.ops.decoding import has_hooks
+from statemix.ops.packing import pack
 
 _OWN = "statemix."
 _CHECKED: "WeakSet[nn.Module]" = WeakSet()

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from statemix.errors import OptionError
-from statemix.layers.masks import check_values, pack, unpack
 from statemix.models.backbone import NORMS, Norm, States, mask_of
 from statemix.models.readouts import Logits, ReadoutModel
 from statemix.ops.checks import check_cu_seqlens_values
-from statemix.ops.packing import positions
+from statemix.ops.packing import check_values, pack, positions, unpack
 
 
 class SequenceAutoencoder(ReadoutModel):

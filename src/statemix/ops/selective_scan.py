@@ -201,7 +201,7 @@ def _cpu_backward(
 _CPU = _Kernels(_cpu_forward, _cpu_backward)
 
 
-_TRITON = _Kernels(*(later("selective_launch", name) for name in ("forward", "backward")))
+_TRITON = _Kernels(*(later("launch", f"selective_{way}") for way in ("forward", "backward")))
 
 
 def _named(tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:

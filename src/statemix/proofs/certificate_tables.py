@@ -94,17 +94,12 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
 
 
 class _Registers(NamedTuple):
-    """A state as a tuple of numbers, one for each register.
+    """A state as a tuple of numbers, one for each register, before the first letter ``start``.
 
-    With gates of rows, a register is an entry, and its number that of the value it holds. With
-    gates of columns, a register is a block, and its number that of its place: an entry, together
-    with what the block holds there.
-
-    Attributes:
-        start: the state before the first letter.
-        letters: the rules of each letter, as certificates hold them.
-        num_values: numbers that a register can have.
-        decode: function from states (N, registers) to the layer's states, (N, entries, C) float64.
+    With gates of rows, a register is an entry, and its number, below ``num_values``, that of the
+    value it holds. With gates of columns, a register is a block, and its number that of its place:
+    an entry, together with what the block holds there. ``letters`` are as certificates hold them.
+    ``decode`` maps states (N, registers) to those of the layer, (N, entries, C) float64.
     """
 
     start: tuple[int, ...]

@@ -44,7 +44,7 @@ class EntryMachine:
 
     @classmethod
     def from_tables(cls, tables: dict[str, Any]) -> Self:
-        """Keep the entries that answer, and those that they copy, of the tables of a proof by structure."""
+        """Keep the entries that answer, and those that they copy; a proof by structure has them."""
         check_structure(tables)
         rules = np.array(tables["letters"], dtype=np.int32)
         held = [number for rows in tables["codes"] for _, *code in rows for number in code]

@@ -291,7 +291,7 @@ class GateGaps:
 
 @contextmanager
 def watch_gaps(model: ReadoutModel, units: Sequence[int] | None = None) -> Iterator[GateGaps]:
-    """Watch the raw gates of a model's layers, or of some units of its only layer, in this context."""
+    """Watch the raw gates of a model, or of some units of its only layer, in this context."""
     gaps, hooks = GateGaps(), []
     for layer in model.modules():
         # Gates that are linear in one channel are rounded alike in every batch.

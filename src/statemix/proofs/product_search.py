@@ -204,7 +204,7 @@ class ProductSearch:
             exceeded = margins(logits, right)
             # A tie is wrong, and so is what is no number.
             bad = scored & ~(exceeded > 0), scored & may_change(logits, errors, right)
-            wrong, near = (int(rows_of.nonzero()[0]) if rows_of.any() else None for rows_of in bad)
+            wrong, near = (int(some.nonzero()[0]) if some.any() else None for some in bad)
             if wrong is None and scored.any():
                 self.margin = min(self.margin, float(exceeded[scored].min()))
             if wrong is not None:

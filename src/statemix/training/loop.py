@@ -360,7 +360,14 @@ class Loop:
         """
         model, optimizer = self._wrapped
         model.train()
-        self._seed_generators(step)
+        # Nothing that layers draw depends on the steps before. An odd multiplier keeps the sequences
+        # of two seeds apart.
+        own = self._seed * 0x9E3779B97F4A7C15 + self.ranks.rank * 0xBF58476D1CE4E5B9
+        seed = (own + step) % 2**64
+        # torch.manual_seed looks at every kind of device, which takes a hundred times as long.
+        torch.default_generator.manual_seed(seed)
+        if self.fabric.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         loss = torch.zeros((), device=self.fabric.device)
         parts, reports = [], []
         batches = self.batches.parts(step)
@@ -422,16 +429,6 @@ class Loop:
         # DDP and FSDP2 average gradients, whose sum is that of one process.
         with self.fabric.no_backward_sync(model, enabled=not is_last):
             self.fabric.backward(loss * self.ranks.size)
-
-    def _seed_generators(self, step: int) -> None:
-        """Let nothing that layers draw depend on the steps before."""
-        # An odd multiplier keeps the sequences of two seeds apart.
-        own = self._seed * 0x9E3779B97F4A7C15 + self.ranks.rank * 0xBF58476D1CE4E5B9
-        seed = (own + step) % 2**64
-        # torch.manual_seed looks at every kind of device, which takes a hundred times as long.
-        torch.default_generator.manual_seed(seed)
-        if self.fabric.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
 
     def refusal(self, loss: float, norm: float) -> FloatingPointError | None:
         """Return why the next step must not be made; None if loss and gradient are finite."""

@@ -74,8 +74,19 @@ class Schedules(Hook):
                 if follower in self._followers:
                     condition = "must have only one schedule"
                     raise SettingError(f"{path}.attribute", condition, schedule.attribute)
+                # It can begin at its layer's own value, and the layer takes its values.
                 initial = getattr(module, schedule.attribute)
-                _check_bounds(schedule, module, initial, path)
+                curve = schedule.curve
+                above = "" if curve == "linear" else f" and above 0 with curve={curve!r}"
+                if schedule.start is None and (initial is None or (above and initial <= 0)):
+                    condition = f"must be given{above} where {schedule.attribute} begins at"
+                    raise SettingError(f"{path}.start", f"{condition} {initial}", ABSENT)
+                for bound in ("start", "end"):
+                    value = getattr(schedule, bound)
+                    if value is not None:
+                        value = value if isinstance(initial, float) else round(value)
+                        _set(module, schedule.attribute, value, f"{path}.{bound}")
+                        setattr(module, schedule.attribute, initial)
                 self._followers[follower] = (schedule, module, initial)
 
     def before_step(self, loop: Loop) -> None:
@@ -155,20 +166,6 @@ def holders(model: nn.Module, attribute: str, path: str) -> dict[str, nn.Module]
         condition = f"must be schedulable (the layers of this model declare {known})"
         raise SettingError(path, condition, attribute)
     return found
-
-
-def _check_bounds(schedule: AttributeSchedule, module: nn.Module, initial: Any, path: str) -> None:
-    """Check that a schedule can begin at its layer's own value, and the layer takes its values."""
-    above = "" if schedule.curve == "linear" else f" and above 0 with curve={schedule.curve!r}"
-    if schedule.start is None and (initial is None or (above and initial <= 0)):
-        condition = f"must be given{above} where {schedule.attribute} begins at {initial}"
-        raise SettingError(f"{path}.start", condition, ABSENT)
-    for bound in ("start", "end"):
-        value = getattr(schedule, bound)
-        if value is not None:
-            value = value if isinstance(initial, float) else round(value)
-            _set(module, schedule.attribute, value, f"{path}.{bound}")
-            setattr(module, schedule.attribute, initial)
 
 
 def _set(module: nn.Module, attribute: str, value: Any, path: str) -> None:

@@ -1,10 +1,12 @@
 """Run the Triton kernels on tensors: memory order, phases, and results."""
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from statemix.ops.backends import Results, Scan, Step
@@ -12,8 +14,16 @@ from statemix.ops.layout import BLOCK_AXIS, STATE_BLOCK_AXIS, dense, empty_inner
 from statemix.ops.packing import Chunks
 from statemix.ops.registered import empty_state
 from statemix.ops.triton.kernels import scan as kernels
+from statemix.ops.triton.kernels import selective
 from statemix.ops.triton.kernels.carries import carries
 from statemix.ops.triton.plan import ahead_of, chunk_of, grid_of, shape_of, tile_of
+
+# Entries of a tile: tokens, columns and channels. A program holds about ten such tiles.
+_ENTRIES_OF_TILE = 4096
+_MOST_STEPS = 16
+# Entries of the states that a program follows, of at least 8 channels.
+_ENTRIES_OF_STATE = 256
+_FEWEST_CHANNELS = 8
 
 
 class Launcher:
@@ -70,7 +80,11 @@ class Launcher:
         options["STEPS"] = steps
         rows_of_sequence = self._num_chunks - 1 if maps else self._num_chunks
         numbers = (self._length, self._num_units, num_rows, rows_of_sequence, self._chunk)
-        options |= _compiler_options(kernel, self._m)
+        # Warps that share nothing need not wait for each other.
+        options |= {"num_warps": 1, "enable_fp_fusion": True}
+        if torch.version.hip is None and (maps or self._m > 2):
+            # Else the compiler saves registers by putting off loads, which wait one after another.
+            options["maxnreg"] = 255
         return getattr(kernels, kernel)[grid], numbers, options
 
     def run(self, kernel: str, strides: tuple[int, ...], *tensors: Tensor) -> None:
@@ -112,15 +126,6 @@ class Launcher:
             enable_fp_fusion=True,
         )
         return entering
-
-
-def _compiler_options(kernel: str, size: int) -> dict[str, Any]:
-    # Warps that share nothing need not wait for each other.
-    options: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": True}
-    if torch.version.hip is None and (kernel.startswith("chunk") or size > 2):
-        # Else the compiler saves registers by putting off loads, which then wait one after another.
-        options["maxnreg"] = 255
-    return options
 
 
 def forward(forced: int | None, scan: Scan, results: Results) -> None:
@@ -227,3 +232,51 @@ def _strides(tensor: Tensor, inner: int) -> tuple[int, ...]:
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     ]
     return (*strides[:2], *(0,) * (3 + inner - tensor.ndim), *strides[3:])
+
+
+def _selective_options(columns: int, num_warps: int) -> dict[str, Any]:
+    """Return the constant arguments of a kernel, which say how programs share the work."""
+    padded = triton.next_power_of_2(columns)
+    channels = max(_ENTRIES_OF_STATE // padded, _FEWEST_CHANNELS)
+    steps = min(_ENTRIES_OF_TILE // (padded * channels), _MOST_STEPS)
+    options = {"STEPS": steps, "COLUMNS": padded, "CHANNELS": channels}
+    return {**options, "num_warps": num_warps, "enable_fp_fusion": True}
+
+
+def selective_forward(given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor]]:
+    """Return what is read, the final state, and the states before tiles of tokens."""
+    outputs = torch.empty_like(given["inputs"])
+    (B, T, N), S = outputs.shape, given["b"].shape[-1]
+    options = _selective_options(S, num_warps=4)
+    num_tiles = triton.cdiv(T, options["STEPS"])
+    entering = outputs.new_empty(B, num_tiles + 1, S, N)
+    entering[:, 0] = given["initial_state"]
+    arguments = (given[name] for name in ("steps", "rates", "inputs", "b", "c"))
+    with torch.cuda.device_of(outputs):  # type: ignore[no-untyped-call]
+        selective.selective_forward[B, triton.cdiv(N, options["CHANNELS"])](
+            *arguments, entering, outputs, T, N, S, num_tiles, **options
+        )
+    return outputs, entering[:, -1].clone(), (entering,)
+
+
+def selective_backward(
+    given: Mapping[str, Tensor], kept: tuple[Tensor], d_outputs: Tensor, d_final_state: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the gradients of all arguments, given those of the results, which are contiguous."""
+    (entering,) = kept
+    (B, T, N), S = d_outputs.shape, given["b"].shape[-1]
+    # With four warps, threads run out of registers.
+    options = _selective_options(S, num_warps=8)
+    programs = triton.cdiv(N, options["CHANNELS"])
+    d_steps, d_inputs = (torch.empty_like(d_outputs) for _ in range(2))
+    d_rates, d_initial_state = (torch.empty_like(given["initial_state"]) for _ in range(2))
+    d_b, d_c = (d_outputs.new_empty(programs, B, T, S) for _ in range(2))
+    arguments = (given[name] for name in ("steps", "rates", "inputs", "b", "c"))
+    with torch.cuda.device_of(d_outputs):  # type: ignore[no-untyped-call]
+        selective.selective_backward[B, programs](
+            *(*arguments, entering, d_outputs, d_final_state),
+            *(d_steps, d_rates, d_inputs, d_b, d_c, d_initial_state),
+            *(T, N, S, entering.shape[1] - 1),
+            **options,
+        )
+    return d_steps, d_rates.sum(0), d_inputs, d_b.sum(0), d_c.sum(0), d_initial_state

@@ -39,13 +39,6 @@ def total_bytes() -> int:
     return min([machine, *(limit for limit, _ in _group_limits())])
 
 
-def resident_bytes() -> int:
-    """Return the memory that this process holds in RAM; 0 if unknown."""
-    if not sys.platform.startswith("linux"):
-        return 0
-    return _kilobytes("/proc/self/status", "VmRSS") * 1024
-
-
 def available_bytes() -> int:
     """Return the memory that this process can allocate without swapping.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
@@ -118,31 +118,26 @@ class Certify:
                 output=self.output,
                 on_progress=show,
             )
+        verdict: str = row["verdict"]
         if self.json:
             print(json.dumps(row))
-        else:
-            print_property(row)
-            stays = "not written: the file holds a verdict, which stays"
-            print(f"written: {path}" if path else stays)
-        verdict: str = row["verdict"]
+            return verdict
+        word = " ".join(row["word"]) or "the empty word"
+        said = {
+            "proven": "no word leads to a bad state",
+            "refuted": f"{word} leads to {row['state']}; no shorter word leads to a bad state",
+            "open": row["reason"],
+        }
+        networks = {"proven": "the proven one", "hardened": "with gates of 0 and 1"}
+        print(f"{verdict}: {said[verdict]}")
+        print(f"  network  {networks.get(row['network'], row['network'])}")
+        if row["answers"]:
+            print(f"  answers  {' '.join(row['answers'])}")
+        if verdict != "open":
+            print(f"  pairs    {row['pairs']:,} visited")
+        stays = "not written: the file holds a verdict, which stays"
+        print(f"written: {path}" if path else stays)
         return verdict
-
-
-def print_property(row: dict[str, Any]) -> None:
-    """Print the verdict on a property."""
-    verdict, word = row["verdict"], " ".join(row["word"]) or "the empty word"
-    said = {
-        "proven": "no word leads to a bad state",
-        "refuted": f"{word} leads to {row['state']}; no shorter word leads to a bad state",
-        "open": row["reason"],
-    }
-    networks = {"proven": "the proven one", "hardened": "with gates of 0 and 1"}
-    print(f"{verdict}: {said[verdict]}")
-    print(f"  network  {networks.get(row['network'], row['network'])}")
-    if row["answers"]:
-        print(f"  answers  {' '.join(row['answers'])}")
-    if verdict != "open":
-        print(f"  pairs    {row['pairs']:,} visited")
 
 
 def print_certificate(found: "Certificate", letters: Sequence[str], answers: Sequence[str]) -> None:

@@ -176,7 +176,18 @@ class GatedRecurrence(Layer):
         once = torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
         if self.checkpoint_every is None or once:
             return self._run(x, state, cu_seqlens, noise, group)
-        return _run_in_pieces(self._run, x, state, cu_seqlens, noise, self.checkpoint_every)
+        # Only the states between pieces are kept.
+        outputs = []
+        for piece, bounds in _pieces(x, cu_seqlens, self.checkpoint_every):
+            y, state = checkpoint(
+                *(self._run, piece, state, bounds, noise, None),
+                use_reentrant=False,
+                preserve_rng_state=any(noise),
+            )
+            outputs.append(y)
+            # It may be a view, which would keep the states of a whole piece.
+            state = state.clone()
+        return torch.cat(outputs, dim=1), state
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         sizes = {axis: num_sequences, **self._state_axes}
@@ -441,23 +452,6 @@ def check_slice(
     if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
         kind = type(group).__name__
         raise TypeError(f"group must be a torch.distributed.ProcessGroup, got {kind}")
-
-
-def _run_in_pieces(
-    run: Any, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, length: int
-) -> tuple[Tensor, Tensor]:
-    """Return what ``run`` returns of a whole sequence, and keep only the states between pieces."""
-    outputs = []
-    for piece, bounds in _pieces(x, cu_seqlens, length):
-        y, state = checkpoint(
-            *(run, piece, state, bounds, noise, None),
-            use_reentrant=False,
-            preserve_rng_state=any(noise),
-        )
-        outputs.append(y)
-        # It may be a view, which would keep the states of a whole piece.
-        state = state.clone()
-    return torch.cat(outputs, dim=1), state
 
 
 def _pieces(

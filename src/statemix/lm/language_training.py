@@ -112,23 +112,6 @@ def _digest(tokens: TokenFile) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _check_sequence_parallel(config: StatemixConfig, *, compiled: bool) -> None:
-    if compiled:
-        raise RequestError("compile must be off with sequence_parallel, got it on")
-    for place, options in enumerate(config.block_mixers):
-        if not LAYERS[options["name"]].sliceable:
-            known = ", ".join(name for name, layer in LAYERS.items() if layer.sliceable)
-            raise RequestError(
-                f"sequence_parallel needs layers among {known}, got {options['name']} in block "
-                f"{place}"
-            )
-        if options.get("checkpoint_every") is not None:
-            raise RequestError(
-                "checkpoint_every must be None with sequence_parallel, got "
-                f"{options['checkpoint_every']} in block {place}; use gradient_checkpointing"
-            )
-
-
 def train_language_model(
     config: StatemixConfig,
     tokens: TokenFile,
@@ -154,8 +137,20 @@ def train_language_model(
     of :func:`statemix.training.fit`. ``on_event`` and ``curves`` receive each event, in which the
     text of a step is its step line.
     """
-    if sequence_parallel:
-        _check_sequence_parallel(config, compiled=compiled)
+    if sequence_parallel and compiled:
+        raise RequestError("compile must be off with sequence_parallel, got it on")
+    for place, table in enumerate(config.block_mixers if sequence_parallel else ()):
+        if not LAYERS[table["name"]].sliceable:
+            known = ", ".join(name for name, layer in LAYERS.items() if layer.sliceable)
+            raise RequestError(
+                f"sequence_parallel needs layers among {known}, got {table['name']} in block "
+                f"{place}"
+            )
+        if (every := table.get("checkpoint_every")) is not None:
+            raise RequestError(
+                f"checkpoint_every must be None with sequence_parallel, got {every} in block "
+                f"{place}; use gradient_checkpointing"
+            )
     for given in (tokens, held_out):
         size = given.info.get("vocab_size", 0)
         if size > config.vocab_size:

@@ -75,7 +75,14 @@ def prepare(
     with _all_or_none(folder) as unfinished:
         cut = _cut_of(documents(), held_out)
         texts = (text for is_held, text in _divide(documents(), held_out, cut) if not is_held)
-        chosen, reading = _tokenizer(tokenizer, texts), CorpusReading()
+        kind, _, number = tokenizer.partition(":")
+        if kind == "bpe":
+            if not number.isdecimal():
+                raise RequestError(f"tokenizer must be bpe:SIZE with a number, got {tokenizer!r}")
+            chosen = train_bpe(itertools.islice(texts, _MOST_FOR_BPE), int(number))
+        else:
+            chosen = bytes_tokenizer() if tokenizer == "bytes" else load_tokenizer(tokenizer)
+        reading = CorpusReading()
         write_file(unfinished / TOKENIZER, chosen.to_str(pretty=True).encode())
         every, size = _divide(documents(reading), held_out, cut), chosen.get_vocab_size()
         with (
@@ -87,8 +94,8 @@ def prepare(
                 again = decode(chosen, tokens)
                 for (is_held, text), ids, back in zip(some, tokens, again, strict=True):
                     if back != text:
-                        number = training.num_documents + other.num_documents
-                        reading.note(_INEXACT, f"document {number}")
+                        place = training.num_documents + other.num_documents
+                        reading.note(_INEXACT, f"document {place}")
                     (other if is_held else training).add(ids, len(text.encode()))
             if not training.num_documents or not other.num_documents:
                 found = "; ".join([f"{reading.num_bytes} bytes", *reading.sentences()])
@@ -169,17 +176,6 @@ def _divide(
             if part:
                 yield is_held, part.decode()
         left = max(0, left - len(content))
-
-
-def _tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
-    if name == "bytes":
-        return bytes_tokenizer()
-    kind, _, size = name.partition(":")
-    if kind == "bpe":
-        if not size.isdecimal():
-            raise RequestError(f"tokenizer must be bpe:SIZE with a number, got {name!r}")
-        return train_bpe(itertools.islice(texts, _MOST_FOR_BPE), int(size))
-    return load_tokenizer(name)
 
 
 def inexact(tokens: TokenFile) -> str | None:

@@ -195,15 +195,34 @@ def _check_available(backend: Backend) -> None:
         raise BackendUnavailableError(reason)
 
 
+_warned: set[tuple[str, str]] = set()
+
+
 def resolve(name: str | None, operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
     """Return the named backend if it can run on such tensors, or for None the preferred one."""
-    if name is None:
-        return _preferred(operator, device, dtype)
-    backend = BACKENDS.find(name)
-    refusal = backend.refusal(operator, device.type, dtype)
-    if refusal is not None:
-        raise ValueError(f"{refusal}, got {dtype} on {device}")
-    _check_available(backend)
+    if name is not None:
+        backend = BACKENDS.find(name)
+        refusal = backend.refusal(operator, device.type, dtype)
+        if refusal is not None:
+            raise ValueError(f"{refusal}, got {dtype} on {device}")
+        _check_available(backend)
+        return backend
+    backend, used = _first(operator, device, dtype), device.type
+    # Tensors on meta have no data: a model is being built, not run.
+    is_silent = torch.compiler.is_compiling() or used == "meta"
+    if backend.slow and not is_silent and (backend.name, used) not in _warned:
+        _warned.add((backend.name, used))
+        # The warning names code outside Statemix.
+        level, frame = 1, sys._getframe()
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith("statemix."):
+            frame, level = frame.f_back, level + 1
+        warnings.warn(
+            f"statemix uses the slow backend {backend.name!r} for tensors on {used}: "
+            f"{_reasons(backend, operator, device, dtype)}. "
+            f"Pass backend={backend.name!r} to use it without this warning",
+            RuntimeWarning,
+            stacklevel=level,
+        )
     return backend
 
 
@@ -260,29 +279,6 @@ def _first(operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
     )
 
 
-def _preferred(operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
-    backend, device_type = _first(operator, device, dtype), device.type
-    if (
-        backend.slow
-        and not torch.compiler.is_compiling()
-        # Tensors on meta have no data: a model is being built, not run.
-        and device_type != "meta"
-        and (backend.name, device_type) not in _warned
-    ):
-        _warned.add((backend.name, device_type))
-        warnings.warn(
-            f"statemix uses the slow backend {backend.name!r} for tensors on {device_type}: "
-            f"{_reasons(backend, operator, device, dtype)}. "
-            f"Pass backend={backend.name!r} to use it without this warning",
-            RuntimeWarning,
-            stacklevel=_level_of_caller(),
-        )
-    return backend
-
-
-_warned: set[tuple[str, str]] = set()
-
-
 def _reasons(
     chosen: Backend | None, operator: str, device: torch.device, dtype: torch.dtype
 ) -> str:
@@ -294,12 +290,3 @@ def _reasons(
         if backend.automatic:
             reasons.append(backend.obstacle(operator, device, dtype))
     return "; ".join(filter(None, reasons))
-
-
-def _level_of_caller() -> int:
-    """Return the ``stacklevel`` at which a warning of the caller names code outside Statemix."""
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("statemix."):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -77,21 +77,10 @@ def h_lru(
     check_bounds(cu_seqlens, sizes["T"])
     coefficients, input_gate = normalize(gates.to(h_0.dtype), gate, temperature=temperature)
     inputs = input_gate * values.to(h_0.dtype)
-    states, final_state = _observer_scan(coefficients, inputs, h_0, cu_seqlens, backend)
-    return states.to(values.dtype), final_state
-
-
-def _observer_scan(
-    coefficients: Tensor,
-    inputs: Tensor,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    backend: str | None,
-) -> tuple[Tensor, Tensor]:
-    """Solve the observer form (lag_kernels.py) by a lag recurrence with delayed coefficients."""
-    length, size = inputs.shape[1], coefficients.shape[-1]
-    # The initial partial sum s^{k+1} enters the output k steps after the start.
-    owed = initial_state[..., 1:].transpose(1, 2)  # (N, m-1, H)
+    # It is solved by a lag recurrence with delayed coefficients. The initial partial sum s^{k+1}
+    # enters the output k steps after the start.
+    length, size = sizes["T"], coefficients.shape[-1]
+    owed = h_0[..., 1:].transpose(1, 2)  # (N, m-1, H)
     if cu_seqlens is None:
         position = torch.arange(length, device=inputs.device)
         inflow = inputs + F.pad(owed, (0, 0, 0, length - owed.shape[1]))
@@ -108,11 +97,10 @@ def _observer_scan(
         for delay in range(size)
     ]
     # Only the first lag may precede the start: there, the other coefficients are zero.
-    lags = F.pad(initial_state[..., :1], (0, size - 1))
-    delayed_coefficients = torch.stack(delayed, dim=-1)
-    states, _ = lag_scan(delayed_coefficients, inflow, lags, cu_seqlens, backend=backend)
-    sums = partial_sums(coefficients, states, initial_state, cu_seqlens)
-    return states, last_of_each(sums, initial_state, cu_seqlens)
+    lags = F.pad(h_0[..., :1], (0, size - 1))
+    states, _ = lag_scan(torch.stack(delayed, -1), inflow, lags, cu_seqlens, backend=backend)
+    sums = partial_sums(coefficients, states, h_0, cu_seqlens)
+    return states.to(values.dtype), last_of_each(sums, h_0, cu_seqlens)
 
 
 def lag_scan(

@@ -96,8 +96,13 @@ def find_horizon(
     drift = _drift(soft, hard, used)
     if drift is None:
         return Horizon(None, "the states are those of gates of 0 and 1, so the verdict is on both")
+    error, rounding = drift
     read = _Readout.of(hard, hard_layer, head, used)
     slack = math.inf
+
+    def steps() -> float:
+        """Return the number of steps after which the error may reach ``slack``, as a fraction."""
+        return math.log1p(rounding * slack / error) / math.log1p(rounding)
 
     def observe(found: RightAnswers) -> str:
         nonlocal slack
@@ -111,12 +116,12 @@ def find_horizon(
             z, size = z + x, size + x.abs()
         slack = min(slack, read.slack(z, size, answers[scored]))
         # The learned token is a step of its own.
-        return "" if found.length + hard.backbone.bos < drift.steps(slack) else told()
+        return "" if found.length + hard.backbone.bos < steps() else told()
 
     def told() -> str:
         return (
             "longer words need gates of 0 and 1, or gates trained to a lower temperature: states "
-            f"can drift by up to {drift.error:.2g} per token, and a drift of {slack:.2g} can "
+            f"can drift by up to {error:.2g} per token, and a drift of {slack:.2g} can "
             "change an answer"
         )
 
@@ -127,25 +132,14 @@ def find_horizon(
     if found.verdict == "open":
         return Horizon(found.checked, found.reason)
     # The last step stays below the bound.
-    return Horizon(math.ceil(min(drift.steps(slack), 2.0**62)) - 1 - hard.backbone.bos, told())
+    return Horizon(math.ceil(min(steps(), 2.0**62)) - 1 - hard.backbone.bos, told())
 
 
-class _Drift(NamedTuple):
-    """How the states of a soft model may leave those of the hard one.
+def _drift(soft: ReadoutModel, hard: ReadoutModel, used: Tensor) -> tuple[float, float] | None:
+    """Return what a step adds to the error of states at most, and by which part that grows.
 
-    A step adds at most ``error`` to their error, which grows by at most the part ``rounding``.
+    None means that the states do not drift apart.
     """
-
-    error: float
-    rounding: float
-
-    def steps(self, slack: float) -> float:
-        """Return the number of steps after which the error may reach ``slack``, as a fraction."""
-        return math.log1p(self.rounding * slack / self.error) / math.log1p(self.rounding)
-
-
-def _drift(soft: ReadoutModel, hard: ReadoutModel, used: Tensor) -> _Drift | None:
-    """Return how states drift apart; None if they do not."""
     layer, hard_layer = _only_layer(soft), _only_layer(hard)
     assert layer is not None
     assert hard_layer is not None
@@ -165,7 +159,7 @@ def _drift(soft: ReadoutModel, hard: ReadoutModel, used: Tensor) -> _Drift | Non
     if largest == 0 or not distance.any():
         return None
     rounding = (sums * layer.block_size + _ROUNDINGS) * torch.finfo(values.dtype).eps / 2
-    return _Drift((float(distance.max()) + rounding) * largest, rounding)
+    return (float(distance.max()) + rounding) * largest, rounding
 
 
 def _only_layer(model: ReadoutModel) -> BDLRU | None:

@@ -75,8 +75,7 @@ class Reading:
 
     Attributes:
         places: place of each entry that is read.
-        contents: as in :class:`Followed`.
-        codes: as in :class:`Followed`.
+        contents, codes: as in :class:`Followed`.
         added: what an entry with each value adds to z, shape (entries, values, d).
         sizes: sums of magnitudes that these are the sums of, same shape.
         tokens: what tokens add to z, shape (tokens, d).
@@ -203,7 +202,7 @@ class Reading:
         values by logistic regression. Its bias is read out of z, too, from what never changes or
         from the tokens. So r divides all logits, and no class depends on r.
         """
-        # Independent directions that the values of each entry span.
+        # Directions that the values of each entry span.
         spans = [np.linalg.svd(added, full_matrices=False) for added in self.added]
         bases = [span.Vh[1e-9 * max(span.S[0], 1e-30) < span.S] for span in spans]
         whole = np.vstack([*bases, self.tokens])

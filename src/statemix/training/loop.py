@@ -360,8 +360,8 @@ class Loop:
         """
         model, optimizer = self._wrapped
         model.train()
-        # Nothing that layers draw depends on the steps before. An odd multiplier keeps the sequences
-        # of two seeds apart.
+        # What layers draw depends on no earlier step. An odd multiplier keeps the sequences of two
+        # seeds apart.
         own = self._seed * 0x9E3779B97F4A7C15 + self.ranks.rank * 0xBF58476D1CE4E5B9
         seed = (own + step) % 2**64
         # torch.manual_seed looks at every kind of device, which takes a hundred times as long.

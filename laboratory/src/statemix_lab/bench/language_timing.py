@@ -1,8 +1,10 @@
 """Time language models of equal size: steps of training, and decoding with a cache."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,7 +19,6 @@ from statemix.lm.language_scores import summed_loss
 from statemix.lm.model_costs import count_sizes
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.state_cache import StateCache
-from statemix.memory import resident_bytes
 from statemix_lab.bench.harness import Measurement, Provider, timed_row
 from statemix_lab.bench.timed_devices import DeviceName
 
@@ -177,8 +178,12 @@ def decoding_memory(
             output = net(token, use_cache=True, **{CACHE: cache})
             token, cache = output.logits.argmax(-1), output[CACHE]
             if seen in places:
+                # What the process holds in RAM; 0 where Linux does not tell.
+                status = Path("/proc/self/status")
+                text = status.read_text() if status.exists() else ""
+                resident = re.search(r"VmRSS:\s*(\d+) kB", text)
                 yield {
                     "tokens": seen,
                     "cache_bytes": cache_bytes(cache),
-                    "resident_bytes": resident_bytes(),
+                    "resident_bytes": int(resident[1]) * 1024 if resident else 0,
                 }

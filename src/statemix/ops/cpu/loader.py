@@ -91,7 +91,7 @@ _library, _reason = load(LIBRARY)
 # A forked child inherits the thread pool of GNU OpenMP but none of its threads, and would wait for
 # them forever. If the pool is released before the fork, parent and child create new ones when they
 # need them. Other OpenMP libraries handle forks themselves.
-_pause = getattr(_library, "omp_pause_resource_all", None)
+_pause: Any = getattr(_library, "omp_pause_resource_all", None)
 if _pause is not None and not hasattr(_library, "__kmpc_fork_call"):
     os.register_at_fork(before=lambda: _pause(2))  # omp_pause_hard of omp.h
 

@@ -167,9 +167,8 @@ class RunEvaluation(Evaluation):
         self._test = self.on_split("test", self._settings.test_size, "evaluation.test_size")
         if config.model.backbone == "autoencoder":
             # It rebuilds every position.
-            tokens, targets, lengths = task.examples(
-                "test", 0, min(_TRIED, self._settings.test_size)
-            )
+            count = min(_TRIED, self._settings.test_size)
+            tokens, targets, lengths = task.examples("test", 0, count)
             ends = np.array([tokens.shape[1]] * len(tokens)) if lengths is None else lengths
             present = np.arange(tokens.shape[1]) < ends[:, None]
             if any((classes[present] == IGNORED).any() for classes in targets.values()):

@@ -253,3 +253,17 @@ def test_the_reference_lists_every_public_name(room):
     page = (ROOT / "docs" / "api" / f"{room}.md").read_text()
     listed = [name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
     assert sorted(listed) == sorted(importlib.import_module(f"statemix.{room}").__all__)
+
+
+def test_code_fits_into_a_window():
+    """The site shows 88 columns of code in a window of 1,300 pixels."""
+    codes = [code for path in DOCUMENTS for _, code in BLOCK.findall(path.read_text())]
+    assert not [line for code in codes for line in code.splitlines() if len(line) > 88]
+
+
+def test_the_site_needs_no_network():
+    settings = (ROOT / "mkdocs.yml").read_text()
+    assert "://" not in settings
+    assert "  - offline\n" in settings
+    scripts = re.findall(r"^ +- (javascripts/\S+)", settings, re.MULTILINE)
+    assert all((ROOT / "docs" / script).is_file() for script in scripts)

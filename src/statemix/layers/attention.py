@@ -11,11 +11,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from statemix.errors import OptionError
 from statemix.layers.layer import Flops
-from statemix.layers.option_checks import check_placement, check_sizes, check_switches
 from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
 from statemix.layers.state import State, check_structure, loadable, map_state, tensors
 from statemix.ops import flops
-from statemix.ops.checks import bind, check_floating
+from statemix.ops.checks import bind, check_floating, check_placement, check_sizes, check_switches
 from statemix.ops.decoding import are_plain, unobserved
 from statemix.ops.layout import at_least_float32
 

@@ -16,8 +16,7 @@ from statemix.layers.gated_recurrence import (
     Selectivity,
 )
 from statemix.layers.layer import Recurrence
-from statemix.layers.option_checks import check_finite, check_number, check_sizes
-from statemix.ops.checks import check_choice
+from statemix.ops.checks import check_choice, check_finite, check_number, check_sizes
 from statemix.ops.layout import at_least_float32, join_units, split_units
 from statemix.ops.sequence_parallel import state_before
 from statemix.registry import passed_on

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from statemix.layers.gated_recurrence import check_slice
 from statemix.layers.layer import Flops
-from statemix.layers.option_checks import check_placement, check_sizes, check_switches
 from statemix.layers.padded import PaddedLayer, last_inputs, reset_linear
+from statemix.ops.checks import check_placement, check_sizes, check_switches
 from statemix.ops.sequence_parallel import state_before
 
 

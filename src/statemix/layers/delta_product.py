@@ -10,7 +10,6 @@ from statemix.errors import OptionError
 from statemix.layers import fla
 from statemix.layers.chunks import delta_rule, log_decays
 from statemix.layers.layer import Flops, Recurrence
-from statemix.layers.option_checks import check_placement, check_sizes, check_switches
 from statemix.layers.padded import (
     PaddedLayer,
     ShortConvolution,
@@ -22,6 +21,7 @@ from statemix.layers.padded import (
 )
 from statemix.layers.state import loadable
 from statemix.ops import flops
+from statemix.ops.checks import check_placement, check_sizes, check_switches
 from statemix.ops.portable import without_autocast
 from statemix.registry import passed_on
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from statemix.layers.layer import Layer, used_weight
-from statemix.layers.option_checks import check_sizes
 from statemix.layers.state import map_state, owned, placement, tensors
+from statemix.ops.checks import check_sizes
 
 
 class _Call(nn.Module):

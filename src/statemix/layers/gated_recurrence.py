@@ -13,16 +13,19 @@ from torch.utils.checkpoint import checkpoint
 from statemix import ops
 from statemix.errors import OptionError
 from statemix.layers.layer import Flops, Layer
-from statemix.layers.option_checks import (
+from statemix.layers.padded import reset_linear
+from statemix.layers.state import State, zero_states
+from statemix.ops.checks import (
+    FLOATING,
+    bind,
+    check_choice,
     check_deviations,
     check_finite,
+    check_floating,
     check_number,
     check_placement,
     check_sizes,
 )
-from statemix.layers.padded import reset_linear
-from statemix.layers.state import State, zero_states
-from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
 from statemix.ops.decoding import allowed, are_plain, has_hooks, is_linear, linear, projected_step
 from statemix.ops.dispatch import check_bounds
 from statemix.ops.layout import at_least_float32, split_units

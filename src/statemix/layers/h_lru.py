@@ -14,9 +14,8 @@ from statemix.layers.gated_recurrence import (
     Selectivity,
 )
 from statemix.layers.layer import Recurrence
-from statemix.layers.option_checks import check_sizes
 from statemix.layers.state import owned
-from statemix.ops.checks import check_choice
+from statemix.ops.checks import check_choice, check_sizes
 from statemix.ops.lag_kernels import companions, lagged, partial_sums
 from statemix.ops.layout import at_least_float32, join_units
 from statemix.ops.sequence_parallel import state_before

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from statemix.layers.option_checks import check_sizes
 from statemix.layers.state import State, check_like, tensors
-from statemix.ops.checks import bind, check_cu_seqlens, check_floating
+from statemix.ops.checks import bind, check_cu_seqlens, check_floating, check_sizes
 from statemix.registry import Spec
 
 

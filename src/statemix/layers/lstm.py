@@ -8,10 +8,10 @@ from torch.nn.utils import rnn
 
 from statemix.layers.exporting import is_open, register_loop
 from statemix.layers.layer import Flops
-from statemix.layers.option_checks import check_placement, check_sizes
 from statemix.layers.padded import PaddedLayer
 from statemix.layers.state import loadable
 from statemix.ops import flops
+from statemix.ops.checks import check_placement, check_sizes
 
 # Under autocast, PyTorch calls the LSTM of oneDNN, which lacks bfloat16 on processors without
 # AVX-512. Builds of PyTorch without oneDNN do not have this function, and need no care.

@@ -10,7 +10,6 @@ from statemix.errors import OptionError
 from statemix.layers import fla
 from statemix.layers.chunks import log_decays, ssd
 from statemix.layers.layer import Flops, Recurrence
-from statemix.layers.option_checks import check_placement, check_sizes
 from statemix.layers.padded import (
     PaddedLayer,
     ShortConvolution,
@@ -21,6 +20,7 @@ from statemix.layers.padded import (
 )
 from statemix.layers.state import loadable
 from statemix.ops import flops
+from statemix.ops.checks import check_placement, check_sizes
 from statemix.ops.portable import without_autocast
 
 

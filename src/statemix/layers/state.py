@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from statemix.layers.option_checks import check_placement
-from statemix.ops.checks import bind, check_dense, check_floating
+from statemix.ops.checks import bind, check_dense, check_floating, check_placement
 from statemix.ops.layout import at_least_float32
 
 Kind = TypeVar("Kind")

@@ -9,9 +9,15 @@ from torch import Tensor, nn
 from statemix.errors import OptionError
 from statemix.layers import Layer, LayerSpec, State
 from statemix.layers.checking import check_once
-from statemix.layers.option_checks import check_sizes, check_switches
 from statemix.models.channel_mixers import ChannelMixer, MixerSpec
-from statemix.ops.checks import bind, check_choice, check_cu_seqlens, check_cu_seqlens_values
+from statemix.ops.checks import (
+    bind,
+    check_choice,
+    check_cu_seqlens,
+    check_cu_seqlens_values,
+    check_sizes,
+    check_switches,
+)
 from statemix.ops.packing import check_values, pack, positions, unpack
 
 States = tuple[State, ...]

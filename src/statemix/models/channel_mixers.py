@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statemix.layers.option_checks import check_sizes
+from statemix.ops.checks import check_sizes
 from statemix.registry import Registry, Spec
 
 

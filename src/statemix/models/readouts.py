@@ -10,10 +10,15 @@ from torch import Tensor, nn
 
 from statemix.errors import OptionError
 from statemix.layers import LayerSpec
-from statemix.layers.option_checks import check_sizes, check_switches
 from statemix.models.backbone import Backbone, Norm, States, mask_of
 from statemix.models.channel_mixers import MixerSpec
-from statemix.ops.checks import bind, check_choice, same_dtype_and_device
+from statemix.ops.checks import (
+    bind,
+    check_choice,
+    check_sizes,
+    check_switches,
+    same_dtype_and_device,
+)
 
 LinearInit = Literal["own", "normal"]
 

@@ -13,10 +13,9 @@ from statemix.layers.exporting import is_open
 from statemix.layers.fixed_point import solver
 from statemix.layers.fixed_point.mixers import MixerInputs, MixerName, build_mixer
 from statemix.layers.fixed_point.solver import Gradient, Solution, SolverConfig
-from statemix.layers.option_checks import check_number, check_placement, check_sizes
 from statemix.layers.padded import PaddedLayer
 from statemix.layers.state import State
-from statemix.ops.checks import check_choice
+from statemix.ops.checks import check_choice, check_number, check_placement, check_sizes
 
 Budget = Literal["fixed", "gamma"]
 Tensors = tuple[Tensor, ...]

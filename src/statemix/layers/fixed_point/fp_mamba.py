@@ -15,7 +15,6 @@ from statemix.layers.fixed_point.mixers import MixerInputs, MixerName, NormedLin
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import Flops
 from statemix.layers.mamba2 import Projected, project_heads
-from statemix.layers.option_checks import check_sizes
 from statemix.layers.padded import (
     ShortConvolution,
     last_inputs,
@@ -28,6 +27,7 @@ from statemix.layers.padded import (
 )
 from statemix.layers.state import loadable
 from statemix.ops import flops
+from statemix.ops.checks import check_sizes
 from statemix.ops.portable import without_autocast
 from statemix.ops.selective_scan import selective_scan
 from statemix.registry import passed_on

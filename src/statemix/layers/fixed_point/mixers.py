@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.errors import OptionError
-from statemix.layers.option_checks import check_sizes
 from statemix.layers.padded import unit_length
 from statemix.ops import flops
-from statemix.ops.checks import check_choice
+from statemix.ops.checks import check_choice, check_sizes
 
 MixerName = Literal["householder", "dplr", "kronecker", "monarch"]
 MixerInputs = Literal["both", "sum", "token"]

@@ -234,6 +234,11 @@ def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, c
     assert "resumed at step" in capsys.readouterr().err
 
 
+def test_a_grid_in_an_impossible_folder_is_refused_in_one_line(tiny_arguments, capsys):
+    assert main(["train", "--folder", "/dev/null/x", *tiny_arguments, "--grid", "seed=0,1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_tables_of_two_grids_lose_no_row(tmp_path):
     rows = [[{"seed": f"{k}-{i}", "folder": f"{k}-{i}"} for i in range(30)] for k in range(2)]
     for row in itertools.chain(*rows):

@@ -153,6 +153,9 @@ class Train:
                 raise RequestError(f"grid must not change the task of a recipe, got {name}")
             axes.append(Axis(name.replace("-", "_"), tuple(split_values(values))))
         jobs = grid(self.run_config, self.folder, axes)
+        # A folder that cannot be written would fail every run.
+        with lock_folder(self.folder, patience_s=WRITING_S):
+            pass
         with shown() as show:
             ended = run_all(
                 jobs,

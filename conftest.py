@@ -208,3 +208,10 @@ def finished_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "finished"
     assert main.main(["train", "--folder", str(folder), *TINY]) == 0
     return folder
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -95,3 +95,10 @@ def test_failing_allocations_are_shortages(error):
 )
 def test_other_errors_that_mention_memory_are_not(error):
     assert not memory.is_shortage(error)
+
+
+def test_every_setting_of_the_allocator_is_made_even_if_others_are_refused(monkeypatch):
+    made = []
+    monkeypatch.setattr(memory, "_call_c_library", lambda *call: made.append(call))
+    assert not memory.reuse_freed_memory()
+    assert made == [("mallopt", -4, 0), ("mallopt", -1, -1)]

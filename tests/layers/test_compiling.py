@@ -15,11 +15,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def tokens(batch, length, dtype=torch.float32):

@@ -151,8 +151,11 @@ def test_what_a_killed_call_leaves_is_replaced(texts, tmp_path, monkeypatch, num
     with monkeypatch.context() as patch:
         asked = []
         patch.setattr(train_text, "prepare", lambda *arguments: asked.append(arguments))
-        assert main(["lm", "train", "--folder", str(tmp_path / "run"), *TINY]) == 2
-    assert asked == [(["stdlib"], tmp_path / "run-tokens")]
+        (tmp_path / "run").mkdir()
+        patch.chdir(tmp_path / "run")
+        for folder in (str(tmp_path / "run"), "."):
+            assert main(["lm", "train", "--folder", folder, *TINY]) == 2
+    assert asked == [(["stdlib"], tmp_path / "run-tokens")] * 2
     prepare([str(texts)], tmp_path / "run-tokens", tokenizer="bytes")
     # What is whole is not prepared again.
     monkeypatch.setattr(train_text, "prepare", pytest.fail)

@@ -74,6 +74,7 @@ def test_a_text_is_read(tmp_path, case, inside):
     found, reading = texts_of(tmp_path if inside else path, suffixes=suffixes)
     assert found == READ[case]
     assert reading.files == 1
+    assert any("NUL bytes" in what for what in reading.notes) == (name == "nul.txt")
     assert (HALVES in reading.notes) == ("\ufffd" in "".join(found))
     left_out = [one["count"] for what, one in reading.notes.items() if what.startswith("left out")]
     assert left_out == [1] * (name in {"empty.txt", "empty.jsonl", "repeated.jsonl"})

@@ -278,10 +278,3 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("kind", list(RECURRENCES))
     elif "gate" in wanted:
         metafunc.parametrize("gate", list(ops.GATES))
-
-
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()

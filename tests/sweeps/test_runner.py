@@ -24,7 +24,6 @@ from statemix.training import RunConfig, load_outcome, train
 from statemix.training.folder import read_status
 
 BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
-TOYS = Path(__file__).parents[1] / "toys"
 
 
 def run(layer=BD_LRU, epochs=2, rate=1e-3, **more):

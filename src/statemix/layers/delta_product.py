@@ -261,11 +261,22 @@ class DeltaNet(DeltaProduct):
     .. math::
         S_t = e^{g_t} (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top
 
-    It is :class:`DeltaProduct` with ``num_householder=1``, which documents the other equations, the
-    arguments and the shapes.
+    It is :class:`DeltaProduct` with ``num_householder=1``, which documents the other equations.
 
     Source: Schlag et al. (2021), Yang et al. (2024); eigenvalues in [-1, 1]: Grazzi et al. (2025);
     with ``use_forget_gate``, Gated DeltaNet: Yang et al. (2025).
+
+    Args:
+        num_heads: number of heads.
+        head_dim: size of queries and keys; None means ``hidden_size // num_heads``.
+        expand_v: size of values divided by ``head_dim``.
+        allow_neg_eigval: whether beta reaches 2, "[-1, 1]" in tables.
+        use_forget_gate: whether the memory decays ("gated").
+        use_output_gate: whether the normalised output is multiplied by silu(W x_t).
+        conv_size: taps of the short convolution; 0 leaves only SiLU.
+
+    Shape:
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`DeltaState`.
 
     Example:
         >>> layer = DeltaNet(hidden_size=8, num_heads=2, conv_size=0)

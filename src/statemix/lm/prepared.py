@@ -38,7 +38,7 @@ _FILES = (
     TOKENIZER,
     *(f"{name}.{end}" for name in (TRAIN, HELD_OUT) for end in ("idx", "json", "bin")),
 )
-UNFINISHED = ".unfinished-tokens"
+_UNFINISHED = ".unfinished-tokens"
 # Documents that are encoded at once, and those that a BPE is trained on at most.
 _AT_ONCE = 256
 _MOST_FOR_BPE = 100_000
@@ -120,7 +120,7 @@ def prepare(
 @contextlib.contextmanager
 def _all_or_none(folder: Path) -> Iterator[Path]:
     """Yield a folder for the files of prepared tokens, which then get into ``folder`` together."""
-    unfinished = folder / UNFINISHED
+    unfinished = folder / _UNFINISHED
     with lock_folder(folder, "output"):
         if os.path.lexists(unfinished):
             # A killed call has left it, and may have moved some of its files.

@@ -22,6 +22,9 @@ class SequenceAutoencoder(ReadoutModel):
 
     Source: the auto-encoder of MAD (mad-lab), used for compression. For the arguments, see
     :class:`ReadoutModel`.
+
+    Shape:
+        tokens (B, T) int32 or int64 -> for each head, logits (B, T, classes).
     """
 
     usual_linear_init = "normal"

@@ -50,6 +50,9 @@ class Block(nn.Module):
         device: device of the parameters.
         dtype: dtype of the parameters.
 
+    Shape:
+        x (B, T, hidden_size), state of the mixer or None -> the same shapes.
+
     Example:
         >>> block = Block(8, LayerSpec("bd_lru", num_blocks=4, block_size=2), MixerSpec("swiglu"))
         >>> y, state = block(torch.randn(2, 5, 8))

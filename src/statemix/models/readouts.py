@@ -150,9 +150,17 @@ class ReadoutModel(nn.Module, ABC):
         lengths: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> Logits:
-        """Return the logits of whole sequences: head -> (B, T, classes), meaningless at padding.
+        """Return the logits of whole sequences.
 
-        The arguments are those of :meth:`Backbone.forward`.
+        Args:
+            tokens: shape (B, T) int32 or int64.
+            cu_seqlens: bounds of packed sequences (B = 1), shape (N+1,); None means a row each.
+            lengths: tokens of each row before its padding, shape (B,) int32 or int64; None means T.
+            attention_mask: 1 for tokens and 0 for padding, which may be anywhere; shape (B, T),
+                bool or integer.
+
+        Returns:
+            Head -> logits (B, T, classes); logits at padding have no meaning.
         """
 
     @abstractmethod
@@ -224,6 +232,9 @@ class TokenClassifier(ReadoutModel):
     .. math:: \mathrm{logits} = W \, \mathrm{backbone}(\mathrm{tokens}) + c
 
     Source: the decoder-only model of MAD (mad-lab). For the arguments, see :class:`ReadoutModel`.
+
+    Shape:
+        tokens (B, T) int32 or int64 -> for each head, logits (B, T, classes).
 
     Example:
         >>> import torch

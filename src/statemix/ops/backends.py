@@ -184,7 +184,12 @@ distrust_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_backend(name: str | None) -> None:
-    """Check that a requested backend exists and can run here."""
+    """Check that a requested backend exists and can run here.
+
+    Raises:
+        SettingError: if there is no such backend.
+        BackendUnavailableError: if the backend cannot run on this machine; the message says why.
+    """
     if name is not None:
         _check_available(BACKENDS.find(name))
 

@@ -89,7 +89,7 @@ def train(
         source = Path(config.start_from)
         # The source is needed no longer when the run has finished.
         with contextlib.suppress(RequestError):
-            weights = runs.read_summary(source)["weights"].get("model.safetensors", "")
+            weights = runs.read_summary(source)["weights"].get(outcome.WEIGHT_FILES["last"], "")
             sources[f"weights of {source}"] = weights
     # A machine that could not train a finished run still reads it.
     if runs.is_finished(folder, stored):

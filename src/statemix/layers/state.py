@@ -113,7 +113,7 @@ def check_like(state: State, template: State, num_sequences: int, axis: str) -> 
 
 
 def check_structure(name: str, state: State, template: State) -> None:
-    """Check that a state, named so in messages, is the same tree of tensors as a template."""
+    """Check that a state has the structure of a template; messages call the state ``name``."""
     if isinstance(template, Tensor):
         if not isinstance(state, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(state).__name__}")
@@ -134,7 +134,7 @@ def zero_states(
     dtype: torch.dtype | None,
     *shapes: tuple[int, ...],
 ) -> tuple[Tensor, ...]:
-    """Return the zeros of ``init_state``; None in place of a place means :func:`placement`."""
+    """Return the zeros of ``init_state``; None means the device or dtype of :func:`placement`."""
     # While torch.jit.trace runs, sizes are tensors.
     traced = isinstance(batch_size, Tensor) and torch._C._get_tracing_state() is not None
     if isinstance(batch_size, bool) or not (traced or isinstance(batch_size, int | torch.SymInt)):

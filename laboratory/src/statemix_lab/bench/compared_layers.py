@@ -137,7 +137,7 @@ class LayerCase:
 class TimedLayer:
     """A layer of the comparison by its name and options as users write them, and its price.
 
-    Saved bytes are those of a token, without parameters; None if nothing was counted. ``foreign``
+    Saved bytes are per token and leave out parameters; None if not counted. ``foreign``
     says whether kernels of flash-linear-attention may run it here.
     """
 

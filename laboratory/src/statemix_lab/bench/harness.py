@@ -275,7 +275,7 @@ def timed_row(
 
 
 def copy_provider(moved_bytes: int, device: DeviceName, times: int = 1) -> Provider:
-    """Return the provider of copies of so many bytes, read and written, by the same buffers."""
+    """Return a provider that copies ``moved_bytes / 2`` bytes between two reused buffers."""
 
     def prepare() -> Callable[[], None]:
         # torch copies floats faster than bytes.

@@ -102,7 +102,7 @@ def cases(
     orders: Sequence[int],
     gate: str = "softmax",
 ) -> list[OperatorCase]:
-    """Return all cases, those of one table next to each other."""
+    """Return all cases in the order of their tables."""
     for recurrence in recurrences:
         check_gate(gate, blocks=recurrence == "bd_lru")
     for name, sizes in (("block_sizes", block_sizes), ("orders", orders)):

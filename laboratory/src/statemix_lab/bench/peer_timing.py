@@ -1,7 +1,7 @@
 """Operators of other sequence layers, measured beside ours at equal tokens and equal state.
 
 A peer runs over as many tokens, and its state has as many entries as ours, H m, or as few less as
-whole heads allow. Projections, convolutions and norms are no part of it, but an LSTM runs whole.
+whole heads allow. Projections, convolutions and norms are not timed. An LSTM is timed as a whole.
 """
 
 import copy

@@ -99,7 +99,7 @@ def providers(
     peers: Mapping[str, LayerSpec] | None = None,
     device: DeviceName = "cpu",
 ) -> list[Provider]:
-    """Return the layer's projections alone, its ``step``, those of other layers, and a copy."""
+    """Return what is timed: the projections of the layer, ``step`` of all layers, and a copy."""
 
     def projections() -> Callable[[], Tensor]:
         layer, x = _layer(case, dtype).to(device), _token(case, dtype).to(device)

@@ -37,7 +37,7 @@ def check_fits(name: str, value: object, needed: int, total: int) -> None:
 
 
 def saved_bytes(call: Callable[[], object], parameters: Iterable[Tensor]) -> int:
-    """Return the bytes that ``call`` keeps for its backward, without those of ``parameters``."""
+    """Return the bytes that ``call`` saves for the backward pass, except ``parameters``."""
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:

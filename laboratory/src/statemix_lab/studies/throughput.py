@@ -144,7 +144,7 @@ class Point(_Stored):
 
 
 def read(paths: Iterable[Path]) -> list[Point]:
-    """Return points of JSON-lines files; of repeated ones the last with a time, else the last."""
+    """Return points of JSON-lines files; the last row with a time counts, or else the last row."""
     points: dict[tuple[object, ...], Point] = {}
     for path in paths:
         try:

@@ -129,7 +129,7 @@ class FixedPointLayer(PaddedLayer):
         return super().forward(x, state, cu_seqlens)
 
     def reports(self) -> Mapping[str, Tensor]:
-        """Return the iterations, of a window by its share, and the largest residual of a call."""
+        """Return the iterations, weighted by the lengths of windows, and the largest residual."""
         return self._reports
 
     def usual_budget(self, length: int) -> int:

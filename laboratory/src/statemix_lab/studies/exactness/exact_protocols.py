@@ -122,7 +122,7 @@ def protocol_entries(*_: str) -> tuple[StudyEntry, ...]:
 
 
 def has_tuned_rate(run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
-    """Return whether a run has its network's rate of the least loss; None while that is open."""
+    """Return whether a run has the rate with the lowest loss; None while runs are missing."""
     config = configured(run)
     if config.search.attempts is not None:
         return True

@@ -27,7 +27,7 @@ Score = Mapping[str, Any]
 
 
 def cell_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
-    """Lay out numbers: a line for each model, a column for each column, the paper's line below."""
+    """Lay out numbers: a line for each model, with the paper's numbers in the line below."""
     of = {(score["model"], score["column"]): score for score in scores(runs).to_dicts()}
     numbers = {(entry.model, entry.column): entry.published.get(0) for entry in entries}
     columns = list(dict.fromkeys(entry.column for entry in entries))

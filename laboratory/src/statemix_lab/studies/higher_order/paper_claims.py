@@ -60,7 +60,7 @@ class Comparison(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A claim of the paper, as conditions that must all be met; those first that say most."""
+    """A claim of the paper as conditions that must all hold, the most decisive ones first."""
 
     name: str
     statement: str

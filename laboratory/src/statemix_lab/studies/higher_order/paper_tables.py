@@ -33,7 +33,7 @@ def published_table(name: str) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of the paper: the columns that cost least and say most, and ``first``, run first."""
+    """A table of the paper: its columns by cost and value, and ``first``, which runs first."""
 
     title: str
     columns: tuple[Column, ...]

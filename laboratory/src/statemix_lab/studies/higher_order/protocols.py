@@ -127,7 +127,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: the mean over its data sets, which the paper has or ours are shorter."""
+    """A column of a table: the mean over its data sets, which are the paper's or shorter ones."""
 
     name: str
     data: tuple[Data, ...]

@@ -93,7 +93,7 @@ def _results(row: StoredRow | None) -> dict[str, Any]:
 
 
 def is_at_chosen_rate(run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
-    """Return whether a run of the duel has its model's best rate in validation; None if open."""
+    """Return whether a run has the rate that is best in validation; None while runs are missing."""
     run = cast(LanguageRun, run)
     best = chosen_rate({rate: at_rate(run, rate) for rate in RATES}, rows, _validation_bits)
     return None if best is None else bool(run.training["learning_rate"] == best)
@@ -133,7 +133,7 @@ def figure_table(runs: pl.DataFrame) -> Table:
 
 
 def _ranked(runs: pl.DataFrame) -> pl.DataFrame:
-    """Leave out models whose chosen rate ends the grid: they may be better beyond it."""
+    """Leave out models whose best rate is at the edge of the grid: another may be better."""
     edges = [f"lr={rate:g}" for rate in (min(RATES), max(RATES))]
     chosen = pl.col("chosen").fill_null(value=False)
     at_edge = runs.filter(chosen & pl.col("setting").is_in(edges))["model"].to_list()

@@ -123,7 +123,7 @@ def _parameters(name: str, hidden_size: int, options: tuple[tuple[str, int], ...
 def _lru(
     setting: _Setting, name: str, m: int, width: int | None = None, **options: int
 ) -> dict[str, Any]:
-    """Return a model of BD-LRU or H-LRU: the number of blocks or channels is adapted."""
+    """Return a model of BD-LRU or H-LRU with blocks or channels that meet the budget."""
     width = width or setting.hidden_size
     is_block = name == "bd_lru"
     unit, option = ("num_blocks", "block_size") if is_block else ("num_channels", "order")

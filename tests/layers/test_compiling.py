@@ -12,10 +12,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("fresh_compiler"),
 ]
-
-
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def tokens(batch, length, dtype=torch.float32):

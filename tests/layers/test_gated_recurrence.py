@@ -391,9 +391,9 @@ def _hiding(channels=1, **options):
     return layer
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_training_hides_whole_blocks_from_the_output_projection(channels):
-    layer, x = _hiding(channels, block_dropout=0.25), tokens(500, 3)
+@pytest.mark.parametrize(("channels", "every"), [(1, None), (3, None), (1, 1)])
+def test_training_hides_whole_blocks_from_the_output_projection(channels, every):
+    layer, x = _hiding(channels, block_dropout=0.25, checkpoint_every=every), tokens(500, 3)
     assert "block_dropout=0.25" in repr(layer)
     torch.manual_seed(0)
     y, state = layer(x)

@@ -11,6 +11,7 @@ import torch
 from torch import distributed
 
 from statemix import ops
+from statemix.layers import BDLRU, CausalConv
 
 B, H = 2, 3
 # Operator, m, its options, dtype. Names with "channels" have values of C channels, and those with
@@ -75,6 +76,19 @@ def part(name, slices, learned, backend, group):
     return states, final, gates.grad, values.grad, leaves[2].grad
 
 
+def layer_outputs(slices, rank=0, group=None):
+    """Outputs of layers in training for one rank's slice, whose own random numbers differ."""
+    torch.manual_seed(0)
+    x = torch.randn(B, sum(slices), 4, dtype=torch.float64).split(slices, 1)[rank]
+    layers = (
+        BDLRU(4, num_blocks=3, block_size=2, block_dropout=0.5, dtype=x.dtype),
+        CausalConv(4, kernel_size=1, dtype=x.dtype),
+        CausalConv(4, kernel_size=3, dtype=x.dtype),
+    )
+    torch.manual_seed(rank)
+    return [layer(x, group=group)[0].detach() for layer in layers]
+
+
 def work(rank, world_size, folder, backend):
     """Run all cases as one rank, and store what they give."""
     rank, world_size, backend = int(rank), int(world_size), backend or None
@@ -98,7 +112,8 @@ def work(rank, world_size, folder, backend):
         slices = SLICES[distributed.get_world_size(group)]
         results = part(name, slices, learned, backend, group)
         found[name, learned, group is not None] = [x if x is None else x.detach() for x in results]
-    torch.save(found, Path(folder) / f"{rank}.pt")
+    outputs = layer_outputs(SLICES[world_size], rank, distributed.group.WORLD)
+    torch.save((found, outputs), Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -117,7 +132,11 @@ def test_ranks_together_are_one_process(world_size, device, backend, tmp_path):
         for worker in workers:
             worker.kill()
             worker.wait()
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world_size)]
+    stored = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world_size)]
+    found, outputs = zip(*stored, strict=True)
+    whole_outputs = layer_outputs((sum(SLICES[world_size]),))
+    for slices, expected in zip(zip(*outputs, strict=True), whole_outputs, strict=True):
+        torch.testing.assert_close(torch.cat(slices, 1), expected, rtol=0, atol=1e-10)
     check_parts(found, SLICES[world_size], grouped=False)
     if world_size > len(GROUP):
         check_parts([found[rank] for rank in GROUP], SLICES[len(GROUP)], grouped=True)

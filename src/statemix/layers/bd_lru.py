@@ -4,6 +4,7 @@ import math
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
@@ -144,7 +145,7 @@ class BDLRU(GatedRecurrence):
 
         In training mode alone, each block of each row of a batch is hidden with this probability,
         at all positions, and the others are divided by 1 - ``block_dropout``. The states do not
-        change. PyTorch's global generator draws the blocks.
+        change. PyTorch's global generator draws the blocks, with ``group`` that of its first rank.
         """
         return self._block_dropout
 
@@ -153,9 +154,14 @@ class BDLRU(GatedRecurrence):
         check_number("block_dropout", value, "at least 0 and below 1", lambda p: 0 <= p < 1)
         self._block_dropout = float(value)
 
-    @property
-    def _noise(self) -> Noise:
-        return Noise(self._gate_noise, self._block_dropout)
+    def _draw_noise(self, x: Tensor, group: Any) -> Noise:
+        if not self._block_dropout:
+            return super()._draw_noise(x, group)
+        seen = dropout(x.new_ones(x.shape[0], 1, self.num_blocks), self._block_dropout)
+        if group is not None:
+            # The processes of a sequence hide the same blocks.
+            dist.broadcast(seen, group=group, group_src=0)
+        return Noise(self._gate_noise, seen)
 
     @classmethod
     def tracker(cls, hidden_size: int, **options: Any) -> Self:
@@ -200,8 +206,8 @@ class BDLRU(GatedRecurrence):
         states, state = ops.bd_lru(
             gates, values, initial_state=state, cu_seqlens=cu_seqlens, **options
         )
-        if noise.hidden:
-            seen = dropout(states.new_ones(states.shape[0], 1, self.num_blocks), noise.hidden)
+        if noise.seen is not None:
+            seen = noise.seen.to(states.dtype)
             states = states * seen.reshape(*seen.shape, *(1 for _ in self._state_shape[1:]))
         return self.out_proj(self._joined(states)), state
 

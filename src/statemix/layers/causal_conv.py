@@ -77,7 +77,9 @@ class CausalConv(PaddedLayer):
                 state = self.init_state(num_sequences, x.device, x.dtype)
             # The last inputs are a state of one unit, whose channels share what a token does to it.
             unit = state.unsqueeze(1)
-            state = state_before(self._moved_on, x.new_empty(0), x, unit, group=group).squeeze(1)
+            if self.kernel_size > 1:
+                unit = state_before(self._moved_on, x.new_empty(0), x, unit, group=group)
+            state = unit.squeeze(1)
         y, after = super().forward(x, state, cu_seqlens)
         return y, after
 

@@ -43,7 +43,7 @@ class Noise(NamedTuple):
     """Noise of a layer in training."""
 
     gates: float = 0.0  # standard deviation in the raw gates
-    hidden: float = 0.0  # probability with which the output projection does not see a block
+    seen: Tensor | None = None  # factors of the states that the output projection sees, (B, 1, H)
 
 
 class GatedRecurrence(Layer):
@@ -172,9 +172,9 @@ class GatedRecurrence(Layer):
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if state is None:
             state = self.init_state(num_sequences, x.device, x.dtype)
-        noise = self._noise if self.training and _noisy else Noise()
         if group is not None:
             check_slice(group, cu_seqlens, self.checkpoint_every)
+        noise = self._draw_noise(x, group) if self.training and _noisy else Noise()
         # PyTorch runs no piece again in exported graphs or transforms.
         once = torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
         if self.checkpoint_every is None or once:
@@ -185,7 +185,7 @@ class GatedRecurrence(Layer):
             y, state = checkpoint(
                 *(self._run, piece, state, bounds, noise, None),
                 use_reentrant=False,
-                preserve_rng_state=any(noise),
+                preserve_rng_state=noise.gates > 0,
             )
             outputs.append(y)
             # It may be a view, which would keep the states of a whole piece.
@@ -279,9 +279,9 @@ class GatedRecurrence(Layer):
         check_deviations(gate_noise=value)
         self._gate_noise = float(value)
 
-    @property
-    def _noise(self) -> Noise:
-        """The noise of training."""
+    def _draw_noise(self, x: Tensor, group: Any) -> Noise:
+        """Return the noise of one call of ``forward`` in training; ``_run`` draws that of gates."""
+        del x, group
         return Noise(self._gate_noise)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:

@@ -99,3 +99,12 @@ def test_bad_progress_and_models_without_gates_are_refused():
             statemix.sharpen(BDLRU(8, num_blocks=4, block_size=2), progress)
     with pytest.raises(ValueError, match="model must contain a layer with a gate temperature"):
         statemix.sharpen(LSTM(8), 0.5)
+
+
+@pytest.mark.parametrize("gate", ["signed", "relu", "none", "tanh", "sigmoid"])
+def test_gates_whose_limit_is_not_0_and_1_are_not_sharpened(gate):
+    sharp = BDLRU(8, num_blocks=4, block_size=2)
+    model = torch.nn.Sequential(sharp, HLRU(8, num_channels=4, order=2, gate=gate))
+    with pytest.raises(OptionError, match=f"gate of a layer to sharpen must be .*, got '{gate}'"):
+        statemix.sharpen(model, 1.0)
+    assert sharp.gate_temperature == 1

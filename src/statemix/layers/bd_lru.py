@@ -170,8 +170,8 @@ class BDLRU(GatedRecurrence):
         Its blocks start in random learned states, and its input gates start closed, so that tokens
         mix what the blocks hold instead of replacing it. With ``gate="column_softmax"``, the blocks
         start in the unit state instead: a block of m entries can then follow any automaton of m
-        states. Lower the gate temperature towards the end of training with
-        :func:`statemix.sharpen`; the layer then tracks words of any length.
+        states. With softmax over rows or columns, lower the gate temperature towards the end of
+        training with :func:`statemix.sharpen`: gates near 0 and 1 copy what the blocks hold.
 
         Args:
             hidden_size: width of input and output.
@@ -252,6 +252,9 @@ class BDLRU(GatedRecurrence):
 
 
 BEGIN, FINISH, SHARP = 0.5, 0.9, 1 / 8
+# At a low temperature, gates of the first two families are near 0 and 1, and transitions of the
+# third near 0 or reflections. The others have limits that lose the state, or do not change.
+_SHARPENED = ("softmax", "column_softmax", "householder")
 
 
 def sharpen(model: nn.Module, progress: float) -> float:
@@ -259,8 +262,9 @@ def sharpen(model: nn.Module, progress: float) -> float:
 
     .. math:: 1 / \tau = 1 + 7\, \mathrm{clamp}\Big(\frac{p - 0.5}{0.9 - 0.5}, 0, 1\Big)
 
-    Gates are divided by tau, so that they are near 0 and 1 in the last tenth of training. Call it
-    before every optimiser step. The temperature is part of the state dict.
+    Raw gates are divided by tau. With ``softmax`` or ``column_softmax``, gates are then near 0 and
+    1 in the last tenth of training; with ``householder``, transitions are near reflections or 0.
+    Call it before every optimiser step. The temperature is part of the state dict.
 
     Args:
         model: a model or a layer.
@@ -270,7 +274,8 @@ def sharpen(model: nn.Module, progress: float) -> float:
         The temperature tau.
 
     Raises:
-        ValueError: if no layer has a gate temperature, or ``progress`` is not finite.
+        ValueError: if no layer has a gate temperature, a layer has gates of another family, or
+            ``progress`` is not finite.
 
     Example:
         >>> from statemix.layers import BDLRU
@@ -284,6 +289,8 @@ def sharpen(model: nn.Module, progress: float) -> float:
     gated = [module for module in model.modules() if isinstance(module, GatedRecurrence)]
     if not gated:
         raise ValueError("model must contain a layer with a gate temperature, such as BDLRU")
+    for layer in gated:
+        check_choice("gate of a layer to sharpen", layer.gate, _SHARPENED)
     for layer in gated:
         layer.gate_temperature = temperature
     return temperature

@@ -249,8 +249,9 @@ class GatedRecurrence(Layer):
 
     @property
     def gate_temperature(self) -> float:
-        """Divisor of the raw gates; a value below 1 sharpens them.
+        """Divisor of the raw gates.
 
+        With ``softmax`` or ``column_softmax``, a value below 1 moves gates towards 0 and 1.
         It is saved with the model in float32 or wider and is not trained. A new value takes effect
         at the next call, even in a compiled layer.
         """

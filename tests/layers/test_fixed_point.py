@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from statemix.layers import FPRNN, FPMamba1, FPMamba2
 from statemix.layers.fixed_point.fixed_point_layer import LEAST_BUDGET
 from statemix.layers.fixed_point.mixers import build_mixer
-from statemix.layers.fixed_point.solver import SolverConfig, _residuals, solve
+from statemix.layers.fixed_point.solver import SolverConfig, _residuals, residual_of_share, solve
 
 MIXERS = [("householder", 1), ("householder", 3), ("dplr", 2), ("kronecker", 1), ("monarch", 3)]
 CONVERGED = {"max_iterations": 2000, "tolerance": 1e-14, "contraction": 0.9}
@@ -232,6 +232,22 @@ def test_the_iteration_stops_at_the_tolerance_or_the_budget():
     assert short.iterations == 4
     torch.testing.assert_close(short.value, fixed * (1 - 0.5**4))
     assert short.residual.max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("residuals", "share", "expected"),
+    [
+        ([0.0] * 9 + [2.0], 0.95, 2.0),  # Nine of ten are fewer than 95 %.
+        ([0.0, 1.0, 2.0, 3.0], 0.5, 1.0),
+        ([3.0, 1.0], 0.1, 1.0),
+        ([i / 100 for i in range(100)], 0.55, 0.54),  # 0.55 * 100 is above 55.
+        ([np.nan, 1.0], 0.5, 1.0),
+        ([np.nan, 1.0], 1.0, np.inf),
+    ],
+)
+def test_the_residual_of_a_share_is_that_of_a_sequence(residuals, share, expected):
+    found = residual_of_share(torch.tensor(residuals), share)
+    assert found == pytest.approx(expected)
 
 
 def test_a_share_of_the_sequences_may_be_late():

@@ -148,6 +148,14 @@ def test_verdicts_agree_with_all_words(seed, within):
         assert found.state == "c"
 
 
+@pytest.mark.parametrize("table", ["transitions", "answers"])
+def test_machines_without_a_next_state_or_answer_are_refused(table):
+    machine, watched = drawn(np.random.default_rng(0))
+    getattr(machine, table)[0, 0] = -1
+    with pytest.raises(ValueError, match=rf"{table} must be in 0\.\..*, got -1"):
+        check_safety(machine, watched)
+
+
 def test_networks_with_too_many_states_stay_open():
     model = TokenClassifier(2, {"answer": 2}, 8, [LayerSpec("lstm")])
     found = prove_safety(model, parse_property(TWICE, BITS, BITS), "answer", 50)

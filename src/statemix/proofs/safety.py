@@ -14,7 +14,7 @@ from statemix.errors import OptionError
 from statemix.models import TokenClassifier
 from statemix.proofs.hardening import watch_gaps
 from statemix.proofs.product_search import ProductSearch, RightAnswers, margins, may_change
-from statemix.proofs.state_machine import StateMachine
+from statemix.proofs.state_machine import StateMachine, require_numbers
 
 _ANY = "*"
 
@@ -235,8 +235,11 @@ def explore(
 def check_safety(machine: StateMachine, watched: SafetyProperty) -> SafetyResult:
     """Follow a state machine and a property through all words, shortest words first.
 
-    Every letter must be able to follow in every state. The verdict is never open.
+    Every letter must be able to follow in every state, and must be answered. The verdict is never
+    open.
     """
+    require_numbers("transitions", machine.transitions, machine.num_states)
+    require_numbers("answers", machine.answers, watched.transitions.shape[2])
     first = (0, watched.start)
     # Pair -> the pair before it, the letter and the answer between; None for the first pair.
     origins: dict[tuple[int, int], tuple[tuple[int, int], int, int] | None] = {first: None}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from statemix.errors import RequestError
 from statemix.layers.layer import Layer
 from statemix.layers.state import State, tensors
-from statemix.ops.decoding import has_hooks
+from statemix.ops.decoding import has_hooks, intercepted
 from statemix.ops.packing import pack
 
 _OWN = "statemix."
@@ -111,15 +111,7 @@ def check_layer(layer: Layer, *, tolerance: float | None = None) -> None:
 def check_once(layer: nn.Module, x: Tensor) -> None:
     """Refuse a layer of somebody else that mixes packed sequences, when it is first used with x."""
     # Hooks may communicate with other processes; compilers and transforms would see the check.
-    if (
-        torch.compiler.is_compiling()
-        or layer in _CHECKED
-        or has_hooks(layer)
-        or type(x) is not Tensor
-        or x.is_meta
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-    ):
+    if intercepted() or layer in _CHECKED or has_hooks(layer) or type(x) is not Tensor or x.is_meta:
         return
     parts = (part for part in layer.modules() if isinstance(part, Layer))
     if not all(type(part).__module__.startswith(_OWN) for part in parts):

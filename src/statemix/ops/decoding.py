@@ -68,17 +68,24 @@ def projected_step(
 
 
 def allowed() -> bool:
-    """Return whether no autograd and nothing of :func:`unobserved` sees operators."""
+    """Return whether operators may be bypassed: in inference mode, and if nothing observes them."""
     # Ask this last: `is_inference_mode_enabled` breaks a compiled graph.
     return unobserved() and torch.is_inference_mode_enabled()
+
+
+def intercepted() -> bool:
+    """Return whether a compiler, transform or dispatch mode handles operators."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 def unobserved() -> bool:
     """Return whether no compiler, transform, tracer, profiler or mode is active."""
     return (
-        not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
+        not intercepted()
         and torch._C._len_torch_function_stack() == 0
         and not torch._C._autograd._profiler_enabled()
         and torch._C._get_tracing_state() is None

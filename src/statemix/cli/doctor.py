@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from statemix import provenance
 from statemix.errors import RequestError, RunsFailedError, suggestion
 from statemix.ops import backends
 from statemix.ops.cpu import CPU
+from statemix.ops.selective_scan import check_selective_scan
 from statemix.ops.triton.selfcheck import check_kernels
 
 _CHECK = "{device:<8}{backend:<8}{outcome:<14}{case:<42}{detail}"
@@ -77,7 +79,8 @@ def _checks(devices: Iterable[str]) -> Iterator[dict[str, str]]:
     for device in devices:
         backend = fused.get(device.partition(":")[0])
         if backend is not None and backends.BACKENDS[backend].unavailable() is None:
-            for verdict in check_kernels(device, backend):
+            scan = check_selective_scan(device, backend)
+            for verdict in chain(check_kernels(device, backend), [scan]):
                 yield {"device": device, "backend": backend, **verdict._asdict()}
 
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from statemix.ops.block_operators import block_scan
 from statemix.ops.checks import bind, same_dtype_and_device
 from statemix.ops.cpu import loader
+from statemix.ops.decoding import intercepted
 from statemix.ops.triton import TRITON, later
-from statemix.ops.triton.selfcheck import compare
+from statemix.ops.triton.selfcheck import CheckVerdict, compare
 
 # Pieces of the channels, so that a single sequence keeps several threads busy. The number of
 # threads does not decide how many, because sums over channels depend on the pieces.
@@ -26,13 +26,14 @@ _MOST_COLUMNS = 128
 def selective_scan(
     steps: Tensor, rates: Tensor, inputs: Tensor, b: Tensor, c: Tensor, initial_state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Return what is read from a state that decays and is written to (Gu and Dao, 2023), and it.
+    r"""Return the readouts and the final state of Mamba's scan (Gu and Dao, 2023).
 
     .. math:: H_t = e^{-A \odot \mathbf{1} \Delta_t^\top} \odot H_{t-1} + b_t x_t^\top, \qquad
         o_t = H_t^\top c_t
 
-    ``_AXES`` has the shapes, all float32 or float64; A, Delta >= 0. Kernels compute it and its
-    gradients without storing every state.
+    ``steps`` are the step sizes Delta (B, T, N) and ``rates`` A (S, N), both at least 0. ``inputs``
+    x have shape (B, T, N), b and c (B, T, S), and ``initial_state`` H_0 (B, S, N), all float32 or
+    float64. Kernels compute the scan and its gradients without storing every state.
     """
     sizes: dict[str, int] = {}
     tensors = (steps, rates, inputs, b, c, initial_state)
@@ -93,23 +94,24 @@ def _kernels(*tensors: Tensor) -> _Kernels | None:
 @cache
 def _fault(kernels: _Kernels, device: str) -> str:
     """Return what is wrong with kernels on a device, or an empty string; warn of it."""
-    verdict = compare("selective scan", *_compared(kernels, device), tolerance=1e-4)
+    verdict = _check(kernels, device)
     if verdict.outcome == "agrees":
         return ""
     warnings.warn(
         f"the kernels of the selective scan have failed their check on {device} "
         f"({verdict.detail}); slower operations of PyTorch run instead. Please report this with "
-        "the output of `statemix doctor`",
+        "the output of `statemix doctor --check`",
         stacklevel=2,
     )
     return verdict.detail
 
 
-_Outcome = Callable[[], dict[str, Tensor]]
+def check_selective_scan(device: str, backend: str) -> CheckVerdict:
+    """Compare the kernels of "cpu" or "triton" on a device with the composed scan in float64."""
+    return _check({"cpu": _CPU, "triton": _TRITON}[backend], device)
 
 
-def _compared(kernels: _Kernels, device: str) -> tuple[_Outcome, _Outcome]:
-    """Return functions to the results and gradients of kernels, and of the composed scan."""
+def _check(kernels: _Kernels, device: str) -> CheckVerdict:
     generator = torch.Generator().manual_seed(0)
     sizes = {"B": 2, "T": 40, "N": 5, "S": 3}
     shapes = [[sizes[axis] for axis in axes.split()] for axes in _AXES]
@@ -130,19 +132,13 @@ def _compared(kernels: _Kernels, device: str) -> tuple[_Outcome, _Outcome]:
         gradients = torch.autograd.grad([one.sum() for one in results], leaves)
         return dict(zip(names, (*(one.detach() for one in results), *gradients), strict=True))
 
-    return found, expected
+    return compare("selective scan", found, expected, tolerance=1e-4)
 
 
 def _are_plain(*tensors: Tensor) -> bool:
-    """Return whether tensors have data, and no compiler, transform or tracer watches."""
-    watched = (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or _get_current_dispatch_mode() is not None
-        or forward_ad._current_level >= 0
-    )
+    """Return whether tensors have data, and no compiler, transform or dispatch mode watches."""
     # Batched gradients (is_grads_batched) have no storage, and their transform does not show.
-    return not watched and all(
+    return not (intercepted() or forward_ad._current_level >= 0) and all(
         type(one) in (Tensor, nn.Parameter) and torch._C._has_storage(one) for one in tensors
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 _TRAIN_SIZES = (12_800, 6400, 3200, 1600, 800)
 
 
-def four(**baseline: object) -> dict[str, dict[str, object]]:
+def dubinin_presets(**baseline: object) -> dict[str, dict[str, object]]:
     """Return the four data sets that Dubinin et al. make of a task (Table 3 and Appendix D)."""
     (name, size), *_ = baseline.items()
     assert isinstance(size, int)

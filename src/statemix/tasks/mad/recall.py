@@ -10,7 +10,7 @@ from statemix.automaton import IGNORED
 from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
-from statemix.tasks.mad import four
+from statemix.tasks.mad import dubinin_presets
 from statemix.tasks.task import Examples
 
 
@@ -37,7 +37,7 @@ class Recall(DrawnTask):
     """
 
     name: ClassVar[str] = "recall"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = four(num_pairs=32)
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = dubinin_presets(num_pairs=32)
 
     def __init__(
         self,

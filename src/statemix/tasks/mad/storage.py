@@ -10,7 +10,7 @@ from statemix.automaton import IGNORED
 from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
-from statemix.tasks.mad import four
+from statemix.tasks.mad import dubinin_presets
 from statemix.tasks.task import Examples
 
 
@@ -98,7 +98,7 @@ class Compression(DrawnTask):
 
     name: ClassVar[str] = "compression"
     title = "compression"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = four(length=64)
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = dubinin_presets(length=64)
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class SelectiveCopying(DrawnTask):
 
     name: ClassVar[str] = "selective_copying"
     title = "selective copying"
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = four(length=64)
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = dubinin_presets(length=64)
 
     def __init__(
         self,

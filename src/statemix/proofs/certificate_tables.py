@@ -17,8 +17,8 @@ from statemix.proofs.hardening import ROWS, can_prune, fixed_batches, gates_and_
 
 # Integers of a file of about 30 MB.
 _MOST_NUMBERS = 10_000_000
-# Rows of a step of the network.
-_ROWS = 4096
+# Steps, of a pair by a letter, that are followed together.
+_STEPS_AT_ONCE = 4096
 
 Pair = tuple[tuple[int, ...], int]
 
@@ -54,8 +54,8 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
             for letter in np.flatnonzero(automaton.transitions[pair[1]] != NEVER).tolist()
         ]
         level = []
-        for begin in range(0, len(steps), _ROWS):
-            part = steps[begin : begin + _ROWS]
+        for begin in range(0, len(steps), _STEPS_AT_ONCE):
+            part = steps[begin : begin + _STEPS_AT_ONCE]
             before = [state for (state, _), _ in part]
             after = [step(state, letters[letter]) for (state, _), letter in part]
             tokens = [letter for _, letter in part]
@@ -66,11 +66,11 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
             from_start = network, head, None, after, tokens, registers
             if set(before) == {first} and given != _answers(*from_start):
                 return "the network does not begin in one entry of each block"
-            for state, answer, ((_, place), letter) in zip(after, given, part, strict=True):
+            for state, answer, ((_, task_state), letter) in zip(after, given, part, strict=True):
                 row = answers.setdefault(state, [-1] * automaton.num_tokens)
-                if automaton.outputs[place, letter] != IGNORED:
+                if automaton.outputs[task_state, letter] != IGNORED:
                     row[letter] = answer
-                pair = state, int(automaton.transitions[place, letter])
+                pair = state, int(automaton.transitions[task_state, letter])
                 if pair not in known:
                     known.add(pair)
                     level.append(pair)
@@ -97,8 +97,8 @@ class _Registers(NamedTuple):
     """A state as a tuple of numbers, one for each register, before the first letter ``start``.
 
     With gates of rows, a register is an entry, and its number, below ``num_values``, that of the
-    value it holds. With gates of columns, a register is a block, and its number that of its place:
-    an entry, together with what the block holds there. ``letters`` are as certificates hold them.
+    value it holds. With gates of columns, a register is a block, and its number that of its
+    holding: an entry, with what the block holds there. ``letters`` are as certificates hold them.
     ``decode`` maps states (N, registers) to those of the layer, (N, entries, C) float64.
     """
 
@@ -140,17 +140,17 @@ def _registers(network: ReadoutModel) -> _Registers:
 class ColumnMaps:
     """What tokens do to blocks that hold their weight in entries and move it.
 
-    A *place* is an entry together with what it holds: the weight of the initial state, or one of
+    A *holding* is an entry together with what it holds: the weight of the initial state, or one of
     the values that tokens load.
 
     Attributes:
         shown: shape (blocks, tokens, m): the entry to which an entry goes. A token that loads the
             block sends all entries to the one that it loads.
-        moves: for each block, shape (tokens, places): the place to which a place goes. Places where
-            no word leads are left out.
-        starts: place of each block before the first token and after the learned one; -1 if it
+        moves: for each block, shape (tokens, holdings): the holding to which a holding goes.
+            Holdings where no word leads are left out.
+        starts: holding of each block before the first token and after the learned one; -1 if it
             holds nothing or several entries.
-        holdings: for each block, what it holds in each place, shape (places, m, C) float64.
+        holdings: for each block, its state with each holding, shape (holdings, m, C) float64.
     """
 
     shown: NDArray[np.int64]
@@ -174,7 +174,7 @@ class ColumnMaps:
         values = loadable.gather(-2, rows).squeeze(-2)[loads]
         # NumPy has no bfloat16.
         known, numbers = np.unique(values.double().numpy(), axis=0, return_inverse=True)
-        # Places of the initial state come first, then those of every value.
+        # Holdings of the initial state come first, then those of every value.
         held = torch.arange(0, size * (len(known) + 1), size)
         moves = (targets[..., None, :] + held.unsqueeze(-1)).flatten(-2).numpy()
         loaded = loads.numpy()
@@ -189,9 +189,9 @@ class ColumnMaps:
             renumbered = np.cumsum(reached) - 1
             followed.append(renumbered[moves[:vocabulary, block][:, reached]])
             starts.append(int(renumbered[begun][0]) if begun.sum() == 1 else -1)
-            places = np.flatnonzero(reached)
+            kept = np.flatnonzero(reached)
             contents = np.concatenate([first_state.sum(0, keepdims=True), known])
-            holdings.append(np.eye(size)[places % size][..., None] * contents[places // size, None])
+            holdings.append(np.eye(size)[kept % size][..., None] * contents[kept // size, None])
         return cls(targets[:vocabulary].transpose(0, 1).numpy(), followed, starts, holdings)
 
     def generators(self, blocks: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -201,7 +201,7 @@ class ColumnMaps:
 
 
 def side_by_side(moves: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return moves of several sets of places, (tokens, n) each, as moves of all their places."""
+    """Return moves of several sets of holdings, (tokens, n) each, as moves of all of them."""
     firsts = np.cumsum([0, *(table.shape[1] for table in moves[:-1])])
     return np.concatenate([table + n for table, n in zip(moves, firsts, strict=True)], axis=1)
 
@@ -209,9 +209,9 @@ def side_by_side(moves: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 def _reached(
     moves: NDArray[np.int64], loads: NDArray[np.bool_], begin: NDArray[np.bool_], vocabulary: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which places are held before the first token, and in words of all lengths.
+    """Return which holdings occur before the first token, and in words of all lengths.
 
-    Moves have shape (tokens, places), and a learned token comes behind those of the vocabulary.
+    Moves have shape (tokens, holdings), and a learned token comes behind those of the vocabulary.
     ``loads`` tells which tokens load the block, ``begin`` which entries hold something at first.
     """
     begun = np.zeros(moves.shape[1], dtype=bool)
@@ -228,7 +228,7 @@ def _reached(
 def _after(
     moves: NDArray[np.int64], loads: NDArray[np.bool_], reached: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return which places hold something after one of these tokens."""
+    """Return which holdings occur after one of these tokens."""
     after = np.zeros_like(reached)
     after[moves[:, reached]] = True
     after[moves[loads, 0]] = True

@@ -75,15 +75,15 @@ def check_search_form(tables: dict[str, Any]) -> None:
     for row in tables["answers"]:
         integers(row, "answers", letters, -1, 1 << 62)
     require(set(automaton) == {"start", "transitions", "outputs"}, "the automaton is not whole")
-    places = len(automaton["transitions"])
-    integers([automaton["start"]], "the automaton's start", 1, 0, places)
-    require(len(automaton["outputs"]) == places, "outputs must have a row per state")
+    task_states = len(automaton["transitions"])
+    integers([automaton["start"]], "the automaton's start", 1, 0, task_states)
+    require(len(automaton["outputs"]) == task_states, "outputs must have a row per state")
     for moves, outputs in zip(automaton["transitions"], automaton["outputs"], strict=True):
-        integers(moves, "transitions", letters, -1, places)
+        integers(moves, "transitions", letters, -1, task_states)
         integers(outputs, "outputs", letters, -1, 1 << 62)
 
 
-def whole(check_its_form: Any, tables: dict[str, Any]) -> None:
+def check_form_safely(check_its_form: Any, tables: dict[str, Any]) -> None:
     """Check the form of the tables; what that cannot even read is invalid, too."""
     try:
         check_its_form(tables)
@@ -104,7 +104,7 @@ def step(state: tuple[int, ...], rules: list[Any]) -> tuple[int, ...]:
 
 def check(tables: dict[str, Any]) -> tuple[int, tuple[int, ...] | None]:
     """Return the pairs of states that words reach, and a shortest word that fails or None."""
-    whole(check_search_form, tables)
+    check_form_safely(check_search_form, tables)
     numbers = {tuple(state): number for number, state in enumerate(tables["states"])}
     automaton = tables["automaton"]
     first = (tuple(tables["start"]), automaton["start"])
@@ -113,13 +113,13 @@ def check(tables: dict[str, Any]) -> tuple[int, tuple[int, ...] | None]:
     waiting, scored = deque([first]), False
     while waiting:
         pair = waiting.popleft()
-        state, place = pair
+        state, task_state = pair
         for letter, rules in enumerate(tables["letters"]):
-            next_place = automaton["transitions"][place][letter]
-            if next_place < 0:
+            next_task_state = automaton["transitions"][task_state][letter]
+            if next_task_state < 0:
                 continue
             after = step(state, rules)
-            right = automaton["outputs"][place][letter]
+            right = automaton["outputs"][task_state][letter]
             number = numbers.get(after)
             scored = scored or right >= 0
             if right >= 0 and (number is None or tables["answers"][number][letter] != right):
@@ -129,9 +129,9 @@ def check(tables: dict[str, Any]) -> tuple[int, tuple[int, ...] | None]:
                     word.append(letter)
                 return len(origins), tuple(reversed(word))
             require(number is not None, f"states lacks one that letter {letter} leads to")
-            if (after, next_place) not in origins:
-                origins[after, next_place] = pair, letter
-                waiting.append((after, next_place))
+            if (after, next_task_state) not in origins:
+                origins[after, next_task_state] = pair, letter
+                waiting.append((after, next_task_state))
     require(scored, "no answer to any word is scored")
     return len(origins), None
 
@@ -159,7 +159,7 @@ def check_structure_form(tables: dict[str, Any]) -> None:
 
 def check_structure(tables: dict[str, Any]) -> int:
     """Check a proof by structure, and return the number of places that it is about."""
-    whole(check_structure_form, tables)
+    check_form_safely(check_structure_form, tables)
     followers, start = tables["followers"], tables["start"]
     codes = [set(map(tuple, rows)) for rows in tables["codes"]]
     for place in range(tables["heads"]):

@@ -41,17 +41,17 @@ class SafetyProperty:
         Its states are pairs of a state of each, and one more, which is not bad, for all other
         words.
         """
-        places = len(automaton.transitions)
-        outside = len(self.states) * places
+        task_states = len(automaton.transitions)
+        outside = len(self.states) * task_states
         after = automaton.transitions[None, :, :, None]
-        moved = np.where(after == NEVER, outside, self.transitions[:, None] * places + after)
+        moved = np.where(after == NEVER, outside, self.transitions[:, None] * task_states + after)
         transitions = np.full((outside + 1, *self.transitions.shape[1:]), outside)
         transitions[:outside] = moved.reshape(outside, *self.transitions.shape[1:])
         return SafetyProperty(
-            self.start * places + automaton.start,
+            self.start * task_states + automaton.start,
             transitions,
-            np.append(np.repeat(self.bad, places), False),
-            (*(name for name in self.states for _ in range(places)), "no word of the task"),
+            np.append(np.repeat(self.bad, task_states), False),
+            (*(name for name in self.states for _ in range(task_states)), "no word of the task"),
         )
 
 
@@ -246,18 +246,18 @@ def check_safety(machine: StateMachine, watched: SafetyProperty) -> SafetyResult
     waiting = deque([first])
     while waiting:
         pair = waiting.popleft()
-        state, place = pair
-        if watched.bad[place]:
+        state, watcher = pair
+        if watched.bad[watcher]:
             steps = []
             while (last := origins[pair]) is not None:
                 pair, *step = last
                 steps.append(step)
             word, answers = zip(*reversed(steps), strict=True) if steps else ((), ())
-            return SafetyResult("refuted", len(origins), word, answers, watched.states[place])
+            return SafetyResult("refuted", len(origins), word, answers, watched.states[watcher])
         for letter, (after, answer) in enumerate(
             zip(machine.transitions[state].tolist(), machine.answers[state].tolist(), strict=True)
         ):
-            reached = after, int(watched.transitions[place, letter, answer])
+            reached = after, int(watched.transitions[watcher, letter, answer])
             if reached not in origins:
                 origins[reached] = pair, letter, answer
                 waiting.append(reached)

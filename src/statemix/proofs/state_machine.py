@@ -51,23 +51,23 @@ class StateMachine:
         _, word = check(tables)
         if word is not None:
             raise ValueError(f"tables must be those of a proof, got a wrong answer after {word}")
-        letters, places = tables["letters"], tables["automaton"]["transitions"]
+        letters, task_moves = tables["letters"], tables["automaton"]["transitions"]
         answers = dict(zip(map(tuple, tables["states"]), tables["answers"], strict=True))
         first = tuple(tables["start"])
         # State -> its row of next states and of answers, -1 where no word has the letter.
         moves, given = (defaultdict[Any, list[int]](lambda: [-1] * len(letters)) for _ in range(2))
         numbers, waiting = {first: 0}, [(first, tables["automaton"]["start"])]
         seen = set(waiting)
-        for state, place in waiting:
-            for letter, next_place in enumerate(places[place]):
-                if next_place < 0:
+        for state, task_state in waiting:
+            for letter, next_task_state in enumerate(task_moves[task_state]):
+                if next_task_state < 0:
                     continue
                 after = step(state, letters[letter])
                 moves[state][letter] = numbers.setdefault(after, len(numbers))
                 given[state][letter] = answers[after][letter]
-                if (after, next_place) not in seen:
-                    seen.add((after, next_place))
-                    waiting.append((after, next_place))
+                if (after, next_task_state) not in seen:
+                    seen.add((after, next_task_state))
+                    waiting.append((after, next_task_state))
         tables_of_states = ([rows[state] for state in numbers] for rows in (moves, given))
         return cls(*(np.array(table, dtype=np.int32) for table in tables_of_states)).minimized()
 

@@ -268,17 +268,17 @@ def test_training_adds_noise_to_every_raw_gate(build_gated):
     plain.load_state_dict(layer.state_dict())
     x = tokens(4, 50)
     seen = []
-    layer._noisy = lambda gates, std: seen.append(gates) or type(layer)._noisy(layer, gates, std)
+    layer._add_noise = lambda raw, std: seen.append(raw) or type(layer)._add_noise(layer, raw, std)
     torch.manual_seed(0)
     noisy = layer(x)[0]
     torch.manual_seed(0)
     (gates,) = seen
-    noise = type(layer)._noisy(layer, gates, 0.25) - gates
+    noise = type(layer)._add_noise(layer, gates, 0.25) - gates
     assert noise.std().item() == pytest.approx(0.25, rel=0.1)
     assert noise.mean().item() == pytest.approx(0, abs=0.02)
     # The gates of no two entries, units or tokens have one noise.
     assert noise.unique().numel() == noise.numel()
-    plain._noisy = lambda gates, _: gates + noise
+    plain._add_noise = lambda gates, _: gates + noise
     torch.testing.assert_close(noisy, plain(x)[0], **TIGHT)
     assert (noisy - layer.eval()(x)[0]).abs().max() > 1e-3
 

@@ -195,7 +195,7 @@ class BDLRU(GatedRecurrence):
         self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, group: Any
     ) -> tuple[Tensor, Tensor]:
         values = self._values(x)
-        gates = self._noisy(self._raw_gates(x, values.dtype), noise.gates)
+        gates = self._add_noise(self._raw_gates(x, values.dtype), noise.gates)
         options: dict[str, Any] = {
             "gate": self.gate,
             "temperature": self.temperature,

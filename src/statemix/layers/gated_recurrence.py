@@ -114,7 +114,7 @@ class GatedRecurrence(Layer):
                 f"hidden_size must equal {unit_option} with selective='pointwise', got "
                 f"{hidden_size} and {num_units}"
             )
-        check_sizes(**{f"{unit_option} times the gates of one": num_gates})
+        check_sizes(**{f"{unit_option} times the gates per unit": num_gates})
         _check_memory(memory, gate, input_gate_bias)
         _check_temperature(gate_temperature)
         if checkpoint_every is not None:
@@ -167,14 +167,14 @@ class GatedRecurrence(Layer):
         cu_seqlens: Tensor | None = None,
         *,
         group: "dist.ProcessGroup | None" = None,
-        _noisy: bool = True,
+        _with_noise: bool = True,
     ) -> tuple[Tensor, Tensor]:
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if state is None:
             state = self.init_state(num_sequences, x.device, x.dtype)
         if group is not None:
             check_slice(group, cu_seqlens, self.checkpoint_every)
-        noise = self._draw_noise(x, group) if self.training and _noisy else Noise()
+        noise = self._draw_noise(x, group) if self.training and _with_noise else Noise()
         # PyTorch runs no piece again in exported graphs or transforms.
         once = torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
         if self.checkpoint_every is None or once:
@@ -203,7 +203,7 @@ class GatedRecurrence(Layer):
             self._check_step(x_t, state)
         if has_hooks(self):
             # They may fetch the layer's own parameters, or change what goes in and out.
-            y, state = self(x_t.unsqueeze(1), state, _noisy=False)
+            y, state = self(x_t.unsqueeze(1), state, _with_noise=False)
             return y.squeeze(1), state
         if state is None:
             return self.step(x_t, self.init_state(x_t.shape[0], x_t.device, x_t.dtype))
@@ -403,7 +403,7 @@ class GatedRecurrence(Layer):
             gates = self.split_gates(gates)
         return gates if gates.dtype == dtype else gates.to(dtype)
 
-    def _noisy(self, gates: Tensor, noise: float) -> Tensor:
+    def _add_noise(self, gates: Tensor, noise: float) -> Tensor:
         """Return raw gates with noise of this standard deviation."""
         return gates + noise * torch.randn_like(gates) if noise else gates
 

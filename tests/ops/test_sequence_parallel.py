@@ -177,7 +177,7 @@ def test_the_state_before_the_sequence_is_checked_and_may_have_another_dtype():
         with pytest.raises(ValueError, match="initial_state"):
             ops.sequence_parallel(ops.bd_lru, gates, values, initial[:1])
         low = initial.detach().to(torch.float32).requires_grad_()
-        states, _ = ops.sequence_parallel(ops.bd_lru, gates, values, low)
+        states, _ = ops.sequence_parallel(ops.bd_lru, gates, values, low, cu_seqlens=None)
         states.sum().backward()
         expected, _ = ops.bd_lru(gates, values, initial_state=low)
         torch.testing.assert_close(states, expected, rtol=0, atol=1e-10)

@@ -250,11 +250,11 @@ _COPIED_ON_WRITE = frozenset({"cpu", "cuda"})
 def append(
     parts: tuple[Tensor, ...], fresh: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Concatenate each part (B, S, ...) and its fresh entries (B, T, ...) along axis 1, twice.
+    """Append fresh entries (B, T, ...) to parts (B, S, ...); return parts to keep, and to read now.
 
-    The first results may share buffers with spare room, in which the next call with them writes;
-    ``parts`` keep their values, and may be continued several times. The second are to be read at
-    once: kernels may copy the first ones. Where a gradient is needed, this is ``torch.cat``.
+    Both results have the same values. The first may share buffers with spare room, in which the
+    next call with them writes; ``parts`` keep their values, and may be continued several times. The
+    second avoid copies by kernels. Where a gradient is needed, this is ``torch.cat``.
     """
     length = parts[0].shape[1]
     given = parts + fresh

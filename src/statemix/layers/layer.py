@@ -69,10 +69,10 @@ class Recurrence(NamedTuple):
         values: v, shape (B, T, H, R, P).
         initial_state: h_0, shape (B, H, m, P). With T = 1, h_1 is what ``Layer.step`` returns as
             the first tensor of its state, in the same order of entries.
-        gates: rows of gates that share one normalisation, state gates before the input gate, shape
-            (B, T, H, rows, m+1); None if the layer has no such gates. Gates of columns have m+1
-            rows: what leaves each entry, ending with the share that the input replaces, and the
-            input gates, ending with the share that stays.
+        gates: rows of gates, state gates before the input gate, shape (B, T, H, rows, m+1); None
+            if the layer has none. Except with ``householder``, a row shares one normalisation.
+            Gates of columns have m+1 rows: what leaves each entry, ending with the share that the
+            input replaces, and the input gates, ending with the share that stays.
         unit: what a unit is called.
     """
 

@@ -60,8 +60,8 @@ def take_rows(state: State, rows: Tensor) -> State:
 
     Args:
         state: the state of B sequences.
-        rows: indices of the sequences wanted, shape (N,), int64, on the state's device. Indices may
-            repeat, as in beam search.
+        rows: indices of the sequences wanted, shape (N,), int32 or int64, on the state's device.
+            Indices may repeat, as in beam search.
 
     Returns:
         The state of N sequences, differentiable.
@@ -79,7 +79,7 @@ def take_rows(state: State, rows: Tensor) -> State:
     """
     bind({}, "rows", rows, "N")
     if rows.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"rows must be int64, got {rows.dtype}")
+        raise TypeError(f"rows must be int32 or int64, got {rows.dtype}")
 
     def taken(tensor: Tensor) -> Tensor:
         check_dense("state", tensor)

@@ -1,8 +1,9 @@
 """The recurrences as pure functions of tensors.
 
-Each operator has two files: its public functions (``block_operators.py``, ``lag_operators.py``),
-and its definition and PyTorch implementations (``block_kernels.py``, ``lag_kernels.py``). Backends
-have a folder (``cpu/``, ``triton/``), or share ``portable.py``.
+An operator with backends has two files: its public functions (``block_operators.py``,
+``lag_operators.py``), and its definition and PyTorch forms (``block_kernels.py``,
+``lag_kernels.py``). Backends have a folder (``cpu/``, ``triton/``), or share ``portable.py``. The
+scan of Mamba, ``selective_scan.py``, chooses its kernels itself.
 """
 
 from statemix.ops import block_kernels, lag_kernels  # noqa: F401  they add themselves to backends

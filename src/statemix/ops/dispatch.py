@@ -44,7 +44,7 @@ def prepare(
     elif isinstance(temperature, float):
         temperature = a.new_full((), temperature, dtype=h_0.dtype)
     if b.dtype not in record.dtypes:
-        # Narrow inputs of unsupported dtype are widened, unless normalising has widened too much.
+        # To the dtype of states if the backend has it, else back to that of the inputs.
         dtype = h_0.dtype if h_0.dtype in record.dtypes else inputs.dtype
         a, b = a.to(dtype), b.to(dtype)
     assert not isinstance(temperature, float)

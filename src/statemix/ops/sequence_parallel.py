@@ -84,7 +84,7 @@ def state_before(
     **options: Any,
 ) -> Tensor:
     """Return the state before this rank's slice, as :func:`sequence_parallel` finds it."""
-    if "cu_seqlens" in options:
+    if options.get("cu_seqlens") is not None:
         raise ValueError("cu_seqlens cannot be split over ranks; split every sequence by itself")
     for name, value in options.items():
         if isinstance(value, Tensor) and value.requires_grad:

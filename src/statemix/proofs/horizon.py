@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from statemix.automaton import IGNORED, Automaton
 from statemix.layers import BDLRU
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.ops.layout import join_units
 from statemix.proofs.hardening import HARDENED, gates_and_values
+from statemix.proofs.place_readouts import LastNorm
 from statemix.proofs.product_search import ProductSearch, RightAnswers
 
 # The sum that normalises m+1 weights and the weighted sum of m+1 terms are rounded so many times at
@@ -179,33 +180,24 @@ class _Readout(NamedTuple):
 
     weight: Tensor
     bias: Tensor
-    centred: bool
-    eps: float | None
+    norm: LastNorm
     steepness: Tensor
     rounding: float
 
     @classmethod
     def of(cls, model: ReadoutModel, layer: BDLRU, head: str, used: Tensor) -> "_Readout":
-        norm, readout = model.backbone.final_norm, model.readouts[head]
-        assert isinstance(readout, nn.Linear)
-        weight, bias = readout.weight.double(), readout.bias.double()
-        centred, eps = isinstance(norm, nn.LayerNorm), getattr(norm, "eps", None)
-        if isinstance(norm, nn.LayerNorm):
-            bias = bias + weight @ norm.bias.double()
-        if isinstance(norm, nn.LayerNorm | nn.RMSNorm):
-            weight = weight * norm.weight.double()
-        if centred:
-            weight = weight - weight.mean(1, keepdim=True)
+        norm = LastNorm.of(model)
+        weight, bias = map(torch.from_numpy, norm.folded_into(model.readouts[head]))
         out = layer.out_proj.weight.double()
         # A pruned block holds zeros, without error.
         out = out * used.repeat(layer.block_size * layer.value_channels)
         steepness = torch.cdist(weight @ out, weight @ out, p=1)
-        if eps is not None:
+        if norm.eps is not None:
             scale = out.abs().sum(1).norm() / math.sqrt(len(out))
             steepness = steepness + (bias.unsqueeze(1) - bias).abs() * scale
         terms = sum(out.shape) + _ROUNDINGS
         rounding = terms * torch.finfo(layer.out_proj.weight.dtype).eps / 2
-        return cls(weight, bias, centred, eps, steepness, rounding)
+        return cls(weight, bias, norm, steepness, rounding)
 
     def slack(self, z: Tensor, size: Tensor, answers: Tensor) -> float:
         """Return an error of the states that changes no answer; 0 if rounding alone may.
@@ -214,11 +206,11 @@ class _Readout(NamedTuple):
         """
         if not len(z):
             return math.inf
-        square = z.var(1, correction=0) if self.centred else z.square().mean(1)
-        r = torch.ones(len(z)) if self.eps is None else (square + self.eps).sqrt()
+        square = z.var(1, correction=0) if self.norm.centred else z.square().mean(1)
+        r = torch.ones(len(z)) if self.norm.eps is None else (square + self.norm.eps).sqrt()
         scores = z @ self.weight.T + r.unsqueeze(1) * self.bias
         sizes = size @ self.weight.abs().T + r.unsqueeze(1) * self.bias.abs()
-        if self.centred:
+        if self.norm.centred:
             # The mean, too, is a sum of all entries.
             sizes = sizes + size.mean(1, keepdim=True) * self.weight.abs().sum(1)
         of_answers = answers.unsqueeze(1)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from statemix.layers import BDLRU
-from statemix.models import TokenClassifier
+from statemix.models import ReadoutModel, TokenClassifier
 from statemix.place_rules import PlaceRules
 from statemix.proofs.certificate_tables import EntryRules
 from statemix.proofs.hardening import fit_readout
@@ -56,8 +56,8 @@ class LastNorm(NamedTuple):
     eps: float | None
 
     @classmethod
-    def of(cls, hard: TokenClassifier) -> "LastNorm":
-        norm, width = hard.backbone.final_norm, hard.backbone.embedding.embedding_dim
+    def of(cls, model: ReadoutModel) -> "LastNorm":
+        norm, width = model.backbone.final_norm, model.backbone.embedding.embedding_dim
         if isinstance(norm, nn.Identity):
             return cls(np.ones(width), np.zeros(width), centred=False, eps=None)
         assert isinstance(norm, nn.RMSNorm | nn.LayerNorm)
@@ -67,6 +67,14 @@ class LastNorm(NamedTuple):
             shift = norm.bias.detach().double().numpy()
             return cls(gain, shift, centred=True, eps=eps)
         return cls(gain, np.zeros(width), centred=False, eps=eps)
+
+    def folded_into(self, readout: nn.Module) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return W and b for which a linear readout of the norm of z gives W z / r + b."""
+        assert isinstance(readout, nn.Linear)
+        weight = readout.weight.detach().double().numpy()
+        bias = readout.bias.detach().double().numpy() + weight @ self.shift
+        weight = weight * self.gain
+        return weight - weight.mean(1, keepdims=True) if self.centred else weight, bias
 
 
 @dataclass(frozen=True)
@@ -161,14 +169,7 @@ class Reading:
             return None, f"no entry follows place {self.lacks + 1}"
         (least, most), smallest, followed = self.bounds, math.inf, set(self.places.tolist())
         for place, head in enumerate(hard.heads):
-            # The logits are W z / r + b.
-            readout = hard.readouts[head]
-            assert isinstance(readout, nn.Linear)
-            weight = readout.weight.detach().double().numpy()
-            bias = readout.bias.detach().double().numpy() + weight @ self.norm.shift
-            weight = weight * self.norm.gain
-            if self.norm.centred:
-                weight = weight - weight.mean(1, keepdims=True)
+            weight, bias = self.norm.folded_into(hard.readouts[head])
             score, of_tokens = self.added @ weight.T, self.tokens @ weight.T
             size = self.sizes @ np.abs(weight).T
             # Sums of magnitudes bound what rounding adds to a logit.

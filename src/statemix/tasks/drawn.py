@@ -1,7 +1,7 @@
 """Common parts of the tasks whose examples have addresses, and are drawn independently."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -163,20 +163,3 @@ class PlacesTask(DrawnTask):
             for place, head in enumerate(self.heads)
         }
         return Examples(tokens, targets)
-
-    def _pictured(
-        self,
-        index: int,
-        split: addressing.Split,
-        *,
-        unit: str,
-        per_line: int,
-        picture: Callable[[NDArray[np.int64]], str],
-    ) -> str:
-        """Return an example as text: its tokens, and a picture of the contents after the last."""
-        tokens, targets, _ = self.examples(split, index, index + 1)
-        words = [self.word(token) for token in tokens[0].tolist()]
-        lines = [f"{split} example {index} of {self.title}, {self.length} {unit}"]
-        lines += ["  " + " ".join(words[n : n + per_line]) for n in range(0, len(words), per_line)]
-        last = picture(np.array([classes[0, -1] for classes in targets.values()]))
-        return "\n".join(lines + ["  " + line for line in last.splitlines()])

@@ -16,6 +16,7 @@ from statemix.place_rules import PlaceRules
 from statemix.tasks import addressing
 from statemix.tasks.drawn import PlacesTask, Raw
 from statemix.tasks.task import Examples
+from statemix_lab.tasks import example_picture
 from statemix_lab.tasks.chess_moves import (
     HEADS,
     MoveKind,
@@ -100,7 +101,7 @@ class Chess(PlacesTask):
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
         """Return one game as text: its moves, and the position after the last one."""
-        return self._pictured(index, split, unit="plies", per_line=12, picture=board_text)
+        return example_picture(self, index, split, unit="plies", per_line=12, picture=board_text)
 
     def game(self, moves: Sequence[str]) -> Examples:
         """Return a game of the user as one example."""

@@ -11,6 +11,7 @@ from statemix.place_rules import PlaceRules
 from statemix.tasks import addressing
 from statemix.tasks.drawn import PlacesTask, Raw
 from statemix.tasks.task import Examples
+from statemix_lab.tasks import example_picture
 
 COLOURS = "ULFRBD"
 """The six colours, named after the faces that have them in a solved cube: up, left, front, right,
@@ -123,7 +124,7 @@ class Cube(PlacesTask):
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
         """Return one example as text: its turns, and the cube after the last one."""
-        return self._pictured(index, split, unit="turns", per_line=24, picture=cube_text)
+        return example_picture(self, index, split, unit="turns", per_line=24, picture=cube_text)
 
     def _count(self, length: int) -> int:
         return length

@@ -239,15 +239,13 @@ def test_the_iteration_stops_at_the_tolerance_or_the_budget():
     [
         ([0.0] * 9 + [2.0], 0.95, 2.0),  # Nine of ten are fewer than 95 %.
         ([0.0, 1.0, 2.0, 3.0], 0.5, 1.0),
-        ([3.0, 1.0], 0.1, 1.0),
         ([i / 100 for i in range(100)], 0.55, 0.54),  # 0.55 * 100 is above 55.
-        ([np.nan, 1.0], 0.5, 1.0),
+        ([np.nan, 1.0], 0.4, 1.0),
         ([np.nan, 1.0], 1.0, np.inf),
     ],
 )
 def test_the_residual_of_a_share_is_that_of_a_sequence(residuals, share, expected):
-    found = residual_of_share(torch.tensor(residuals), share)
-    assert found == pytest.approx(expected)
+    assert residual_of_share(torch.tensor(residuals), share) == pytest.approx(expected)
 
 
 def test_a_share_of_the_sequences_may_be_late():

@@ -1,14 +1,15 @@
 """Packed sequences equal padded ones and single ones, in results and in every gradient."""
 
+import re
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ops.conftest import in_pairs, usable
+from tests.ops.conftest import RECURRENCES, in_pairs, usable
 
-from statemix.ops.packing import Chunks
+from statemix.ops.packing import Chunks, pack, unpack
 
 LENGTHS = {
     "ragged": (3, 1, 7, 2),
@@ -135,3 +136,44 @@ def test_chunks_of_bounds_that_nothing_checked_cover_every_step_once(bounds, chu
     assert (found.bounds[0], found.bounds[-1], lengths.min() >= 0) == (0, 20, True)
     same = Chunks.of(found.bounds, 20, chunk)
     assert all(torch.equal(one, other) for one, other in zip(found, same, strict=True))
+
+
+@in_pairs(variant=list(VARIANTS), lengths=[None, (3, 0, 4), (0,)], size=[1, 2], **usable())
+def test_final_states_own_their_memory_and_may_be_changed(problem, variant, size, lengths, backend):
+    kind, options = VARIANTS[variant]
+    p, run = problem(kind, size=size, lengths=lengths).to(torch.float32), RECURRENCES[kind]
+    for gates in (p.gates, p.gates.requires_grad_()):
+        states, final = run(
+            gates, p.values, "softmax", p.initial_state, p.cu_seqlens, backend=backend, **options
+        )
+        assert final.untyped_storage().nbytes() == final.numel() * final.element_size()
+        assert states.untyped_storage().data_ptr() != final.untyped_storage().data_ptr()
+        final[0] = 0
+
+
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
+
+
+def test_tokens_ids_and_further_axes_are_packed_too():
+    tokens = torch.arange(12).view(2, 6)
+    packed, bounds = pack(tokens, MASK[:2])
+    assert packed.tolist() == [[2, 3, 4, 5, 6, 7, 8]]
+    assert bounds.tolist() == [0, 4, 7]
+    assert unpack(packed, MASK[:2]).tolist() == (tokens * MASK[:2]).tolist()
+    assert pack(torch.zeros(2, 6, 3, 2), MASK[:2])[0].shape == (1, 7, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        ([[1, 1]], TypeError, "attention_mask must be a tensor, got list"),
+        (MASK[0], ValueError, "attention_mask must have shape (B, T), got (6,)"),
+        (MASK[:3], ValueError, "attention_mask must have shape (B=2, T=6), got (3, 6)"),
+        (MASK[:2].float(), TypeError, "must be bool or integer, got torch.float32"),
+        (2 * MASK[:2], ValueError, "attention_mask must be 0 or 1, got 2"),
+        (MASK[:2].to("meta"), ValueError, "attention_mask must be on cpu, got meta"),
+    ],
+)
+def test_bad_masks_are_named(mask, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        pack(torch.zeros(2, 6, 4), mask)

@@ -132,10 +132,9 @@ def test_ranks_together_are_one_process(world_size, device, backend, tmp_path):
         for worker in workers:
             worker.kill()
             worker.wait()
-    stored = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world_size)]
+    stored = (torch.load(tmp_path / f"{rank}.pt") for rank in range(world_size))
     found, outputs = zip(*stored, strict=True)
-    whole_outputs = layer_outputs((sum(SLICES[world_size]),))
-    for slices, expected in zip(zip(*outputs, strict=True), whole_outputs, strict=True):
+    for expected, *slices in zip(layer_outputs((sum(SLICES[world_size]),)), *outputs, strict=True):
         torch.testing.assert_close(torch.cat(slices, 1), expected, rtol=0, atol=1e-10)
     check_parts(found, SLICES[world_size], grouped=False)
     if world_size > len(GROUP):

@@ -12,7 +12,7 @@ from statemix import tasks
 from statemix.errors import SettingError
 from statemix.registry import REQUIRED
 from statemix.tasks import IGNORED, TASKS, TaskSpec, addressing
-from statemix.tasks.drawn import DrawnTask
+from statemix.tasks.task_bases import DrawnTask
 from statemix.training.settings import read_spec
 
 each_task = pytest.mark.parametrize("name", TASKS)

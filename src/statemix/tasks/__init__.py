@@ -7,12 +7,12 @@ from statemix.tasks.automata.language_tasks import RandomAutomaton, Regex, Table
 from statemix.tasks.automata.traces import Traces
 from statemix.tasks.chomsky import BracketArithmetic, CycleNavigation, ModularArithmetic, Parity
 from statemix.tasks.copying import Copying
-from statemix.tasks.drawn import DrawnTask
 from statemix.tasks.mad.fuzzy_recall import FuzzyRecall
 from statemix.tasks.mad.recall import NoisyRecall, Recall
 from statemix.tasks.mad.storage import Compression, Memorization, SelectiveCopying
 from statemix.tasks.permutation import Permutation
 from statemix.tasks.task import Examples, HasTokenFeatures, Task, TaskSpec
+from statemix.tasks.task_bases import DrawnTask
 
 __all__ = ["IGNORED", "TASKS", "Examples", "HasTokenFeatures", "Task", "TaskSpec", "build"]
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from statemix.errors import OptionError
 from statemix.place_rules import PlaceRules
 from statemix.tasks import addressing
-from statemix.tasks.drawn import PlacesTask, Raw
 from statemix.tasks.task import Examples
+from statemix.tasks.task_bases import PlacesTask, Raw
 
 GENERATORS: dict[str, dict[str, object]] = {
     "S_6": {"moves": "(1 2); (1 2 3 4 5 6)"},

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.tasks import addressing
-from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.task import Examples
+from statemix.tasks.task_bases import DrawnTask, Raw, Tokens
 
 
 class StringTask(DrawnTask):

@@ -8,8 +8,8 @@ import numpy as np
 from statemix.automaton import IGNORED
 from statemix.errors import OptionError
 from statemix.tasks import addressing
-from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.task import Examples
+from statemix.tasks.task_bases import DrawnTask, Raw
 
 _NUM_LETTERS = len(string.ascii_lowercase)
 # Tokens: letters below _NUM_LETTERS, then these.

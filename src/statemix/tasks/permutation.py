@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from statemix.automaton import IGNORED, Automaton, reachable
 from statemix.errors import OptionError
 from statemix.tasks import addressing, groups
-from statemix.tasks.drawn import AddressedTask, example_text
 from statemix.tasks.groups import Group, GroupName
 from statemix.tasks.task import Examples
+from statemix.tasks.task_bases import AddressedTask, example_text
 
 PAPER_SETS: dict[str, dict[str, object]] = {
     "S3-250": {"group": "S_3", "train_size": 250},

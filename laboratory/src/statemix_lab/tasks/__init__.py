@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.tasks.addressing import Split
-from statemix.tasks.drawn import PlacesTask
+from statemix.tasks.task_bases import PlacesTask
 
 
 def example_picture(

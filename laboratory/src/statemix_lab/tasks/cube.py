@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from statemix.errors import OptionError
 from statemix.place_rules import PlaceRules
 from statemix.tasks import addressing
-from statemix.tasks.drawn import PlacesTask, Raw
 from statemix.tasks.task import Examples
+from statemix.tasks.task_bases import PlacesTask, Raw
 from statemix_lab.tasks import example_picture
 
 COLOURS = "ULFRBD"

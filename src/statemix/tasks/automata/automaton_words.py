@@ -10,8 +10,8 @@ from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.automata.automaton_text import NamedAutomaton
-from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.task import Examples
+from statemix.tasks.task_bases import DrawnTask, Raw
 
 
 def _drawn(

@@ -13,8 +13,8 @@ from statemix.automaton import IGNORED
 from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.automata.automaton_words import check_flipped
-from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.task import Examples
+from statemix.tasks.task_bases import DrawnTask, Raw
 
 # Of ten traces in a row, those that are held out.
 _HELD_OUT: dict[addressing.Split, int] = {"test": 8, "validation": 9}

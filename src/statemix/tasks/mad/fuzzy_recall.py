@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from statemix.automaton import IGNORED
 from statemix.errors import OptionError
 from statemix.tasks import addressing
-from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.mad import of_mad
 from statemix.tasks.task import Examples
+from statemix.tasks.task_bases import DrawnTask, Raw, Tokens
 
 # Drawing different tokens takes time in the square of their number: so much is seconds an example.
 _MOST_WORK = 2**31

@@ -9,9 +9,9 @@ import numpy as np
 from statemix.automaton import IGNORED
 from statemix.errors import OptionError
 from statemix.tasks import addressing
-from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.mad import dubinin_presets
 from statemix.tasks.task import Examples
+from statemix.tasks.task_bases import DrawnTask, Raw, Tokens
 
 
 class Memorization(DrawnTask):

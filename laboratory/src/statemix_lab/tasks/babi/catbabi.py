@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from statemix.automaton import IGNORED
 from statemix.errors import OptionError
 from statemix.tasks import addressing
-from statemix.tasks.drawn import AddressedTask
 from statemix.tasks.task import Examples
+from statemix.tasks.task_bases import AddressedTask
 from statemix_lab.tasks.babi.stories import Stories, corpus
 
 _LINE = 80

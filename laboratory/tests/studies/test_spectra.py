@@ -9,6 +9,7 @@ from statemix.errors import RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import load_model, train
 from statemix_lab.studies.higher_order.contenders import ORDERS, bd_lru, h_lru
+from statemix_lab.studies.higher_order.higher_order_studies import SpectraStudy
 from statemix_lab.studies.higher_order.paper_tables import TABLES
 from statemix_lab.studies.higher_order.protocols import Column, Data, cell
 from statemix_lab.studies.higher_order.run_spectra import (
@@ -140,6 +141,15 @@ def test_a_run_is_due_until_its_eigenvalues_are_stored_or_can_be(trained, tmp_pa
     assert due_with_spectra(planned, rows, spectra, retry=False) == []
     assert due_with_spectra(planned, rows, spectra, retry=True) == planned[1:]
     assert due_with_spectra(planned, {}, spectra, retry=False) == planned
+
+
+def test_a_run_whose_eigenvalues_are_lost_is_trained_again(trained, tmp_path):
+    planned, store, spectra = trained
+    rows = store.rows()
+    planned[0].job.folder.rename(tmp_path / "moved")
+    SpectraStudy("fig7", "tiny", lambda *_: []).fill(planned, store)
+    assert read_spectra(spectra).keys() == {one.key for one in planned}
+    assert store.rows() == rows
 
 
 @pytest.mark.parametrize(

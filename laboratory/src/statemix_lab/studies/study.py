@@ -166,9 +166,8 @@ class Study:
         again: tuple[JobEnding, ...] = ("diverged", "failed") if retry else ()
         tried: set[str] = set()
         while True:
-            rows = results.rows()
-            left = [run for run in due(planned, rows, retry=retry) if run.key not in tried]
-            ready = [run for run in left if self.is_wanted(run, rows)]
+            rows, left = results.rows(), self.due(planned, results, retry=retry)
+            ready = [run for run in left if run.key not in tried and self.is_wanted(run, rows)]
             if not ready:
                 break
             tried |= {run.key for run in ready}
@@ -176,7 +175,7 @@ class Study:
         self.keep(planned, results)
 
     def keep(self, planned: Sequence[Planned], results: Store) -> None:
-        """Keep beside the store what rows do not hold."""
+        """Store files that are too large for a row, such as eigenvalues."""
 
     def draw(self, runs: pl.DataFrame, folder: Path) -> Figure | None:
         """Draw the results; ``folder`` holds what is kept beside the store."""

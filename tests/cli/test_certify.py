@@ -177,6 +177,14 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
     assert (row["verdict"], row["word"], row["answers"]) == ("refuted", ["21", "12"], ["21", "21"])
     assert (row["state"], row["network"], row["property"]) == ("wrong", "proven", BROKEN)
     # Another question about the network has another file.
+    # A proof in another folder counts there, and one beside the run everywhere.
+    elsewhere = ("--output", str(tmp_path / "proofs"))
+    assert check(kept, *elsewhere)[1].out.splitlines()[1] == "  network  the proven one"
+    assert main(["certify", str(run), *elsewhere]) == 0
+    for path in run.glob("certif*"):
+        path.unlink()
+    capsys.readouterr()
+    assert check(kept, *elsewhere)[1].out.splitlines()[1] == "  network  the proven one"
     assert check(broken, "--soft", "--max-pairs", "100", "--output", str(tmp_path / "new"))[0] == 1
     stored = json.loads((tmp_path / "new" / "property-broken-soft.json").read_text())
     assert stored["network"] == "as trained"

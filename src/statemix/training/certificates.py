@@ -99,9 +99,10 @@ def check_property(
 ) -> tuple[dict[str, Any], Path | None]:
     """Prove or refute a safety property of a finished run's network, and write the verdict.
 
-    The network is the proven one if :func:`certify_run` has stored a proof, and otherwise the
-    trained one with gates of 0 and 1. With ``soft``, or without softmax gates, it is the trained
-    one as it is. If the task has an automaton, words that it does not allow are left out.
+    The network is the proven one if :func:`certify_run` has stored a proof in ``output`` or in the
+    run's folder, and otherwise the trained one with gates of 0 and 1. With ``soft``, or without
+    softmax gates, it is the trained one as it is. If the task has an automaton, words that it does
+    not allow are left out.
 
     The verdict is written to ``property-NAME.json`` with the property file's name without its
     ending. Other weights and ``soft`` change the name, as in :func:`certificate_paths`. It is open
@@ -136,11 +137,11 @@ def check_property(
     with attributes_set(model, config.evaluation.attributes):
         network, searched = "as trained", cast(ReadoutModel, model)
         if not soft:
-            try:
-                network, searched = "proven", load_proven(folder, weights)
-            except RequestError:
-                if proofs.can_harden(model):
-                    network, searched = "hardened", proofs.harden(model)
+            if proofs.can_harden(model):
+                network, searched = "hardened", proofs.harden(model)
+            for place in filter(None, (folder, output)):
+                with contextlib.suppress(RequestError):
+                    network, searched = "proven", load_proven(folder, weights, output=place)
         assert isinstance(searched, TokenClassifier)
         result = proofs.prove_safety(
             searched, watched, model.main_head, max_states, on_progress=on_progress

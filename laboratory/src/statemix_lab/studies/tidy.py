@@ -162,7 +162,10 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
             criterion=pl.when(is_tuned).then("best_validation").otherwise("best_test"),
         )
         .group_by(*part, "setting", maintain_order=True)
-        .agg("values", "tests", pl.col("criterion").mean(), pl.col("share").first(), seeds=pl.len())
+        .agg(
+            *("values", "tests", pl.col("seed").alias("of_seeds")),
+            *(pl.col("criterion").mean(), pl.col("share").first(), pl.len().alias("seeds")),
+        )
         # A setting with fewer seeds is chosen only where there is no other.
         .sort("seeds", "criterion", descending=True, maintain_order=True)
         .group_by(part, maintain_order=True)
@@ -199,7 +202,7 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
         deviation=pl.when(pl.col("seeds").min() > 1).then(
             pl.col("values").list.var().mean().sqrt()
         ),
-        parts=pl.struct(*fields, "values", "tests", "lengths"),
+        parts=pl.struct(*fields, "of_seeds", "values", "tests", "lengths"),
     )
     # Searches of one size are compared: under "tuned", every run must have ended.
     is_measured = (~is_tuned | pl.col("complete")) & (pl.col("seeds") >= ENOUGH_SEEDS)
@@ -277,6 +280,10 @@ def by_length(runs: pl.DataFrame, entries: Iterable[StudyEntry]) -> pl.DataFrame
 
 
 def seed_means(parts: list[dict[str, Any]]) -> list[float]:
-    """Return the accuracies of the chosen settings, one per seed: means over the data sets."""
-    values = [part["values"] or [] for part in parts]
-    return [math.fsum(one) / len(one) for one in zip(*values, strict=False)]
+    """Return the accuracies of the chosen settings, one per seed: means over the data sets.
+
+    A seed counts if it has a result on every data set.
+    """
+    found = [dict(zip(part["of_seeds"] or (), part["values"] or (), strict=True)) for part in parts]
+    common = [seed for seed in found[0] if all(seed in of for of in found)]
+    return [math.fsum(of[seed] for of in found) / len(found) for seed in common]

@@ -231,7 +231,7 @@ class EvaluationConfig(Settings):
     sequences shows it long before the end of training."""
     tokens: Count = 65536
     """Tokens at each further length, so longer lengths have fewer sequences."""
-    stop_at: Fraction | None = None
+    stop_at: Annotated[float, Ge(0), Lt(1)] | None = None
     """Validation token accuracy (mean over heads) above which training stops early; during a
     search, it does not."""
     attributes: Assignments = Assignments()

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import os
 import random
 import shlex
@@ -19,6 +20,7 @@ import torch
 
 from statemix import ops
 from statemix.cli import doctor, main
+from statemix.cli.parser import split_flags
 from statemix.tasks import build as build_task
 
 # On a machine without a compiler, processes that tests start may use the loop without a warning.
@@ -198,8 +200,14 @@ TINY = shlex.split(
 
 @pytest.fixture(scope="session")
 def tiny_arguments():
-    """Arguments of a run that takes a fraction of a second."""
-    return TINY
+    """Function that returns the arguments of a run that takes a fraction of a second, changed."""
+
+    def changed(*words):
+        flags = [flag for flag, _ in split_flags(words)]
+        kept = [(flag, *values) for flag, values in split_flags(TINY) if flag not in flags]
+        return [*itertools.chain(*kept), *words]
+
+    return changed
 
 
 @pytest.fixture(scope="session")

@@ -50,8 +50,9 @@ def train(tmp_path_factory):
     def trained(name, *words):
         folder = tmp_path_factory.getbasetemp() / f"certify-{name}"
         if not folder.exists():
+            common = S_2[S_2.index("--model.bos") if "--task" in words else 0 :]
             with contextlib.redirect_stdout(io.StringIO()):
-                assert main(["train", "--folder", str(folder), *S_2, *words]) == 0
+                assert main(["train", "--folder", str(folder), *common, *words]) == 0
         return folder
 
     return trained
@@ -176,7 +177,6 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
     assert row == json.loads((run / "property-broken.json").read_text())
     assert (row["verdict"], row["word"], row["answers"]) == ("refuted", ["21", "12"], ["21", "21"])
     assert (row["state"], row["network"], row["property"]) == ("wrong", "proven", BROKEN)
-    # Another question about the network has another file.
     # A proof in another folder counts there, and one beside the run everywhere.
     elsewhere = ("--output", str(tmp_path / "proofs"))
     assert check(kept, *elsewhere)[1].out.splitlines()[1] == "  network  the proven one"
@@ -185,6 +185,7 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
         path.unlink()
     capsys.readouterr()
     assert check(kept, *elsewhere)[1].out.splitlines()[1] == "  network  the proven one"
+    # Another question about the network has another file.
     assert check(broken, "--soft", "--max-pairs", "100", "--output", str(tmp_path / "new"))[0] == 1
     stored = json.loads((tmp_path / "new" / "property-broken-soft.json").read_text())
     assert stored["network"] == "as trained"

@@ -48,7 +48,7 @@ def test_json_has_a_line_per_length_and_is_recorded(run, capsys):
 def test_scores_are_those_that_training_found(tmp_path, tiny_arguments, capsys):
     """The precision is the run's, and so are the batches: MAD accuracy is a mean over batches."""
     run = str(tmp_path / "run")
-    assert main(["train", "--folder", run, *tiny_arguments, "--runtime.precision=bf16-mixed"]) == 0
+    assert main(["train", "--folder", run, *tiny_arguments("--runtime.precision=bf16-mixed")]) == 0
     capsys.readouterr()
     assert main(["evaluate", run, "--sequences", "30", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
@@ -59,7 +59,7 @@ def test_a_loss_that_is_not_finite_is_null(tmp_path, tiny_arguments, capsys):
     folder = tmp_path / "run"
     layer = ["--model.layers", "bd_lru", "num_blocks=2", "block_size=3", "gate=none"]
     rate = ["--optimizer.learning-rate", "0.3"]
-    assert main(["train", "--folder", str(folder), *tiny_arguments, *layer, *rate]) == 0
+    assert main(["train", "--folder", str(folder), *tiny_arguments(*layer, *rate)]) == 0
     capsys.readouterr()
     assert main(["evaluate", str(folder), "--lengths", "4000", "--json"]) == 0
     lines = [capsys.readouterr().out, (folder / "evaluations.jsonl").read_text()]
@@ -115,7 +115,7 @@ def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments,
     folder = str(tmp_path / "run")
     hot = ["--evaluation.attributes", "gate_temperature=50.0", "--schedules.epochs", "30"]
     rate = ["--optimizer.learning-rate", "0.03"]
-    assert main(["train", "--folder", folder, *tiny_arguments, *hot, *rate]) == 0
+    assert main(["train", "--folder", folder, *tiny_arguments(*hot, *rate)]) == 0
     capsys.readouterr()
     assert main(["evaluate", folder, "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]

@@ -130,7 +130,7 @@ def test_any_field_of_a_file_is_overridden_by_its_dotted_name(file, equals):
 
 
 def test_a_run_reports_its_progress_and_prints_its_scores(tmp_path, tiny_arguments, capsys):
-    assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments]) == 0
+    assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments()]) == 0
     printed = capsys.readouterr()
     assert "run: started at step 0 of 12" in printed.err
     assert "run: step 12: train loss" in printed.err
@@ -138,13 +138,13 @@ def test_a_run_reports_its_progress_and_prints_its_scores(tmp_path, tiny_argumen
     outcome = load_outcome(tmp_path / "run")
     assert f"{outcome.last.test[5]['product'].token_accuracy:.4f}" in printed.out
     # The repeated command has nothing to do.
-    assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments]) == 0
+    assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments()]) == 0
     assert "holds this run, finished" in capsys.readouterr().err
 
 
 def test_the_attempts_of_a_search_are_counted(tmp_path, tiny_arguments, capsys):
     search = ["--search.attempts", "2", "--search.max-steps", "1", "--search.accept-last", "1"]
-    assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments, *search]) == 0
+    assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments(*search)]) == 0
     out = capsys.readouterr().out
     assert " steps in 2 attempts, none of which passed, " in out
     assert "for more attempts, repeat with --extend --search.attempts 4\n" in out
@@ -196,7 +196,7 @@ def test_options_beside_from_replace_the_runs(finished_run):
 )
 def test_bad_requests_are_one_line(tmp_path, tiny_arguments, capsys, arguments, message):
     folder = tmp_path / "run"
-    assert main(["train", "--folder", str(folder), *tiny_arguments, *arguments]) == 2
+    assert main(["train", "--folder", str(folder), *tiny_arguments(*arguments)]) == 2
     printed = capsys.readouterr().err
     assert message in printed
     assert printed.count("\n") == 1
@@ -206,7 +206,7 @@ def test_bad_requests_are_one_line(tmp_path, tiny_arguments, capsys, arguments, 
 def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, capsys):
     rates = ["--grid", "optimizer.learning_rate=1e-5,3e-2,3e38", "batches.size=4,20"]
     constant = ["--schedules.learning-rate", "constant", "--schedules.epochs", "10"]
-    command = ["train", "--folder", str(tmp_path), *tiny_arguments, *rates, *constant]
+    command = ["train", "--folder", str(tmp_path), *tiny_arguments(*rates, *constant)]
     # A rate that diverges is a result, not a failure of the grid.
     assert main(command) == 0
     printed = capsys.readouterr()
@@ -238,7 +238,7 @@ def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, c
 
 
 def test_a_grid_in_an_impossible_folder_is_refused_in_one_line(tiny_arguments, capsys):
-    assert main(["train", "--folder", "/dev/null/x", *tiny_arguments, "--grid", "seed=0,1"]) == 2
+    assert main(["train", "--folder", "/dev/null/x", *tiny_arguments("--grid", "seed=0,1")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -258,7 +258,7 @@ def test_tables_of_two_grids_lose_no_row(tmp_path):
 
 def test_a_further_grid_keeps_the_rows_of_the_first(tmp_path, tiny_arguments):
     def rows_after(*axes):
-        assert main(["train", "--folder", str(tmp_path), *tiny_arguments, "--grid", *axes]) == 0
+        assert main(["train", "--folder", str(tmp_path), *tiny_arguments("--grid", *axes)]) == 0
         with (tmp_path / "grid.csv").open(newline="") as file:
             return list(csv.DictReader(file))
 
@@ -276,12 +276,12 @@ def test_a_further_grid_keeps_the_rows_of_the_first(tmp_path, tiny_arguments):
 
 def test_a_grid_fails_if_every_run_diverges(tmp_path, tiny_arguments, capsys):
     rates = ["--grid", "optimizer.learning_rate=3e38,1e38", "--schedules.learning-rate", "constant"]
-    assert main(["train", "--folder", str(tmp_path), *tiny_arguments, *rates]) == 1
+    assert main(["train", "--folder", str(tmp_path), *tiny_arguments(*rates)]) == 1
     assert "of 2 runs: 2 diverged" in capsys.readouterr().err
 
 
 def test_a_grid_names_the_run_that_another_process_trains(tmp_path, tiny_arguments, capsys):
-    command = ["train", "--folder", str(tmp_path), *tiny_arguments, "--grid", "seed=0,1"]
+    command = ["train", "--folder", str(tmp_path), *tiny_arguments("--grid", "seed=0,1")]
     (tmp_path / "seed=1").mkdir()
     with FileLock(tmp_path / "seed=1" / ".statemix.lock"):
         assert main(command) == 1
@@ -292,7 +292,7 @@ def test_a_grid_names_the_run_that_another_process_trains(tmp_path, tiny_argumen
 
 
 def test_an_interrupted_command_is_resumed(tmp_path, tiny_arguments, capsys, monkeypatch):
-    command = ["train", *tiny_arguments, "--folder"]
+    command = ["train", *tiny_arguments("--folder")]
     backward, steps = torch.Tensor.backward, itertools.count()
 
     def signalled(*arguments, **options):

@@ -79,7 +79,7 @@ def test_a_folder_in_use_is_refused(command, inputs, monkeypatch, tiny_arguments
     monkeypatch.setattr(certificates.runs, "WRITING_S", 0.1)
     words = command.split()
     if "--extend" in words:
-        words += [{"4": "9"}.get(word, word) for word in tiny_arguments]
+        words += tiny_arguments("--schedules.epochs", "9")
     folder = Path(COMMANDS[command])
     with held(folder):
         before = contents(inputs)
@@ -106,7 +106,7 @@ def _train(words):
 
 
 def test_two_at_once_end_well_or_are_refused(tmp_path, tiny_arguments):
-    codes = run_both(_train, ["train", "--folder", str(tmp_path / "new"), *tiny_arguments])
+    codes = run_both(_train, ["train", "--folder", str(tmp_path / "new"), *tiny_arguments()])
     assert 0 in codes
     assert {0, 2} >= {*codes}
     assert (tmp_path / "new" / "summary.json").stat().st_size

@@ -26,7 +26,7 @@ def hybrid(tmp_path_factory, tiny_arguments):
     """A run whose second layer runs no linear recurrence."""
     folder = tmp_path_factory.mktemp("runs") / "hybrid"
     words = ["bd_lru", "num_blocks=2", "block_size=3", "lstm", "h_lru", "num_channels=9", "order=2"]
-    arguments = [*tiny_arguments, "--model.layers", *words, "--schedules.epochs", "1"]
+    arguments = [*tiny_arguments("--model.layers", *words, "--schedules.epochs", "1")]
     assert main(["train", "--folder", str(folder), *arguments]) == 0
     return folder
 
@@ -116,7 +116,7 @@ def test_the_race_of_a_search_marks_its_attempts(tiny_arguments, tmp_path, capsy
     # Attempts leave their plateau as soon as the loss falls at all, and fail their only test.
     search = "--search.attempts 2 --search.plateau 1 --search.every 2 --search.tests 1"
     strict = "--search.accept 1 --search.accept-last 1 --evaluation.every 1"
-    words = [*tiny_arguments, *search.split(), *strict.split()]
+    words = [*tiny_arguments(*search.split(), *strict.split())]
     assert main(["train", "--folder", str(folder), *words]) == 0
     assert main(["inspect", str(folder)]) == 0
     attempts = load_outcome(folder).attempts
@@ -148,7 +148,7 @@ def test_options_choose_layer_units_tokens_and_output(hybrid, tmp_path, capsys):
 def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments, capsys):
     folder = str(tmp_path / "run")
     sharp = ["--evaluation.attributes", "gate_temperature=1e-3"]
-    assert main(["train", "--folder", folder, *tiny_arguments, *sharp]) == 0
+    assert main(["train", "--folder", folder, *tiny_arguments(*sharp)]) == 0
     capsys.readouterr()
     assert main(["inspect", folder, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["summary"]["gate_entropy"] < 0.1
@@ -157,7 +157,7 @@ def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments,
 def test_gates_are_shown_before_and_after_sharpening(tmp_path, tiny_arguments, capsys):
     folder = tmp_path / "run"
     schedule = ["--schedules.attributes", "gate_temperature", "start=2", "end=0.125", "finish=0.5"]
-    assert main(["train", "--folder", str(folder), *tiny_arguments, *schedule]) == 0
+    assert main(["train", "--folder", str(folder), *tiny_arguments(*schedule)]) == 0
     capsys.readouterr()
     assert main(["inspect", str(folder)]) == 0
     text = capsys.readouterr().out

@@ -196,6 +196,12 @@ def parse(arguments: Sequence[str]) -> Train:
     flags = {normal(option.flag) for option in own}
     groups: Groups = []
     given: dict[str, list[str]] = {}
+
+    def give(setting: str, words: list[str]) -> None:
+        if setting in given:
+            raise RequestError(f"{setting} must be given once")
+        given[setting] = words
+
     for flag, words in split_flags(arguments):
         name = normal(flag)
         annotation = settings[name].annotation if name in settings else None
@@ -208,10 +214,10 @@ def parse(arguments: Sequence[str]) -> Train:
         if not flag or name in flags or name == "help":
             groups.append((flag, words))
         else:
-            given[name] = words
+            give(name, words)
         for word in assigned:
             setting, _, value = word.partition("=")
-            given[normal(setting)] = [value]
+            give(normal(setting), [value])
     import_modules(given.get("imports", ()))
     if ("--help", []) in groups:
         show_help("statemix train", _DESCRIPTION, [*own, *settings.values()], _registries())

@@ -280,6 +280,8 @@ def remove_runs(folders: Iterable[Path]) -> None:
     for folder in folders:
         if not (folder / CONFIG).exists():
             resolve_config(folder, StoredConfig(0, {}, {}))
+        elif "asked" not in read_json(folder / CONFIG, "a run's configuration"):
+            raise RequestError(f"{folder / CONFIG} must hold a run's configuration, got another")
     with contextlib.ExitStack() as locks:
         for folder in folders:
             locks.enter_context(lock_folder(folder))

@@ -8,8 +8,8 @@ import torch
 
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.training import AttributeSchedule
-from statemix.training.batches import CrossEntropy
+from statemix.training import AttributeSchedule, ParameterGroup
+from statemix.training.batches import Averages, CrossEntropy
 
 # Sums of a few hundred terms in another order, after five steps of AdamW.
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
@@ -106,6 +106,31 @@ def test_every_part_of_a_step_counts_in_the_average_of_reported_numbers(toys, ti
     run.step()
     run.step()
     assert run.loop.averages.read()["backbone.blocks.0.mixer.call"] == (0 + 1 + 2 + 3 + 4 + 5) / 6
+
+
+def test_a_part_of_the_loss_weighs_by_the_steps_that_have_it():
+    averages, task, penalty = Averages(), torch.tensor(1.0), torch.tensor(0.5)
+    for step in range(8):
+        averages.collect([{"task": task} if step < 6 else {"task": task, "penalty": penalty}], [])
+    state = averages.state_dict()
+    # Checkpoints of older versions do not count the steps.
+    for dropped in ("none", "loss"):
+        counts = {name: count for name, count in state["counts"].items() if name != dropped}
+        averages.load_state_dict({**state, "counts": counts}, torch.device("cpu"))
+        means = {"loss": 1.125, "loss/task": 1.0, "loss/penalty": 0.5}
+        assert averages.read() == means
+
+
+def test_a_loss_that_is_no_number_names_the_rate_although_a_group_is_frozen(tiny, begun):
+    for factors in ((0.0, 1.0), (0.0, 0.0)):
+        groups = [
+            ParameterGroup(name, learning_rate_factor=factor)
+            for name, factor in zip(("*.bias", "*"), factors, strict=True)
+        ]
+        run = begun(tiny({"optimizer.groups": tuple(groups)}))
+        run.schedules.before_step(run.loop)
+        rate = "0.001" if factors[1] else "0"
+        assert f"with learning rate {rate};" in str(run.loop.refusal(math.nan, 1.0))
 
 
 def test_a_step_that_is_not_made_is_in_no_average(tiny, begun):

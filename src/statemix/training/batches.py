@@ -314,23 +314,30 @@ class Averages:
             for name, number in table.items():
                 number = number.detach().double()
                 self._totals[name] = self._totals[name] + number if name in self._totals else number
-        for name in (*losses[0], *(name for table in reports for name in table)):
+        for name in ("loss", *losses[0], *(name for table in reports for name in table)):
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def read(self) -> dict[str, float]:
-        """Return and forget the means: "loss" (the sum over heads) and every name; {} if empty."""
+        """Return and forget the means; {} if empty.
+
+        "loss" is the mean over the steps of the whole loss. The mean of a part of the loss, or of a
+        reported number, is over the steps that have it.
+        """
         if not self._totals:
             return {}
-        means = {name: value / self._counts[name] for name, value in self._values().items()}
+        values, steps = self._values(), self._counts["loss"]
+        parts = (value / steps for name, value in values.items() if name.startswith("loss/"))
+        means = {name: value / self._counts[name] for name, value in values.items()}
         self._totals, self._counts = {}, {}
-        losses = [value for name, value in means.items() if name.startswith("loss/")]
-        return {"loss": math.fsum(losses), **means}
+        return {"loss": math.fsum(parts), **means}
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": self._values(), "counts": dict(self._counts)}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        self._counts = dict(state["counts"])
+        # Checkpoints of older versions do not count the steps.
+        steps = (count for name, count in state["counts"].items() if name.startswith("loss/"))
+        self._counts = {"loss": max(steps, default=0), **state["counts"]}
         self._totals = {
             name: torch.tensor(value, dtype=torch.float64, device=device)
             for name, value in state["sums"].items()

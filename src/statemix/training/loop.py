@@ -436,8 +436,10 @@ class Loop:
             return None
         is_norm = math.isfinite(loss)
         name, value = ("norm of the gradient", norm) if is_norm else ("loss", loss)
-        group = self.optimizer.param_groups[0]
-        rate = group.get("lr", math.nan) / group.get("rate_factor", 1.0)
+        groups = self.optimizer.param_groups
+        # The first groups may be frozen: their factor is 0.
+        group = max(groups, key=lambda group: group.get("rate_factor", 1.0))
+        rate = group.get("lr", math.nan) / (group.get("rate_factor", 1.0) or 1.0)
         return FloatingPointError(
             f"{name} must be finite, got {value} at step {self.step + 1} of {self.num_steps} with "
             f"learning rate {rate:.3g}; a smaller rate or clip_norm may help"

@@ -3,7 +3,9 @@
 import itertools
 import json
 import math
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from statemix.cli.lm import parse
 from statemix.cli.main import main
 from statemix.errors import RequestError
+from statemix.lm import model_costs
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.language_optimizers import CosineRate
 from statemix.lm.language_scores import bits_per_byte
@@ -75,6 +78,19 @@ def test_a_size_has_the_parameters_of_its_name(size, vocabulary, parameters):
     config, _ = parse(["train", "--folder", "x", "--size", size]).request(bytes_tokenizer())
     config.vocab_size = vocabulary
     assert count_sizes(config)["parameters"] == pytest.approx(parameters, rel=0.04)
+
+
+def test_the_speed_of_products_is_that_of_the_threads_of_the_run(prepared, tmp_path, monkeypatch):
+    noted = []
+    clock = SimpleNamespace(
+        perf_counter=lambda: noted.append(torch.get_num_threads()) or time.time()
+    )
+    monkeypatch.setattr(model_costs, "time", clock)
+    tokens, held_out, _ = read_prepared(prepared)
+    config = StatemixConfig(vocab_size=300, hidden_size=8, num_hidden_layers=1)
+    settings, options = replace(SETTINGS, steps=1), {"device": "cpu", "num_threads": 3}
+    train_language_model(config, tokens, held_out, tmp_path, settings, **options)
+    assert set(noted) == {3}
 
 
 def test_a_run_is_extended(prepared, tmp_path):

@@ -10,6 +10,7 @@ from statemix.layers import Layer
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import StatemixForCausalLM
 from statemix.training.config import Precision
+from statemix.training.devices import threads
 
 # Sides of the matrices whose product is timed: large enough for full speed.
 _SIDE = {"cpu": 1024, "cuda": 8192}
@@ -60,14 +61,18 @@ def training_flops(config: StatemixConfig, length: int) -> tuple[int, int]:
 
 
 @functools.cache
-def matmul_speed(device: str, dtype: torch.dtype) -> float:
-    """Return the FLOP/s of the best of a few products of large matrices on "cpu" or "cuda"."""
+def matmul_speed(device: str, dtype: torch.dtype, num_threads: int | None = None) -> float:
+    """Return the FLOP/s of the best of a few products of large matrices on "cpu" or "cuda".
+
+    ``num_threads`` are CPU threads; None means PyTorch's number.
+    """
     side = _SIDE[device]
     left, right = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(2))
     best = 0.0
-    for _ in range(1 + _PRODUCTS):
-        begun = time.perf_counter()
-        # Waits for the device.
-        float((left @ right)[0, 0])
-        best = max(best, 2 * side**3 / (time.perf_counter() - begun))
+    with threads(num_threads):
+        for _ in range(1 + _PRODUCTS):
+            begun = time.perf_counter()
+            # Waits for the device.
+            float((left @ right)[0, 0])
+            best = max(best, 2 * side**3 / (time.perf_counter() - begun))
     return best

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statemix.errors import RequestError
-from statemix.files import append, make_folder, naming, open_for_append, write_file
+from statemix.files import append, check_writable, make_folder, naming, write_file
 
 
 def test_an_error_without_a_file_or_a_message_gets_its_name_and_keeps_its_kind():
@@ -64,7 +64,13 @@ def test_what_cannot_be_written_is_refused_by_its_option(tmp_path):
     # A pipe is not waited for.
     for path, reason in ((tmp_path, ""), (file / "below", ""), (pipe, r"\(a pipe\)")):
         with pytest.raises(RequestError, match=f"output must be a writable file, got .*{reason}"):
-            open_for_append("output", path)
+            check_writable("output", path)
+    # Rows can be appended to this file, but its folder takes no other.
+    with file.open() as opened:
+        same = Path(f"/proc/self/fd/{opened.fileno()}")
+        check_writable("output", same)
+        with pytest.raises(RequestError, match=f"output must be a writable file, got '{same}'"):
+            check_writable("output", same, replaced=True)
     with pytest.raises(RequestError, match=r"^output must be a writable folder, got .*/file/below"):
         make_folder("output", file / "below")
     for _ in range(2):
@@ -73,8 +79,8 @@ def test_what_cannot_be_written_is_refused_by_its_option(tmp_path):
 
 
 def test_what_can_be_appended_to_is_left_as_it_was(tmp_path):
-    open_for_append("output", tmp_path / "new" / "certificate.json")
+    check_writable("output", tmp_path / "new" / "certificate.json")
     assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "old").write_text("x")
-    open_for_append("output", tmp_path / "old")
+    check_writable("output", tmp_path / "old", replaced=True)
     assert (tmp_path / "old").read_text() == "x"

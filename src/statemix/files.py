@@ -47,20 +47,24 @@ def make_folder(name: str, path: Path) -> None:
         ) from error
 
 
-def open_for_append(name: str, path: Path, advice: str = "") -> None:
-    """Check, before long work, that the file of the option ``name`` can be appended to.
+def check_writable(name: str, path: Path, advice: str = "", *, replaced: bool = False) -> None:
+    """Check, before long work, that rows can be appended to the file of the option ``name``.
 
     Its folder is made. A file that did not exist does not exist afterwards: the work may end
-    without a result. ``advice`` ends the message.
+    without a result. With ``replaced``, :func:`write_file` is to write the file, which needs a
+    writable folder even if the file exists. ``advice`` ends the message.
     """
     if path.is_fifo():
         # Opening it would wait for a reader.
         raise RequestError(f"{name} must be a writable file, got {str(path)!r} (a pipe)")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The name of a new file may be that of another process's file in the next moment.
-        with path.open("a") if path.exists() else tempfile.TemporaryFile(dir=path.parent):
-            pass
+        is_new = not path.exists()
+        if not is_new:
+            path.open("a").close()
+        if is_new or replaced:
+            # The name of a new file may be that of another process's file in the next moment.
+            tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise RequestError(
             f"{name} must be a writable file, got {str(path)!r} ({error.strerror}){advice}"

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
-from statemix.files import append
+from statemix.files import append, check_writable
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
 from statemix.training.config import Device
@@ -84,13 +84,8 @@ class Evaluate:
             for length in self.lengths or (task.length,)
         }
         record = (self.output or self.folder) / EVALUATIONS
-        try:
-            record.parent.mkdir(parents=True, exist_ok=True)
-            record.open("a").close()
-        except OSError as error:
-            advice = "" if self.output else "; choose a folder by --output"
-            message = f"{record} must be writable, got: {error.strerror}{advice}"
-            raise RequestError(message) from error
+        advice = "" if self.output else "; choose a folder by --output"
+        check_writable("output" if self.output else "folder", record, advice)
         rows = []
         with attributes_set(model, config.evaluation.attributes):
             for length, evaluator in evaluators.items():

@@ -52,7 +52,8 @@ def certify_run(
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
     path, network = certificate_paths(output or folder, weights, soft=soft)
     advice = "; choose a folder by --output" if output is None else ""
-    files.open_for_append("certificate" if output is None else "output", path, advice)
+    name = "certificate" if output is None else "output"
+    files.check_writable(name, path, advice, replaced=True)
     before = _stored(path)
     is_proof = before.get("verdict") == "proven"
     if output is not None and is_proof and before.get("weights_sha256") != sha256:
@@ -127,7 +128,8 @@ def check_property(
     letters, classes = names_of(task, model.main_head)
     about = _about(weights, soft=soft)
     path = (output or folder) / f"property-{property_file.stem}{about}.json"
-    files.open_for_append("folder" if output is None else "output", path)
+    name = "folder" if output is None else "output"
+    files.check_writable(name, path, replaced=True)
     try:
         watched = proofs.parse_property(text, letters, classes)
     except OptionError as error:

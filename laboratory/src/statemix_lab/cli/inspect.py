@@ -210,7 +210,7 @@ class Inspect:
         from statemix_lab.studies.figure import png
 
         advice = "" if self.output else "; choose a folder by --output"
-        files.open_for_append("output", self._folder / NUMBERS, advice)
+        files.check_writable("output", self._folder / NUMBERS, advice, replaced=True)
         numbers = {
             "run": str(self.folder),
             "weights": self.weights,

@@ -84,7 +84,7 @@ class Report:
         from statemix_lab.studies.study import studies
 
         output = self.output or Path("report/index.html")
-        files.open_for_append("output", output)
+        files.check_writable("output", output, replaced=True)
         with lock_folder(output.parent):
             files.write_file(output, render_page(studies().values(), rows, self.results).encode())
         print(f"wrote {output}")
@@ -117,7 +117,7 @@ class Report:
                 console.print(f"left out: {line}")
             if found:
                 path = folder / f"throughput-{_slug(setting.title)}.png"
-                files.open_for_append("output", path)
+                files.check_writable("output", path, replaced=True)
                 title = throughput.caption(
                     setting, [one for panel in found for one in panel.points]
                 )

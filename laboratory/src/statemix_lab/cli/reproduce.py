@@ -121,7 +121,7 @@ class Reproduce:
             is_new = not self.output.exists()
             files.make_folder("output", self.output)
             try:
-                files.open_for_append("store", store.path)
+                files.check_writable("store", store.path)
             except RequestError:
                 if is_new:
                     self.output.rmdir()

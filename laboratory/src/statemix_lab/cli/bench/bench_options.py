@@ -160,7 +160,7 @@ class Measured:
 def open_console(output: Path | None) -> Console:
     """Return a console as wide as tables may be, and check that rows can be appended to a file."""
     if output is not None:
-        files.open_for_append("output", output)
+        files.check_writable("output", output)
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = WIDTH

@@ -83,17 +83,18 @@ def test_the_row_of_a_run_holds_its_request_scores_and_provenance(tmp_path, monk
     assert row_of(ended)["test"]["5"]["product"]["loss"] is None
 
 
-def test_finished_rows_count_before_others_and_later_ones_before_earlier(tmp_path):
+def test_the_first_finished_row_counts_or_else_the_last(tmp_path):
     store = Store(tmp_path / "runs.jsonl")
     assert store.rows() == {}
     for one in (row("a", "failed"), row("a", n=1), row("a", "failed"), row("b", "diverged")):
         store.append(one)
     store.append(row("b", "failed"))
+    store.append(row("a", n=2))
     found = store.rows()
     assert found == {"a": row("a", n=1), "b": row("b", "failed")}
     other = Store(tmp_path / "other.jsonl")
     other.append(row("b", n=2))
-    other.append(row("a", "failed"))
+    other.append(row("a", n=3))
     assert merged([store.path, other.path]) == {"a": row("a", n=1), "b": row("b", n=2)}
 
 

@@ -62,7 +62,7 @@ class Store:
         self._rows: dict[str, StoredRow] = {}
 
     def rows(self) -> dict[str, StoredRow]:
-        """Return the rows by key. Of several rows, a finished one counts, then the last."""
+        """Return the rows by key. Of several rows the first finished one counts, else the last."""
         if not os.path.exists(self.path):
             return {}
         # Devices and pipes may never end.
@@ -84,9 +84,7 @@ class Store:
 
     def _add(self, rows: dict[str, StoredRow], number: int, line: bytes) -> None:
         if line.strip():
-            row = self._row(number, line)
-            if row["status"] == "done" or rows.get(row["key"], row)["status"] != "done":
-                rows[row["key"]] = row
+            _count(rows, self._row(number, line))
 
     def _row(self, number: int, line: bytes) -> StoredRow:
         try:
@@ -238,10 +236,14 @@ def _results(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 def merged(paths: Iterable[Path]) -> dict[str, StoredRow]:
-    """Return the rows of several stores by key; finished rows count before others."""
+    """Return the rows of several stores by key. Rows count as in :meth:`Store.rows`."""
     rows: dict[str, StoredRow] = {}
     for path in paths:
-        for name, row in Store(path).rows().items():
-            if name not in rows or rows[name]["status"] != "done":
-                rows[name] = row
+        for row in Store(path).rows().values():
+            _count(rows, row)
     return rows
+
+
+def _count(rows: dict[str, StoredRow], row: StoredRow) -> None:
+    if rows.get(row["key"], {"status": ""})["status"] != "done":
+        rows[row["key"]] = row

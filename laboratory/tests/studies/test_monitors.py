@@ -115,6 +115,11 @@ def test_wrong_labels_are_learned_too(algorithm, tmp_path, monkeypatch):
     assert one["certificate"]["verdict"] == "refuted"
     # A random guess is right half of the time, and the labels themselves are less often.
     assert 0.6 < one["test"]["50"]["answer"]["token_accuracy"] < 1
+    # Labels of validation are wrong, too; those of the test are not.
+    validation, test = one["best_validation"]["answer"], one["best_test"]["answer"]
+    assert validation["num_sequences"] == size
+    assert test["num_sequences"] == 20
+    assert test["mad_accuracy"] != test["token_accuracy"]
     for name in ("num_states", "certificate", "property", "test"):
         assert one[name] == same[name]
     assert one["test"] != other["test"]

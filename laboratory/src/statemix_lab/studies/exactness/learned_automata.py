@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
+import torch
 
 from statemix import files
 from statemix.automaton import IGNORED, NEVER
@@ -23,6 +24,7 @@ from statemix.tasks import TaskSpec
 from statemix.tasks.addressing import Split
 from statemix.tasks.automata.automaton_words import AutomatonTask
 from statemix.training import Event
+from statemix.training.evaluation import mad_accuracy
 from statemix.training.folder import WRITING_S, lock_folder
 from statemix_lab.studies.store import PlainHeads
 
@@ -95,8 +97,9 @@ class LearnedAutomaton(StudyRun):
             "cpu_s": cpu_s,
             "certificate": _checked(machine, specification(task)),
             "property": _checked(machine, watched),
+            "validation": _scores(task, machine, "validation", self.num_validation, task.length),
             "test": {
-                str(length): _scores(task, machine, self.size, length)
+                str(length): _scores(task, machine, "test", self.size, length)
                 for length in (task.length, self.length)
             },
         }
@@ -111,8 +114,10 @@ class LearnedAutomaton(StudyRun):
 
     def results(self, folder: Path) -> dict[str, Any]:
         found = files.read_json(folder / _RESULT, "a result")
-        heads = next(iter(found["test"].values()))
-        best = dict.fromkeys(("best_test", "test_at_best_validation", "best_validation"), heads)
+        test = next(iter(found["test"].values()))
+        # Results of older versions lack the scores on the words of validation.
+        best = {"best_validation": found.pop("validation", test)}
+        best |= dict.fromkeys(("best_test", "test_at_best_validation"), test)
         return {**found, **best, "time_s": found["cpu_s"]}
 
     def ending(self, folder: Path) -> str:
@@ -142,13 +147,16 @@ def _checked(machine: StateMachine, watched: SafetyProperty) -> dict[str, Any]:
     return {"verdict": result.verdict, "pairs": result.pairs, "word": list(result.word)}
 
 
-def _scores(task: AutomatonTask, machine: StateMachine, size: int, length: int) -> PlainHeads:
-    tokens, targets, _ = task.examples("test", 0, size, length)
-    right = machine.run(tokens)[0] == targets[task.head]
+def _scores(
+    task: AutomatonTask, machine: StateMachine, split: Split, size: int, length: int
+) -> PlainHeads:
+    tokens, targets, _ = task.examples(split, 0, size, length)
+    answers, classes = machine.run(tokens)[0], targets[task.head]
+    right = answers == classes
     scores = {
         "num_sequences": size,
         "token_accuracy": float(right.mean()),
-        "mad_accuracy": float(right.mean(1).mean()),
+        "mad_accuracy": mad_accuracy(*map(torch.from_numpy, (answers.astype(np.int64), classes))),
         "sequence_accuracy": float(right.all(1).mean()),
         "loss": None,
     }
@@ -159,7 +167,7 @@ def _aalpy(module: str) -> Any:
     try:
         return import_module(f"aalpy.{module}")
     except ImportError as error:
-        advice = "RPNI and L* need AALpy: pip install 'statemix-lab[automata]'"
+        advice = "RPNI, Alergia and L* need AALpy: pip install 'statemix-lab[automata]'"
         raise RequestError(advice) from error
 
 

@@ -292,7 +292,9 @@ def _checks() -> str:
         ("random changes of the code", f"{len(mutants):,}", f"{len(mutants) - caught} survive")
     ]
     totals: dict[str, list[int]] = {}
-    for path in sorted((RESULTS / "fuzz").glob("2026-11-22-*.jsonl")):
+    paths = sorted((RESULTS / "fuzz").glob("*.jsonl"))
+    day = paths[-1].name[: len("2026-11-22")]
+    for path in (path for path in paths if path.name.startswith(day)):
         for row in json_lines("fuzz", path.name):
             for kind, numbers in row["kinds"].items():
                 total = totals.setdefault(kind, [0, 0])

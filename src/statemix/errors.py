@@ -22,7 +22,7 @@ ABSENT: Any = _Absent()
 class RequestError(ValueError):
     """A request of the user that cannot be met; the message gives the reason in one line.
 
-    Any other ValueError is a defect of the library.
+    The command line treats any other ValueError as a defect.
     """
 
 

@@ -12,7 +12,7 @@ class PlaceRules:
     """Places that hold contents, which tokens move and load.
 
     After a token, a place holds what another place held before, or a content that the token loads.
-    The classes of the task's head number p are the contents of place p. The last ``num_hidden``
+    Head p of the task answers with the content of place p. The last ``num_hidden``
     places have no head.
 
     Attributes:

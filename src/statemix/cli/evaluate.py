@@ -31,8 +31,8 @@ class Evaluate:
     """Score a trained model on the test split, at any sequence lengths.
 
     Every length adds a row to the table and a line to evaluations.jsonl in the run's folder, in
-    which a loss that is not finite is null. Long sequences are processed in pieces, so memory does
-    not grow with their length:
+    which a loss that is not finite is null. Long sequences are processed in pieces, so
+    activations do not grow with their length:
 
     statemix evaluate runs/s3 --lengths 16 64 4096
     """

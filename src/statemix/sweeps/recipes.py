@@ -73,8 +73,9 @@ def exact(task: TaskSpec) -> RunConfig:
       initial states and an entry for each point or state. Half of the blocks, drawn anew for every
       word, are hidden from the readout while the gates are sharpened.
     - The layer of an automaton of the user has one block with column gates and two entries for each
-      state. Noise in the gates makes the letters choose clearly. The last test is the proof itself.
-      Where states share answers or only the last letters have labels, tests are more and larger.
+      state. Noise in the gates makes the letters choose clearly. The last test is the proof itself,
+      unless labels are flipped. Where states share answers or only the last letters have labels,
+      tests are more and larger.
     - The layer of n places has one block of 1.5 n entries of eight values each, and noise in the
       gates from the beginning. Words have 4 n tokens, but at most 64, if the task does not give
       their length. The width is 8 n, but at least 128.

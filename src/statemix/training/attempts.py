@@ -64,7 +64,7 @@ class Search:
         self._first = self._average = 0.0
 
     def most_steps(self, scheduled: int) -> int:
-        """Return the steps after which the last of the schedules, of ``scheduled`` steps, begin."""
+        """Return the most steps before the last schedules, of ``scheduled`` steps, begin."""
         assert self._config.attempts is not None
         left = self._config.attempts - len(self.attempts)
         each = self._config.max_steps + self._config.every * self._config.tests

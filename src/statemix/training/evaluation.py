@@ -1,4 +1,4 @@
-"""Scores of a model on labelled sequences, in memory that does not grow with their length."""
+"""Scores of a model on labelled sequences; activations do not grow with their length."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -263,7 +263,7 @@ def evaluate(
 ) -> dict[str, Scores]:
     """Score a model on examples.
 
-    Long sequences are processed in pieces, so that memory is bounded.
+    Long sequences are processed in pieces, so that activations do not grow with the length.
 
     Args:
         model: model to score; it is left in evaluation mode.

@@ -206,14 +206,13 @@ def lock_folder(
 
 
 def begin_run(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) -> None:
-    """Write the configuration of a run, and its software and machine, unless they are there."""
+    """Write a run's configuration and environment if absent; reopen a finished run to extend."""
     stored = stored_config(folder, config.schema)
     if stored is None:
         write_file(folder / ENVIRONMENT, _json(environment))
     else:
         warn_of_changes(folder, environment)
         if stored != config and (folder / SUMMARY).exists():
-            # A finished run, which is to be extended, ends with a checkpoint instead.
             summary = read_summary(folder)
             content = "a run's last state to extend it, as finished runs have since 0.1"
             state = read_json(folder / STATE, content)

@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
-IGNORED: Mapping[signal.Signals, Handler] = dict.fromkeys(SIGNALS, signal.SIG_IGN)
+IGNORE_SIGNALS: Mapping[signal.Signals, Handler] = dict.fromkeys(SIGNALS, signal.SIG_IGN)
 """Handlers of a process whose parent decides when it ends."""
 
 TERMINABLE: Mapping[signal.Signals, Handler] = {signal.SIGTERM: signal.default_int_handler}

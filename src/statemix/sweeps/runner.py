@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from statemix.errors import RequestError
-from statemix.interrupts import IGNORED, TERMINABLE, handled
+from statemix.interrupts import IGNORE_SIGNALS, TERMINABLE, handled
 from statemix.training import Event, RunConfig, config_from_plain, train
 from statemix.training.config import SCHEMA, Count, NotNegative
 from statemix.training.devices import check_here, check_threads
@@ -23,6 +23,7 @@ from statemix.training.folder import (
     FolderInUseError,
     Status,
     StoredConfig,
+    config_to_resume,
     read_status,
     remove_runs,
     resolve_config,
@@ -204,7 +205,7 @@ def _ended_before(
         return replace(_row(job, ending), started=False)
     try:
         if isinstance(job.config, RunConfig):
-            resolve_config(job.folder, request(job.config))
+            config_to_resume(job.folder, request(job.config))
     except RequestError:
         # The folder holds another run, which training will report.
         return None
@@ -306,7 +307,7 @@ def worker_processes(count: int, checkpoint_every_s: float | None) -> Iterator[l
     try:
         # Workers inherit ignored signals. Ctrl-C reaches the workers too, and must not end them
         # while they are still importing.
-        with handled(IGNORED):
+        with handled(IGNORE_SIGNALS):
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 worker: BaseProcess = context.Process(

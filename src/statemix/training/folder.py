@@ -107,7 +107,7 @@ def check_imported(path: Path, names: Any) -> None:
             )
 
 
-def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) -> StoredConfig:
+def config_to_resume(folder: Path, config: StoredConfig, *, extend: bool = False) -> StoredConfig:
     """Return the configuration with which a run in this folder starts or resumes.
 
     A stored run of the same request resumes with its own resolved configuration, even if a default,
@@ -278,7 +278,7 @@ def remove_runs(folders: Iterable[Path]) -> None:
     folders = [folder for folder in folders if folder.exists()]
     for folder in folders:
         if not (folder / CONFIG).exists():
-            resolve_config(folder, StoredConfig(0, {}, {}))
+            config_to_resume(folder, StoredConfig(0, {}, {}))
         elif "asked" not in read_json(folder / CONFIG, "a run's configuration"):
             raise RequestError(f"{folder / CONFIG} must hold a run's configuration, got another")
     with contextlib.ExitStack() as locks:

@@ -185,8 +185,8 @@ def load_outcome(folder: Path | str) -> Outcome:
     return Outcome(folder=folder, config=config, **vars(summary))
 
 
-def tidy(folder: Path, step: int, on_event: Callable[[Event], None] | None) -> None:
-    """Tidy a finished run, which may have been killed after its summary, and tell its end."""
+def clear_leftovers(folder: Path, step: int, on_event: Callable[[Event], None] | None) -> None:
+    """Remove what a finished run that was killed after its summary has left; report its end."""
     remove_checkpoints(folder / runs.CHECKPOINTS)
     # A folder that only others may write needs no tidying.
     with contextlib.suppress(OSError):
@@ -197,10 +197,10 @@ def tidy(folder: Path, step: int, on_event: Callable[[Event], None] | None) -> N
 
 def load_config(folder: Path | str) -> RunConfig:
     """Read the whole configuration of a run."""
-    return resolved_config(Path(folder), _stored(Path(folder)))
+    return config_from_stored(Path(folder), _stored(Path(folder)))
 
 
-def resolved_config(folder: Path, stored: runs.StoredConfig) -> RunConfig:
+def config_from_stored(folder: Path, stored: runs.StoredConfig) -> RunConfig:
     """Build the whole configuration of a run from what its folder holds."""
     runs.check_imported(folder / runs.CONFIG, stored.resolved.get("imports"))
     try:

@@ -83,7 +83,7 @@ def train(
     task = config.build_task()
     resolved = config.resolved(task)
     request = runs.StoredConfig(configs.SCHEMA, config.asked(), resolved.to_plain())
-    stored = runs.resolve_config(folder, request, extend=extend)
+    stored = runs.config_to_resume(folder, request, extend=extend)
     sources = source_digests(config.imports)
     if config.start_from is not None:
         source = Path(config.start_from)
@@ -95,12 +95,12 @@ def train(
     if runs.is_finished(folder, stored):
         runs.warn_of_changes(folder, {"information": sources})
         found = outcome.load_outcome(folder)
-        outcome.tidy(folder, found.last.step, on_event)
+        outcome.clear_leftovers(folder, found.last.step, on_event)
         return found
     # A stored run keeps the choices that were made when it began.
     config = resolved
     if stored is not request:
-        config = outcome.resolved_config(folder, stored)
+        config = outcome.config_from_stored(folder, stored)
         task = config.build_task()
     runtime = config.runtime
     devices.check_here(runtime)
@@ -341,11 +341,11 @@ def fit(
         def begin() -> runs.StoredConfig | None:
             ours = request if request is settings else comparable(request, folder)
             # A folder that cannot be written is still read.
-            stored = runs.resolve_config(folder, ours, extend=extend)
+            stored = runs.config_to_resume(folder, ours, extend=extend)
             if not runs.is_finished(folder, stored):
                 stack.enter_context(runs.lock_folder(folder))
                 # Another process may have begun or finished the run meanwhile.
-                stored = runs.resolve_config(folder, ours, extend=extend)
+                stored = runs.config_to_resume(folder, ours, extend=extend)
             if not runs.is_finished(folder, stored):
                 return stored
             runs.warn_of_changes(folder, described)
@@ -355,7 +355,7 @@ def fit(
         if stored is None:
             found = outcome.load_fitted(model, folder)
             if ranks.is_first:
-                outcome.tidy(folder, found.last["step"], on_event)
+                outcome.clear_leftovers(folder, found.last["step"], on_event)
             return found
         if request is settings and stored != request:
             raise runs.FolderInUseError(f"another process has begun the run in {folder}")

@@ -215,24 +215,6 @@ def test_one_job_that_cannot_run_is_one_error_and_none_starts(jobs, monkeypatch,
     assert (told, jobs[0].folder.exists()) == ([], False)
 
 
-def test_fresh_removes_runs_and_nothing_else(jobs):
-    # What a run left that was killed as it began.
-    jobs[0].folder.mkdir(parents=True)
-    for name in (".statemix.lock", "environment.json"):
-        (jobs[0].folder / name).touch()
-    run_all(jobs, fresh=True)
-    stamp = [(job.folder / "summary.json").stat().st_mtime_ns for job in jobs]
-    run_all(jobs, fresh=True)
-    assert all(
-        (job.folder / "summary.json").stat().st_mtime_ns > before
-        for job, before in zip(jobs, stamp, strict=True)
-    )
-    (jobs[1].folder / "config.json").unlink()
-    with pytest.raises(RequestError, match=r"^folder must be empty or hold a run, got .*two with"):
-        run_all(jobs, fresh=True)
-    assert (jobs[0].folder / "summary.json").exists()
-
-
 def test_a_folder_of_another_run_is_a_failed_row(jobs):
     run_all(jobs[:1])
     (row,) = run_all([dataclasses.replace(jobs[0], config=run(seed=5))])

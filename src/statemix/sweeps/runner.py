@@ -25,8 +25,6 @@ from statemix.training.folder import (
     StoredConfig,
     config_to_resume,
     read_status,
-    remove_runs,
-    resolve_config,
 )
 from statemix.training.settings import checked, import_modules
 
@@ -120,7 +118,6 @@ def run_all(
     *,
     num_workers: int | None = None,
     retry: Collection[JobEnding] = (),
-    fresh: bool = False,
     until: float | None = None,
     on_event: Callable[[Job, Event], None] | None = None,
     on_end: Callable[[Ended], None] | None = None,
@@ -138,7 +135,6 @@ def run_all(
         num_workers: number of processes; with 1 or None, everything runs in this process. Results
             do not depend on the number if the configurations fix the number of threads.
         retry: earlier endings to try again: "diverged", "failed".
-        fresh: remove the jobs' folders first.
         until: time of ``time.monotonic`` at which active runs save a checkpoint and the call
             returns; their status, and that of runs not begun, is "interrupted".
         on_event: function called in this process with each event of each run.
@@ -154,10 +150,8 @@ def run_all(
         raise RequestError("jobs must have distinct folders, got one folder twice")
     # One request that cannot be met is one error, before any process starts.
     for job in jobs:
-        if isinstance(job.config, RunConfig) and (fresh or _ending(job, retry) is None):
+        if isinstance(job.config, RunConfig) and _ending(job, retry) is None:
             check_here(job.config.resolved().runtime)
-    if fresh:
-        remove_runs([job.folder for job in jobs])
     ended: dict[Path, Ended] = {}
 
     def note(row: Ended) -> None:

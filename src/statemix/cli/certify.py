@@ -13,6 +13,7 @@ from rich.console import Console
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError, RunsFailedError
 from statemix.training.outcome import Weights
+from statemix.training.progress import log_console
 
 if TYPE_CHECKING:
     from statemix.proofs import Certificate
@@ -102,7 +103,7 @@ class Certify:
         else:
             task = load_config(self.folder).build_task()
             print_certificate(found, *names_of(task, found.head))
-            _console().print(stored)
+            log_console().print(stored)
         return found.verdict
 
     def _check(self, file: Path) -> str:
@@ -171,16 +172,10 @@ def print_certificate(found: "Certificate", letters: Sequence[str], answers: Seq
     # Otherwise the verdict itself is about the trained network, or there is nothing to compare.
     if found.method == "search" and result.verdict == "proven" and network != "as trained":
         lines["soft"] = _soft(found)
-    console = _console()
+    console = log_console()
     console.print(f"{result.verdict}: {said[result.verdict]}")
     for name, line in lines.items():
         console.print(f"  {name:<8} {line}")
-
-
-def _console() -> Console:
-    console = Console(highlight=False, markup=False)
-    console.soft_wrap = not console.is_terminal
-    return console
 
 
 def _soft(found: "Certificate") -> str:

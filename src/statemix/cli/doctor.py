@@ -97,7 +97,6 @@ def examine() -> dict[str, Any]:
             devices[f"{kind}:{index}"] = str(named(index))
     return {
         **found,
-        "packages": found["packages"] | {"triton": provenance.version("triton")},
         "compiler": _compiler(),
         "devices": devices,
         "threads": torch.get_num_threads(),

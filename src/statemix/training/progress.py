@@ -20,6 +20,13 @@ _LINES = 20
 Show = Callable[[str, Event], None]
 
 
+def log_console() -> Console:
+    """Return a console that wraps no lines of a log file."""
+    console = Console(highlight=False, markup=False)
+    console.soft_wrap = not console.is_terminal
+    return console
+
+
 @contextlib.contextmanager
 def shown() -> Iterator[Show]:
     """Show the events of runs: live bars on a terminal, plain lines elsewhere.

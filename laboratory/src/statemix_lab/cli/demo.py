@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar, Literal
 from statemix import files
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError, RunsFailedError
+from statemix.training.progress import log_console
 from statemix_lab.cli.reproduce import lost_text, show_study
-from statemix_lab.cli.watch import open_console, watched
+from statemix_lab.cli.watch import watched
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Demo:
             remove_runs([one.job.folder for one in planned])
             store.remove({one.key for one in planned})
         left = study.due(planned, store, retry=self.retry)
-        console = open_console()
+        console = log_console()
         num_workers = min(torch.get_num_threads(), max(len(left), 1))
         console.print(
             f"{len(left)} of {len(planned)} runs on {self.group}, {num_workers} at a time. "

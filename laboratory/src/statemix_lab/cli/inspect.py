@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from rich.console import Console
-
 from statemix import files
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
+from statemix.training.progress import log_console
 from statemix.training.settings import built
 
 if TYPE_CHECKING:
@@ -235,8 +234,7 @@ class Inspect:
     def _print(self, found: _Found, *, judged: bool, proven: bool) -> None:
         from statemix_lab.inspection import layer_text as text
 
-        console = Console(highlight=False, markup=False)
-        console.soft_wrap = not console.is_terminal
+        console = log_console()
         table = text.table(found["layers"], found["sharpening"], found["joint"])
         if table.lines:
             title = f"{self.folder}, weights {self.weights}"

@@ -13,7 +13,8 @@ from rich.console import Console
 from statemix import files
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError, RunsFailedError
-from statemix_lab.cli.watch import open_console, watched
+from statemix.training.progress import log_console
+from statemix_lab.cli.watch import watched
 
 if TYPE_CHECKING:
     from statemix.sweeps.runner import Ended
@@ -126,7 +127,7 @@ class Reproduce:
                 if is_new:
                     self.output.rmdir()
                 raise
-        console = open_console()
+        console = log_console()
         workers = min(self.workers or torch.get_num_threads(), max(len(left), 1))
         num_cells = len({entry.cell for entry in entries})
         console.print(

@@ -22,8 +22,7 @@ from statemix.proofs import prove_by_structure
 from statemix.proofs.structure import structure_tables
 from statemix.tasks.addressing import Split
 from statemix.training.folder import remove_runs, save_weights
-from statemix.training.progress import shown
-from statemix_lab.cli.watch import open_console
+from statemix.training.progress import log_console, shown
 from statemix_lab.studies.original_chess import OriginalChess, prove_original, train_original
 from statemix_lab.studies.place_tracker import FollowedWords, alike, follow, train_tracker
 from statemix_lab.tasks import chess_moves, cube
@@ -114,7 +113,7 @@ SUBJECTS = {"chess": chess_subject, "cube": cube_subject}
 
 def demo_tracker(name: str, folder: Path, seed: int, moves: str | None, *, fresh: bool) -> None:
     """Train, prove, and print what the network follows; everything is written into a folder."""
-    began, console = time.monotonic(), open_console()
+    began, console = time.monotonic(), log_console()
     subject = SUBJECTS[name](seed)
     word, words, tokens, _ = subject.names
     own = None if moves is None else subject.read(moves)
@@ -259,7 +258,7 @@ def demo_original_chess(
     folder: Path, seed: int, moves: str | None, num_games: int, *, fresh: bool
 ) -> None:
     """Train, prove, and follow the first games of the random split of Chess-World-Model."""
-    began, console = time.monotonic(), open_console()
+    began, console = time.monotonic(), log_console()
     subject = chess_subject(seed)
     own = None if moves is None else subject.read(moves)
     if fresh:

@@ -12,13 +12,6 @@ from statemix.training import Event, accuracy, load_outcome
 from statemix.training.progress import LINE_EVERY_S
 
 
-def open_console() -> Console:
-    """Return a console that wraps no lines of a log file."""
-    console = Console(highlight=False, markup=False)
-    console.soft_wrap = not console.is_terminal
-    return console
-
-
 class Watch:
     """Shows how far runs are, each and all together, and how they ended."""
 

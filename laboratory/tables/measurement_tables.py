@@ -293,8 +293,7 @@ def _checks() -> str:
     ]
     totals: dict[str, list[int]] = {}
     paths = sorted((RESULTS / "fuzz").glob("*.jsonl"))
-    day = paths[-1].name[: len("2026-11-22")]
-    for path in (path for path in paths if path.name.startswith(day)):
+    for path in (path for path in paths if path.name[:10] == paths[-1].name[:10]):
         for row in json_lines("fuzz", path.name):
             for kind, numbers in row["kinds"].items():
                 total = totals.setdefault(kind, [0, 0])

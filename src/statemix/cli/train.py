@@ -35,14 +35,7 @@ from statemix.sweeps.grid import Axis, best_by_validation, grid
 from statemix.sweeps.recipes import RECIPES
 from statemix.sweeps.runner import Ended, run_all
 from statemix.tasks import TASKS
-from statemix.training import (
-    Outcome,
-    RunConfig,
-    accuracy,
-    config_from_plain,
-    load_outcome,
-    train,
-)
+from statemix.training import Outcome, RunConfig, accuracy, config_from_plain, load_outcome, train
 from statemix.training.devices import check_threads
 from statemix.training.folder import WRITING_S, lock_folder
 from statemix.training.outcome import load_asked
@@ -195,13 +188,7 @@ def parse(arguments: Sequence[str]) -> Train:
     settings = {option.field: option for option in _settings_of(RunConfig)}
     flags = {normal(option.flag) for option in own}
     groups: Groups = []
-    given: dict[str, list[str]] = {}
-
-    def give(setting: str, words: list[str]) -> None:
-        if setting in given:
-            raise RequestError(f"{setting} must be given once")
-        given[setting] = words
-
+    assignments: Groups = []
     for flag, words in split_flags(arguments):
         name = normal(flag)
         annotation = settings[name].annotation if name in settings else None
@@ -214,10 +201,13 @@ def parse(arguments: Sequence[str]) -> Train:
         if not flag or name in flags or name == "help":
             groups.append((flag, words))
         else:
-            give(name, words)
-        for word in assigned:
-            setting, _, value = word.partition("=")
-            give(normal(setting), [value])
+            assignments.append((name, words))
+        parts = (word.partition("=") for word in assigned)
+        assignments += [(normal(setting), [value]) for setting, _, value in parts]
+    given = dict(assignments)
+    for name, count in Counter(name for name, _ in assignments).items():
+        if count > 1:
+            raise RequestError(f"{name} must be given once")
     import_modules(given.get("imports", ()))
     if ("--help", []) in groups:
         show_help("statemix train", _DESCRIPTION, [*own, *settings.values()], _registries())

@@ -168,14 +168,13 @@ def train_language_model(
     ranks = ranks_here()
     batches = TokenBatches(tokens.ids, settings, ranks, sequence_parallel=sequence_parallel)
     per_step = settings.batch_size * settings.length
-    speed = matmul_speed(
-        chosen_device(device), MATMUL_DTYPES[precision], options.get("num_threads")
-    )
+    dtype, num_threads = MATMUL_DTYPES[precision], options.get("num_threads")
+    speed = ranks.size * matmul_speed(chosen_device(device), dtype, num_threads)
     line = StepLine(
         batches,
         tokens_per_step=per_step,
         flops_per_token=sum(training_flops(config, settings.length)),
-        matmul_speed=ranks.size * speed,
+        matmul_speed=speed,
         bytes_per_token=tokens.num_bytes and tokens.num_bytes / len(tokens.ids),
     )
     identity = {

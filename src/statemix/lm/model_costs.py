@@ -62,10 +62,7 @@ def training_flops(config: StatemixConfig, length: int) -> tuple[int, int]:
 
 @functools.cache
 def matmul_speed(device: str, dtype: torch.dtype, num_threads: int | None = None) -> float:
-    """Return the FLOP/s of the best of a few products of large matrices on "cpu" or "cuda".
-
-    ``num_threads`` are CPU threads; None means PyTorch's number.
-    """
+    """Return the FLOP/s of the best of a few products of large matrices on "cpu" or "cuda"."""
     side = _SIDE[device]
     left, right = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(2))
     best = 0.0

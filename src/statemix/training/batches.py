@@ -320,8 +320,7 @@ class Averages:
     def read(self) -> dict[str, float]:
         """Return and forget the means; {} if empty.
 
-        "loss" is the mean over the steps of the whole loss. The mean of a part of the loss, or of a
-        reported number, is over the steps that have it.
+        "loss" is that of the whole loss. Means of its parts are over the steps that have them.
         """
         if not self._totals:
             return {}

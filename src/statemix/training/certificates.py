@@ -52,8 +52,7 @@ def certify_run(
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
     path, network = certificate_paths(output or folder, weights, soft=soft)
     advice = "; choose a folder by --output" if output is None else ""
-    name = "certificate" if output is None else "output"
-    files.check_writable(name, path, advice, replaced=True)
+    files.check_writable("output" if output else "certificate", path, advice, replaced=True)
     before = _stored(path)
     is_proof = before.get("verdict") == "proven"
     if output is not None and is_proof and before.get("weights_sha256") != sha256:
@@ -80,12 +79,7 @@ def certify_run(
                     load_proven(folder, weights, soft=soft, output=output)
                     return certificate, []
             row = {"weights": weights, "weights_sha256": sha256}
-            try:
-                return certificate, _write(path, network, row, certificate, tables, task)
-            except OSError as error:
-                name = "folder" if output is None else "output"
-                text = f"{name} must be writable, got {path.parent}: {error.strerror}"
-                raise RequestError(text) from error
+            return certificate, _write(path, network, row, certificate, tables, task)
 
 
 def check_property(
@@ -128,8 +122,7 @@ def check_property(
     letters, classes = names_of(task, model.main_head)
     about = _about(weights, soft=soft)
     path = (output or folder) / f"property-{property_file.stem}{about}.json"
-    name = "folder" if output is None else "output"
-    files.check_writable(name, path, replaced=True)
+    files.check_writable("output" if output else "folder", path, replaced=True)
     try:
         watched = proofs.parse_property(text, letters, classes)
     except OptionError as error:

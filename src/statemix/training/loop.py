@@ -436,9 +436,8 @@ class Loop:
             return None
         is_norm = math.isfinite(loss)
         name, value = ("norm of the gradient", norm) if is_norm else ("loss", loss)
-        groups = self.optimizer.param_groups
-        # The first groups may be frozen: their factor is 0.
-        group = max(groups, key=lambda group: group.get("rate_factor", 1.0))
+        # Groups that are frozen have the factor 0.
+        group = max(self.optimizer.param_groups, key=lambda one: one.get("rate_factor", 1.0))
         rate = group.get("lr", math.nan) / (group.get("rate_factor", 1.0) or 1.0)
         return FloatingPointError(
             f"{name} must be finite, got {value} at step {self.step + 1} of {self.num_steps} with "

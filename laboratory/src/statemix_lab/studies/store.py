@@ -84,7 +84,9 @@ class Store:
 
     def _add(self, rows: dict[str, StoredRow], number: int, line: bytes) -> None:
         if line.strip():
-            _count(rows, self._row(number, line))
+            row = self._row(number, line)
+            if rows.get(row["key"], {"status": ""})["status"] != "done":
+                rows[row["key"]] = row
 
     def _row(self, number: int, line: bytes) -> StoredRow:
         try:
@@ -239,11 +241,7 @@ def merged(paths: Iterable[Path]) -> dict[str, StoredRow]:
     """Return the rows of several stores by key. Rows count as in :meth:`Store.rows`."""
     rows: dict[str, StoredRow] = {}
     for path in paths:
-        for row in Store(path).rows().values():
-            _count(rows, row)
+        for name, row in Store(path).rows().items():
+            if name not in rows or rows[name]["status"] != "done":
+                rows[name] = row
     return rows
-
-
-def _count(rows: dict[str, StoredRow], row: StoredRow) -> None:
-    if rows.get(row["key"], {"status": ""})["status"] != "done":
-        rows[row["key"]] = row

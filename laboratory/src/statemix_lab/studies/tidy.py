@@ -160,12 +160,10 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             values=pl.when(is_tuned).then("at_best_validation").otherwise("best_test"),
             criterion=pl.when(is_tuned).then("best_validation").otherwise("best_test"),
+            of_seeds="seed",
         )
         .group_by(*part, "setting", maintain_order=True)
-        .agg(
-            *("values", "tests", pl.col("seed").alias("of_seeds")),
-            *(pl.col("criterion").mean(), pl.col("share").first(), pl.len().alias("seeds")),
-        )
+        .agg("values", "tests", "of_seeds", pl.mean("criterion"), pl.first("share"), seeds=pl.len())
         # A setting with fewer seeds is chosen only where there is no other.
         .sort("seeds", "criterion", descending=True, maintain_order=True)
         .group_by(part, maintain_order=True)
@@ -280,10 +278,7 @@ def by_length(runs: pl.DataFrame, entries: Iterable[StudyEntry]) -> pl.DataFrame
 
 
 def seed_means(parts: list[dict[str, Any]]) -> list[float]:
-    """Return the accuracies of the chosen settings, one per seed: means over the data sets.
-
-    A seed counts if it has a result on every data set.
-    """
+    """Return means over the data sets of the chosen settings, for seeds that all of them have."""
     found = [dict(zip(part["of_seeds"] or (), part["values"] or (), strict=True)) for part in parts]
     common = [seed for seed in found[0] if all(seed in of for of in found)]
     return [math.fsum(of[seed] for of in found) / len(found) for seed in common]

@@ -147,14 +147,12 @@ def _checked(machine: StateMachine, watched: SafetyProperty) -> dict[str, Any]:
     return {"verdict": result.verdict, "pairs": result.pairs, "word": list(result.word)}
 
 
-def _scores(
-    task: AutomatonTask, machine: StateMachine, split: Split, size: int, length: int
-) -> PlainHeads:
-    tokens, targets, _ = task.examples(split, 0, size, length)
+def _scores(task: AutomatonTask, machine: StateMachine, split: Split, *sizes: int) -> PlainHeads:
+    tokens, targets, _ = task.examples(split, 0, *sizes)
     answers, classes = machine.run(tokens)[0], targets[task.head]
     right = answers == classes
     scores = {
-        "num_sequences": size,
+        "num_sequences": len(tokens),
         "token_accuracy": float(right.mean()),
         "mad_accuracy": mad_accuracy(*map(torch.from_numpy, (answers.astype(np.int64), classes))),
         "sequence_accuracy": float(right.all(1).mean()),

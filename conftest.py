@@ -210,6 +210,34 @@ def tiny_arguments():
     return changed
 
 
+@pytest.fixture
+def printed_by(capsys):
+    """``printed_by(arguments)``: what a command line that succeeds writes to stdout."""
+
+    def run(arguments):
+        capsys.readouterr()
+        assert main.main(arguments) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys):
+    """``refused(arguments, message)``: the command line refuses them by one line of stderr."""
+
+    def check(arguments, message):
+        capsys.readouterr()
+        assert main.main(arguments) == 2
+        said = capsys.readouterr()
+        assert message in said.err
+        # A long argument is not repeated whole.
+        assert len(said.err) < 1100
+        assert (said.err.count("\n"), said.out) == (1, "")
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
     """Folder of a finished run; do not write to it."""

@@ -18,12 +18,10 @@ def test_generated_tables_are_those_of_the_rows(monkeypatch):
 
 def test_the_checks_are_those_of_the_newest_day(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(TABLES)
-    rows = {"mutants/2026-11-22-a": {"caught": True}}
-    for day, cases in (("22-a", 1), ("23-a", 20), ("23-b", 300)):
-        rows[f"fuzz/2026-11-{day}"] = {"kinds": {"kills": {"cases": cases, "findings": 0}}}
-    for name, row in rows.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
     measured = importlib.import_module("measurement_tables")
     monkeypatch.setattr(measured, "RESULTS", tmp_path)
-    assert "| runs killed and resumed | 320 | 0 findings |" in measured._checks()
+    row = json.dumps({"caught": True, "kinds": {"kills": {"cases": 3, "findings": 0}}})
+    for name in ("mutants/2026-11-22", *(f"fuzz/2026-11-{day}" for day in ("22", "23-a", "23-b"))):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_text(row)
+    assert "| runs killed and resumed | 6 | 0 findings |" in measured._checks()

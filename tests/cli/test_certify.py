@@ -71,9 +71,8 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.glob("certifi*")}
 
 
-def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
-    assert main(["certify", str(tracker)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_a_tracker_is_proven_and_its_network_is_kept(tracker, printed_by):
+    lines = printed_by(["certify", str(tracker)]).splitlines()
     assert lines[0] == "proven: right after every word of every length"
     stored = certificate(tracker)
     tracking = stored["tracking"]
@@ -93,12 +92,11 @@ def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
     assert loads.nonzero().flatten().tolist() == tracking
 
 
-def test_places_are_proven_by_structure(train, capsys):
+def test_places_are_proven_by_structure(train, printed_by, refused):
     folder = train(
         "places", "--task", "arrangement", "moves=(1); (1 2)", "length=8", "train_size=100", *BLOCKS
     )
-    assert main(["certify", str(folder)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed_by(["certify", str(folder)]).splitlines()
     assert lines[0] == "proven: right after every word of every length"
     assert lines[2] == "  proof    by structure: tokens do to entries what they do to places"
     stored = certificate(folder)
@@ -108,10 +106,8 @@ def test_places_are_proven_by_structure(train, capsys):
     logits = load_proven(folder)(torch.from_numpy(examples.tokens))
     for head, answers in examples.targets.items():
         np.testing.assert_array_equal(logits[head].argmax(-1).numpy(), answers)
-    assert main(["certify", str(folder), "--soft"]) == 2
-    assert "soft must be absent for a task with places" in capsys.readouterr().err
-    assert main(["compile", str(folder)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    refused(["certify", str(folder), "--soft"], "soft must be absent for a task with places")
+    lines = printed_by(["compile", str(folder)]).splitlines()
     assert lines[:2] == ["proven at every length", "letters: 0 (1), 1 (1 2)"]
     assert lines[3:5] == ["places: 0 place_1, 1 place_2", "2 entries, 2 letters, 2 answers"]
     with np.load(folder / "machine.npz") as arrays:
@@ -121,8 +117,7 @@ def test_places_are_proven_by_structure(train, capsys):
         np.testing.assert_array_equal(reached[:, place], answers[:, -1])
     stored["tables"]["start"][0] ^= 1
     (folder / "certificate.json").write_text(json.dumps(stored))
-    assert main(["compile", str(folder)]) == 2
-    assert "must hold the tables of a proof, got: its tables were" in capsys.readouterr().err
+    refused(["compile", str(folder)], "must hold the tables of a proof, got: its tables were")
 
 
 def test_a_stranger_can_check_the_tables_of_a_proof(tracker):
@@ -148,7 +143,7 @@ KEPT = "start: a\nbad: wrong\na 21 21 odd\nodd 21 21 wrong\nodd * 21 odd\nodd * 
 BROKEN = "start: a\nbad: wrong\na * 21 b\nb * 21 wrong\nb * * a\n"
 
 
-def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
+def test_properties_are_proven_or_broken(tracker, tmp_path, capsys, printed_by):
     """The answer is 1 after an odd number of letters 1."""
     run = without_certificates(tracker, tmp_path)
     kept, broken = tmp_path / "kept.txt", tmp_path / "broken.txt"
@@ -162,8 +157,7 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
     code, said = check(kept, "--max-pairs", "1")
     assert (code, said.err) == (1, f"statemix: the verdict on {run} is open\n")
     assert said.out.startswith("open: more than 1 states\n  network  with gates")
-    assert main(["certify", str(run)]) == 0
-    capsys.readouterr()
+    printed_by(["certify", str(run)])
     code, said = check(kept)
     lines = said.out.splitlines()
     assert (code, lines[-1]) == (0, f"written: {run}/property-kept.json")
@@ -177,14 +171,13 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
     assert row == json.loads((run / "property-broken.json").read_text())
     assert (row["verdict"], row["word"], row["answers"]) == ("refuted", ["21", "12"], ["21", "21"])
     assert (row["state"], row["network"], row["property"]) == ("wrong", "proven", BROKEN)
-    # A proof in another folder counts there, and one beside the run everywhere.
+    # A proof beside the run counts everywhere, and one in another folder there.
     elsewhere = ("--output", str(tmp_path / "proofs"))
-    assert check(kept, *elsewhere)[1].out.splitlines()[1] == "  network  the proven one"
+    assert check(kept, *elsewhere)[1].out.splitlines()[1] == lines[1]
     assert main(["certify", str(run), *elsewhere]) == 0
-    for path in run.glob("certif*"):
-        path.unlink()
+    (run / "certificate.json").unlink()
     capsys.readouterr()
-    assert check(kept, *elsewhere)[1].out.splitlines()[1] == "  network  the proven one"
+    assert check(kept, *elsewhere)[1].out.splitlines()[1] == lines[1]
     # Another question about the network has another file.
     assert check(broken, "--soft", "--max-pairs", "100", "--output", str(tmp_path / "new"))[0] == 1
     stored = json.loads((tmp_path / "new" / "property-broken-soft.json").read_text())
@@ -219,12 +212,10 @@ def test_a_property_is_about_the_words_of_the_task(tmp_path, capsys):
     assert "refuted: switch leads to b" in capsys.readouterr().out
 
 
-def test_a_proof_is_compiled(tracker, tmp_path, capsys):
-    assert main(["certify", str(tracker)]) == 0
-    capsys.readouterr()
+def test_a_proof_is_compiled(tracker, tmp_path, printed_by):
+    printed_by(["certify", str(tracker)])
     output = tmp_path / "new" / "folder"
-    assert main(["compile", str(tracker), "--name", "s2", "--output", str(output)]) == 0
-    said = capsys.readouterr().out
+    said = printed_by(["compile", str(tracker), "--name", "s2", "--output", str(output)])
     lines = ["proven at every length", "letters: 0 12, 1 21", "answers: 0 12, 1 21"]
     lines.append("2 states, 2 letters")
     assert said.splitlines() == [*lines, f"written: {output}/s2.c, {output}/s2.npz"]
@@ -236,7 +227,7 @@ def test_a_proof_is_compiled(tracker, tmp_path, capsys):
     np.testing.assert_array_equal(answers, examples.targets["product"])
 
 
-def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys, monkeypatch):
+def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys, printed_by, monkeypatch):
     """Traces have no automaton, so how right the machine is on test traces takes its place."""
     traces, folder = tmp_path / "lamp.txt", tmp_path / "run"
     words = np.random.default_rng(0).integers(2, size=(200, 8))
@@ -247,8 +238,7 @@ def test_names_of_letters_and_answers_are_compiled(tmp_path, capsys, monkeypatch
     traces.write_text("\n".join(map(" ".join, lines)))
     task = ["--task", "traces", f"file={traces}", "train_size=100"]
     words = [*task, *S_2[S_2.index("--model.bos") :], *BLOCKS]
-    assert main(["train", "--folder", str(folder), *words]) == 0
-    capsys.readouterr()
+    printed_by(["train", "--folder", str(folder), *words])
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["compile", str(folder)]) == 0
     printed = capsys.readouterr()
@@ -278,15 +268,14 @@ def test_a_model_without_gates_is_asked_as_it_is(train, capsys):
     assert not [line for line in lines if line.startswith("  soft ")]
 
 
-def test_a_certificate_needs_no_run_to_be_compiled(tmp_path, capsys):
+def test_a_certificate_needs_no_run_to_be_compiled(tmp_path, printed_by):
     """Names may be missing, numbers, or no text; the format of the tables decides what they are."""
     stored = json.loads((CERTIFICATES / "cube.json").read_text())
     del stored["method"]
     stored |= {"answers": None, "places": [str(place) for place in range(48)]}
     stored["letters"][0] = "\ud800"
     (tmp_path / "certificate.json").write_text(json.dumps(stored))
-    assert main(["compile", str(tmp_path), "--name", "cube"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed_by(["compile", str(tmp_path), "--name", "cube"]).splitlines()
     assert lines[1].startswith("letters: 0 \\ud800, 1 U2, ")
     assert lines[2] == "48 entries, 18 letters, 48 answers"
     with np.load(tmp_path / "cube.npz") as arrays:
@@ -295,14 +284,13 @@ def test_a_certificate_needs_no_run_to_be_compiled(tmp_path, capsys):
     np.testing.assert_array_equal(machine.run(word), expected.run(word))
 
 
-def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
+def test_what_cannot_be_compiled_is_named(tracker, tmp_path, printed_by, refused):
     run = without_certificates(tracker, tmp_path)
 
     def refuse(message, change=None, *options, folder=run):
         if change is not None:
             (run / "certificate.json").write_text(change)
-        assert main(["compile", str(folder), *options]) == 2
-        assert message in capsys.readouterr().err
+        refused(["compile", str(folder), *options], message)
 
     for change, message in (
         (None, f"certificate.json must exist; run 'statemix certify {run}'"),
@@ -318,8 +306,7 @@ def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
     refuse("folder must hold a finished run")
     refuse("folder must exist", folder=tmp_path / "no")
     shutil.copy(tracker / "summary.json", run)
-    assert main(["certify", str(tracker)]) == 0
-    capsys.readouterr()
+    printed_by(["certify", str(tracker)])
     stored = certificate(tracker)
     changed = copy.deepcopy(stored)
     rows = changed["tables"]["answers"]
@@ -331,8 +318,8 @@ def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
     (run / "certificate.json").unlink()
     weights = ["--weights", "best_test"]
     refuse(f"run 'statemix certify {run} --weights best_test' first", None, *weights)
-    assert main(["certify", str(run), *weights]) == main(["compile", str(run), *weights]) == 0
-    capsys.readouterr()
+    for command in ("certify", "compile"):
+        printed_by([command, str(run), *weights])
     refuse("must exist")
     assert main(["certify", str(run)]) == 0
     refuse("name must be an identifier of C, got '2s'", None, "--name", "2s")
@@ -367,9 +354,8 @@ def test_files_that_cannot_be_written_are_named(tracker, tmp_path, capsys):
         assert f"{place}' (Is a directory); choose a folder by --output" in said
 
 
-def test_gates_as_trained_are_right_up_to_the_length(tracker, capsys):
-    assert main(["certify", str(tracker), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_gates_as_trained_are_right_up_to_the_length(tracker, capsys, printed_by):
+    found = json.loads(printed_by(["certify", str(tracker), "--json"]))
     length, reason = found["horizon"], found["horizon_reason"]
     assert length > 8
     assert reason.startswith("longer words need gates of 0 and 1, or gates trained to a lower temp")
@@ -460,7 +446,9 @@ def test_a_proof_of_other_weights_is_stale(tracker, tmp_path, capsys):
     assert certificate(folder)["weights_sha256"] == changed
 
 
-def test_the_weights_that_are_asked_about_are_those_that_are_named(tracker, tmp_path, capsys):
+def test_the_weights_that_are_asked_about_are_those_that_are_named(
+    tracker, tmp_path, capsys, printed_by
+):
     folder = shutil.copytree(tracker, tmp_path / "run")
     without_readout = lambda name, weight: weight * (not name.startswith("readouts"))  # noqa: E731
     sha256 = change_weights(folder / "best_test.safetensors", without_readout)
@@ -472,8 +460,7 @@ def test_the_weights_that_are_asked_about_are_those_that_are_named(tracker, tmp_
     stored = certificate(folder, "-best_test-soft")
     assert (stored["weights"], stored["weights_sha256"]) == ("best_test", sha256)
     # The readout is fitted again.
-    assert main(["certify", str(folder), "--weights", "best_test"]) == 0
-    assert "readout fitted again" in capsys.readouterr().out
+    assert "readout fitted again" in printed_by(["certify", str(folder), "--weights", "best_test"])
 
 
 def test_a_failing_word_is_shown_and_fails(train, capsys):

@@ -45,22 +45,19 @@ def test_json_has_a_line_per_length_and_is_recorded(run, capsys):
     assert recorded == rows
 
 
-def test_scores_are_those_that_training_found(tmp_path, tiny_arguments, capsys):
+def test_scores_are_those_that_training_found(tmp_path, tiny_arguments, printed_by):
     """The precision is the run's, and so are the batches: MAD accuracy is a mean over batches."""
     run = str(tmp_path / "run")
-    assert main(["train", "--folder", run, *tiny_arguments("--runtime.precision=bf16-mixed")]) == 0
-    capsys.readouterr()
-    assert main(["evaluate", run, "--sequences", "30", "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)
+    printed_by(["train", "--folder", run, *tiny_arguments("--runtime.precision=bf16-mixed")])
+    row = json.loads(printed_by(["evaluate", run, "--sequences", "30", "--json"]))
     assert (row["length"], row["scores"]) == (5, to_plain(load_outcome(run).last.test[5]))
 
 
-def test_a_loss_that_is_not_finite_is_null(tmp_path, tiny_arguments, capsys):
+def test_a_loss_that_is_not_finite_is_null(tmp_path, tiny_arguments, capsys, printed_by):
     folder = tmp_path / "run"
     layer = ["--model.layers", "bd_lru", "num_blocks=2", "block_size=3", "gate=none"]
     rate = ["--optimizer.learning-rate", "0.3"]
-    assert main(["train", "--folder", str(folder), *tiny_arguments(*layer, *rate)]) == 0
-    capsys.readouterr()
+    printed_by(["train", "--folder", str(folder), *tiny_arguments(*layer, *rate)])
     assert main(["evaluate", str(folder), "--lengths", "4000", "--json"]) == 0
     lines = [capsys.readouterr().out, (folder / "evaluations.jsonl").read_text()]
     for line in lines:
@@ -100,23 +97,20 @@ def of_fit(run):
         (None, ["--lengths", "1"], "lengths: num_sequences must be at most 0 (share of"),
     ],
 )
-def test_bad_requests_are_one_line(run, capsys, monkeypatch, prepare, options, message):
+def test_bad_requests_are_one_line(run, refused, monkeypatch, prepare, options, message):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     if prepare is not None:
         prepare(run)
-    assert main(["evaluate", str(run), *options]) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.err.count("\n") == 1
-    assert printed.out == ""
+    refused(["evaluate", str(run), *options], message)
 
 
-def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments, capsys):
+def test_attributes_of_evaluation_are_those_of_the_run(
+    tmp_path, tiny_arguments, capsys, printed_by
+):
     folder = str(tmp_path / "run")
     hot = ["--evaluation.attributes", "gate_temperature=50.0", "--schedules.epochs", "30"]
     rate = ["--optimizer.learning-rate", "0.03"]
-    assert main(["train", "--folder", folder, *tiny_arguments(*hot, *rate)]) == 0
-    capsys.readouterr()
+    printed_by(["train", "--folder", folder, *tiny_arguments(*hot, *rate)])
     assert main(["evaluate", folder, "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
     assert scores == to_plain(load_outcome(folder).last.test[5])
@@ -126,15 +120,14 @@ def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments,
     assert found.loss != scores["product"]["loss"]
 
 
-def test_a_run_that_is_read_only_has_another_folder(finished_run, tmp_path, capsys, monkeypatch):
+def test_a_run_that_is_read_only_has_another_folder(finished_run, tmp_path, refused, monkeypatch):
     def refuse(path, *arguments, opened=Path.open, **options):
         if path.parent == finished_run and "a" in arguments:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return opened(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", refuse)
-    assert main(["evaluate", str(finished_run)]) == 2
-    assert "choose a folder by --output" in capsys.readouterr().err
+    refused(["evaluate", str(finished_run)], "choose a folder by --output")
     assert main(["evaluate", str(finished_run), "--output", str(tmp_path / "scores")]) == 0
     (row,) = (tmp_path / "scores" / "evaluations.jsonl").read_text().splitlines()
     assert json.loads(row)["length"] == 5
@@ -194,13 +187,12 @@ def test_a_command_on_a_run_imports_only_what_the_user_names(own_run, command, c
 
 
 @pytest.mark.parametrize("names", [[None], "json"])
-def test_imports_that_are_no_names_are_refused(run, names, capsys):
+def test_imports_that_are_no_names_are_refused(run, names, refused):
     path = run / "config.json"
     stored = json.loads(path.read_text())
     stored["resolved"]["imports"] = names
     path.write_text(json.dumps(stored))
-    assert main(["evaluate", str(run)]) == 2
-    assert "imports must be a list of module names" in capsys.readouterr().err
+    refused(["evaluate", str(run)], "imports must be a list of module names")
 
 
 def test_the_working_directory_is_searched_only_for_modules_that_are_named(tmp_path, monkeypatch):

@@ -55,15 +55,14 @@ def test_help_and_completion_import_no_library_of_a_command():
     assert done.stdout.count("usage: statemix") == 2 * len(names)
 
 
-def test_stored_help_is_that_of_the_commands(capsys):
+def test_stored_help_is_that_of_the_commands(printed_by):
     files = help_text.texts_of_files()
     for path, texts in files.items():
         assert json.loads(path.read_text()) == texts, "run: python -m statemix.cli.help_text"
     texts = {name: text for texts in files.values() for name, text in texts.items()}
     assert {name.split()[0] for name in texts} == commands().keys()
     for command, parts in PARTS.items():
-        assert main([command, "--help"]) == 0
-        text = capsys.readouterr().out
+        text = printed_by([command, "--help"])
         assert f"usage: statemix {command}" in text
         assert all(re.search(rf"^  {name} +[A-Z].+\.$", text, re.MULTILINE) for name in parts)
 
@@ -108,14 +107,8 @@ BAD_PATH = "a path must be neither empty nor with a null byte, got"
         ([*TRAIN, "--model.hidden-size", str(10**27)], "model.hidden_size must be less than"),
     ],
 )
-def test_wrong_request_is_named_on_stderr_with_exit_code_2(arguments, message, capsys):
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.err.count("\n") == 1
-    # A long argument is not repeated whole.
-    assert len(printed.err) < 1100
-    assert printed.out == ""
+def test_wrong_request_is_named_on_stderr_with_exit_code_2(arguments, message, refused):
+    refused(arguments, message)
 
 
 def failing(monkeypatch, error, **attributes):
@@ -169,10 +162,9 @@ def test_the_extra_of_language_models_brings_what_training_needs(capsys, monkeyp
     assert capsys.readouterr().err == "statemix: lm needs rich: pip install 'statemix[lm]'\n"
 
 
-def test_a_command_of_the_laboratory_names_its_distribution(capsys, monkeypatch):
+def test_a_command_of_the_laboratory_names_its_distribution(refused, monkeypatch):
     monkeypatch.setattr(metadata, "entry_points", lambda **_: [])
-    assert main(["demo"]) == 2
-    assert "demo comes with statemix-lab" in capsys.readouterr().err
+    refused(["demo"], "demo comes with statemix-lab")
 
 
 @pytest.mark.parametrize(

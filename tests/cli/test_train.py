@@ -142,10 +142,9 @@ def test_a_run_reports_its_progress_and_prints_its_scores(tmp_path, tiny_argumen
     assert "holds this run, finished" in capsys.readouterr().err
 
 
-def test_the_attempts_of_a_search_are_counted(tmp_path, tiny_arguments, capsys):
+def test_the_attempts_of_a_search_are_counted(tmp_path, tiny_arguments, printed_by):
     search = ["--search.attempts", "2", "--search.max-steps", "1", "--search.accept-last", "1"]
-    assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments(*search)]) == 0
-    out = capsys.readouterr().out
+    out = printed_by(["train", "--folder", str(tmp_path / "run"), *tiny_arguments(*search)])
     assert " steps in 2 attempts, none of which passed, " in out
     assert "for more attempts, repeat with --extend --search.attempts 4\n" in out
 
@@ -194,12 +193,9 @@ def test_options_beside_from_replace_the_runs(finished_run):
         (["--dry-run"], "lists, got --dry-run"),
     ],
 )
-def test_bad_requests_are_one_line(tmp_path, tiny_arguments, capsys, arguments, message):
+def test_bad_requests_are_one_line(tmp_path, tiny_arguments, refused, arguments, message):
     folder = tmp_path / "run"
-    assert main(["train", "--folder", str(folder), *tiny_arguments(*arguments)]) == 2
-    printed = capsys.readouterr().err
-    assert message in printed
-    assert printed.count("\n") == 1
+    refused(["train", "--folder", str(folder), *tiny_arguments(*arguments)], message)
     assert not folder.exists()
 
 

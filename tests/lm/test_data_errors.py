@@ -206,7 +206,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(train_tiny, tmp_path, monkeypatch
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
-def test_a_changed_tokenizer_is_refused(prepared, copied, train_tiny, tmp_path, capsys):
+def test_a_changed_tokenizer_is_refused(prepared, copied, train_tiny, tmp_path, capsys, refused):
     texts, other = prepared.parent / "texts", tmp_path / "other"
     run = str(tmp_path / "run")
     assert train_tiny("--steps", "3") == 0
@@ -220,8 +220,7 @@ def test_a_changed_tokenizer_is_refused(prepared, copied, train_tiny, tmp_path, 
     with pytest.raises(RequestError, match="must be a folder that `statemix lm prepare` made"):
         read_prepared(tmp_path)
     for command in (["evaluate", run], ["train", "--folder", run, *TINY]):
-        assert main(["lm", *command, "--tokens", str(copied)]) == 2
-        assert "must be the tokenizer of" in capsys.readouterr().err
+        refused(["lm", *command, "--tokens", str(copied)], "must be the tokenizer of")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +247,7 @@ def test_tokens_that_a_model_cannot_score_are_named(
     assert (printed.err.count("\n"), printed.out) == (1, "")
 
 
-def test_tokens_beyond_the_vocabulary_of_the_model_are_named(copied, tmp_path, capsys):
+def test_tokens_beyond_the_vocabulary_of_the_model_are_named(copied, tmp_path, refused):
     # Without a description, no checksum is known.
     for path in copied.glob("train.[jv]*"):
         path.unlink()
@@ -256,5 +255,4 @@ def test_tokens_beyond_the_vocabulary_of_the_model_are_named(copied, tmp_path, c
     ids[:] = 400
     ids.tofile(copied / "train.bin")
     command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(copied), *TINY]
-    assert main([*command, "--steps", "3"]) == 2
-    assert "must have tokens in 0..303, the vocabulary, got 400..400" in capsys.readouterr().err
+    refused([*command, "--steps", "3"], "must have tokens in 0..303, the vocabulary, got 400..400")

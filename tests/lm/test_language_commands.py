@@ -168,12 +168,11 @@ def xz_size(text):
 
 @pytest.mark.parametrize("most", [None, 700])
 def test_scores_are_those_of_the_model_and_of_xz_on_the_held_out_text(
-    model_folder, bytes_tokens, capsys, most
+    model_folder, bytes_tokens, printed_by, most
 ):
     words = ["--json"] if most is None else ["--json", "--most-bytes", str(most)]
     arguments = ["lm", "evaluate", str(model_folder), "--tokens", str(bytes_tokens)]
-    assert main([*arguments, *words]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed_by([*arguments, *words]))
     train, held_out, tokenizer = read_prepared(bytes_tokens)
 
     def text(part, most=None):
@@ -193,8 +192,7 @@ def test_scores_are_those_of_the_model_and_of_xz_on_the_held_out_text(
     }
     assert found == pytest.approx(wanted)
     assert found["xz_given_training"] < found["xz"]
-    assert main([*arguments, *words[1:]]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed_by([*arguments, *words[1:]]).splitlines()
     assert lines[0].startswith("bits per byte: ")
     assert len(lines) == len(found)
 
@@ -236,7 +234,7 @@ def test_models_of_transformers_are_scored_and_write(kind, ends, bytes_tokens, t
     assert capsys.readouterr().out.startswith("abc")
 
 
-def test_a_model_that_sees_later_tokens_is_not_scored(bytes_tokens, tmp_path, capsys):
+def test_a_model_that_sees_later_tokens_is_not_scored(bytes_tokens, tmp_path, refused):
     config = transformers.BertConfig(
         vocab_size=258, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=32, is_decoder=False,
@@ -245,8 +243,7 @@ def test_a_model_that_sees_later_tokens_is_not_scored(bytes_tokens, tmp_path, ca
     transformers.BertLMHeadModel(config).save_pretrained(tmp_path / "model")
     save_tokenizer(bytes_tokenizer(), tmp_path / "model")
     command = ["lm", "evaluate", str(tmp_path / "model"), "--tokens", str(bytes_tokens)]
-    assert main([*command, "--most-bytes", "1"]) == 2
-    assert "must predict a token from earlier tokens alone" in capsys.readouterr().err
+    refused([*command, "--most-bytes", "1"], "must predict a token from earlier tokens alone")
 
 
 def test_a_tokenizer_that_loses_text_is_named_beside_the_scores(model_folder, tmp_path, capsys):
@@ -390,12 +387,11 @@ def test_collators_score_the_end_of_a_text_and_no_padding(make, padding, size, t
         ("--device cuda", "device must be available"),
     ],
 )
-def test_numbers_that_cannot_be_are_named(prepared, tmp_path, capsys, words, message):
+def test_numbers_that_cannot_be_are_named(prepared, tmp_path, refused, words, message):
     if "cuda" in words and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(prepared)]
-    assert main([*command, *words.split()]) == 2
-    assert message in capsys.readouterr().err
+    refused([*command, *words.split()], message)
     assert not (tmp_path / "run").exists()
 
 
@@ -408,12 +404,11 @@ def test_a_wider_preset_has_more_blocks(size, width, number):
     assert config.mixers["linear_attention"]["num_blocks"] == number
 
 
-def test_held_out_text_without_bytes_is_refused_before_training(prepared, tmp_path, capsys):
+def test_held_out_text_without_bytes_is_refused_before_training(prepared, tmp_path, refused):
     folder = shutil.copytree(prepared, tmp_path / "tokens")
     (folder / "held_out.json").unlink()
     command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(folder), *TINY]
-    assert main(command) == 2
-    assert "held_out.bin must have a .json with the bytes of" in capsys.readouterr().err
+    refused(command, "held_out.bin must have a .json with the bytes of")
     assert not (tmp_path / "run").exists()
 
 

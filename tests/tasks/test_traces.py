@@ -110,7 +110,7 @@ def test_neither_marks_nor_slashes_change_letters_and_the_longest_trace_may_be_h
     assert (task.letters, task.length) == (("GET/index",), 3)
 
 
-def test_a_monitor_is_trained_on_traces_and_its_property_is_decided(tmp_path, capsys):
+def test_a_monitor_is_trained_on_traces_and_its_property_is_decided(tmp_path, capsys, printed_by):
     rng = np.random.default_rng(0)
     lines = []
     for _ in range(400):
@@ -131,12 +131,10 @@ def test_a_monitor_is_trained_on_traces_and_its_property_is_decided(tmp_path, ca
     task = ["--task", "traces", f"file={path}", "num_states=3"]
     options = ["--model.hidden-size", "32", "--evaluation.test-size", "64"]
     assert main(["train", "--folder", str(folder), "--recipe", "exact", *task, *options]) == 0
-    assert main(["certify", str(folder), "--property", str(rule)]) == 0
-    assert "proven" in capsys.readouterr().out
+    assert "proven" in printed_by(["certify", str(folder), "--property", str(rule)])
     assert main(["certify", str(folder)]) != 0
     assert "prove a property with --property FILE" in capsys.readouterr().err
-    assert main(["compile", str(folder), "--name", "log"]) == 0
-    named = capsys.readouterr().out.splitlines()
+    named = printed_by(["compile", str(folder), "--name", "log"]).splitlines()
     task = tasks.build("traces", file=str(path))
     verdict, _, accuracy = named[0].partition(": ")
     assert verdict == "no automaton to compare with"
@@ -153,11 +151,10 @@ def test_a_monitor_is_trained_on_traces_and_its_property_is_decided(tmp_path, ca
     assert "log_step" in (folder / "log.c").read_text()
 
 
-def test_only_networks_with_finitely_many_states_are_compiled(tmp_path, capsys):
+def test_only_networks_with_finitely_many_states_are_compiled(tmp_path, refused):
     path, folder = tmp_path / "log.txt", tmp_path / "run"
     path.write_text("a/x b/y\n" * 20)
     train = ["train", "--folder", str(folder), "--task", "traces", f"file={path}"]
     options = "--model.layers lstm --schedules.num-steps 1 --evaluation.test-size 8"
     assert main([*train, *options.split()]) == 0
-    assert main(["compile", str(folder)]) == 2
-    assert "must hold a network with softmax gates, got another" in capsys.readouterr().err
+    refused(["compile", str(folder)], "must hold a network with softmax gates, got another")

@@ -109,28 +109,24 @@ def test_every_part_of_a_step_counts_in_the_average_of_reported_numbers(toys, ti
 
 
 def test_a_part_of_the_loss_weighs_by_the_steps_that_have_it():
-    averages, task, penalty = Averages(), torch.tensor(1.0), torch.tensor(0.5)
+    averages, parts = Averages(), {"task": torch.tensor(1.0), "penalty": torch.tensor(0.5)}
     for step in range(8):
-        averages.collect([{"task": task} if step < 6 else {"task": task, "penalty": penalty}], [])
+        averages.collect([parts if step < 2 else {"task": parts["task"]}], [])
     state = averages.state_dict()
-    # Checkpoints of older versions do not count the steps.
-    for dropped in ("none", "loss"):
+    for dropped in ("none", "loss"):  # which checkpoints of older versions lack
         counts = {name: count for name, count in state["counts"].items() if name != dropped}
         averages.load_state_dict({**state, "counts": counts}, torch.device("cpu"))
-        means = {"loss": 1.125, "loss/task": 1.0, "loss/penalty": 0.5}
-        assert averages.read() == means
+        assert averages.read() == {"loss": 1.125, "loss/task": 1.0, "loss/penalty": 0.5}
 
 
-def test_a_loss_that_is_no_number_names_the_rate_although_a_group_is_frozen(tiny, begun):
-    for factors in ((0.0, 1.0), (0.0, 0.0)):
-        groups = [
-            ParameterGroup(name, learning_rate_factor=factor)
-            for name, factor in zip(("*.bias", "*"), factors, strict=True)
-        ]
-        run = begun(tiny({"optimizer.groups": tuple(groups)}))
-        run.schedules.before_step(run.loop)
-        rate = "0.001" if factors[1] else "0"
-        assert f"with learning rate {rate};" in str(run.loop.refusal(math.nan, 1.0))
+@pytest.mark.parametrize(("factor", "rate"), [(1.0, "0.001"), (0.0, "0")])
+def test_a_loss_that_is_no_number_names_the_rate_although_a_group_is_frozen(
+    tiny, begun, factor, rate
+):
+    frozen, other = ParameterGroup("*.bias", 0.0), ParameterGroup("*", factor)
+    run = begun(tiny({"optimizer.groups": (frozen, other)}))
+    run.schedules.before_step(run.loop)
+    assert f"with learning rate {rate};" in str(run.loop.refusal(math.nan, 1.0))
 
 
 def test_a_step_that_is_not_made_is_in_no_average(tiny, begun):

@@ -57,10 +57,9 @@ def tiny(monkeypatch):
     torch.set_num_threads(before)
 
 
-def test_command_leaves_page_picture_and_summary_and_prints_the_table(tiny, tmp_path, capsys):
+def test_command_leaves_page_picture_and_summary_and_prints_the_table(tiny, tmp_path, printed_by):
     folder = tmp_path / "out"
-    assert main(["demo", "--output", str(folder)]) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by(["demo", "--output", str(folder)])
     names = {path.name for path in folder.iterdir()} - {"runs.jsonl.lock"}
     assert names == {"index.html", "demo.png", "summary.json", "runs.jsonl", "runs"}
     summary = json.loads((folder / "summary.json").read_text())
@@ -74,23 +73,21 @@ def test_command_leaves_page_picture_and_summary_and_prints_the_table(tiny, tmp_
 
 
 def test_finished_runs_are_reused_unless_a_fresh_start_is_asked_for(
-    tiny, tmp_path, capsys, monkeypatch
+    tiny, tmp_path, printed_by, refused, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     for options, left in (([], 2), ([], 0), (["--fresh"], 2)):
         if options:
             first = json.loads(Path("demo/runs.jsonl").read_text().splitlines()[0])
             files.append(Path("demo/runs.jsonl"), json.dumps(first | {"key": "another"}) + "\n")
-        assert main(["demo", *options]) == 0
-        assert f"{left} of 2 runs on S_3" in capsys.readouterr().out
+        assert f"{left} of 2 runs on S_3" in printed_by(["demo", *options])
     rows = [json.loads(line) for line in Path("demo/runs.jsonl").read_text().splitlines()]
     assert [row["key"] == "another" for row in rows] == [True, False, False]
     # Other groups have folders of their own.
     assert main(["demo", "--group", "S_5"]) == 0
     assert [len(list(Path(folder, "runs").iterdir())) for folder in ("demo", "demo/S_5")] == [2, 2]
     Path("file").touch()
-    assert main(["demo", "--output", "file"]) == 2
-    assert "output must be a writable folder, got 'file'" in capsys.readouterr().err
+    refused(["demo", "--output", "file"], "output must be a writable folder, got 'file'")
 
 
 def test_a_run_that_diverges_is_shown_everywhere_and_ends_in_exit_code_1(

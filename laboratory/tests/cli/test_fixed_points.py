@@ -53,27 +53,23 @@ def tiny(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_suite_is_run_shown_and_reported(capsys, tmp_path):
+def test_a_suite_is_run_shown_and_reported(capsys, printed_by, tmp_path):
     command = ["reproduce", "fp-budget", "--workers", "1"]
-    assert main([*command, "--models", "LSTM"]) == 0
-    out = capsys.readouterr().out
+    out = printed_by([*command, "--models", "LSTM"])
     assert "fp-budget, protocol paper, size laptop: 1 cell, 3 runs" in out
-    assert main(command) == 0
-    out = capsys.readouterr().out
+    out = printed_by(command)
     assert "2 cells, 6 runs, of which 3 are in reproduce/runs.jsonl" in out
     ours, paper, lstm = (line for line in out.splitlines() if re.match(" *(S_3|paper) ", line))
     assert re.search(r"FP-RNN +3 of 3 +\.\d+ .*@\d+ +\.\d+ .*@\d+ [=<>]", ours)
     assert paper.split() == ["paper", ".17", "@12"]
     assert "@" not in lstm
     assert (tmp_path / "reproduce/fp-budget-laptop.png").exists()
-    assert main(command) == 0
-    assert "to do" not in capsys.readouterr().out
+    assert "to do" not in printed_by(command)
 
     assert main(["report", "cells", "--results", "reproduce", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["fixed_point"]
     assert (found["measured"], found["of"]) == (1, 25)
-    assert main(["report", "cells", "--results", "reproduce"]) == 0
-    out = capsys.readouterr().out
+    out = printed_by(["report", "cells", "--results", "reproduce"])
     assert f"1 of 25 figures of Movahedi et al. measured, {found['agree']} agree" in out
     assert re.search(r"^fp-budget +S_3 +FP-RNN +9 +paper +laptop +3 +\.\d+ +\.17 +\w+$", out, re.M)
 
@@ -100,10 +96,9 @@ def test_bad_requests_are_one_line(capsys, tmp_path, request_, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_archive_without_enough_stories_is_one_line(capsys, tmp_path):
+def test_an_archive_without_enough_stories_is_one_line(capsys, refused, tmp_path):
     (tmp_path / ARCHIVE).write_bytes(b"none")
-    assert main(["reproduce", "catbabi"]) == 2
-    assert "task: folder must be a folder or a complete .tar.gz" in capsys.readouterr().err
+    refused(["reproduce", "catbabi"], "task: folder must be a folder or a complete .tar.gz")
     # Stories of nine tokens.
     text = "1 A box holds it.\n2 What?\tball\t1\n" * 200
     with tarfile.open(tmp_path / ARCHIVE, "w:gz") as packed:

@@ -24,12 +24,11 @@ def rows(tmp_path, capsys):
     return path
 
 
-def test_measured_rows_become_a_figure_and_tables(rows, tmp_path, capsys):
+def test_measured_rows_become_a_figure_and_tables(rows, tmp_path, printed_by):
     cpu = {"cpu": "A  CPU (8)", "threads": 2}
     stored = [json.loads(line) for line in rows.read_text().splitlines()]
     rows.write_text("".join(json.dumps(row | cpu) + "\n" for row in stored))
-    assert main(["report", "bench"]) == 0
-    text = capsys.readouterr().out
+    text = printed_by(["report", "bench"])
     assert text.startswith("A  CPU (8), 2 threads, float32\n\n(B) hidden size 768\nB = 1\n")
     assert "\nleft out: (A) BD-LRU of 128 blocks, against block size m: fewer than two" in text
     assert text.count("left out: ") == 4
@@ -39,7 +38,9 @@ def test_measured_rows_become_a_figure_and_tables(rows, tmp_path, capsys):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_each_setting_has_a_figure_in_the_folder_asked_for(rows, tmp_path, capsys):
+def test_each_setting_has_a_figure_in_the_folder_asked_for(
+    rows, tmp_path, capsys, printed_by, refused
+):
     stored = [json.loads(line) for line in rows.read_text().splitlines()]
     other = tmp_path / "other.jsonl"
     gpu = {"device": "A GPU", "dtype": "bfloat16"}
@@ -50,13 +51,11 @@ def test_each_setting_has_a_figure_in_the_folder_asked_for(rows, tmp_path, capsy
     capsys.readouterr()
     # Two lengths make a panel.
     rows.write_text(rows.read_text().splitlines()[0] + "\n")
-    assert main(["report", "bench"]) == 0
-    text = capsys.readouterr().out
+    text = printed_by(["report", "bench"])
     assert text.count("left out: ") == 5
     assert "wrote" not in text
     assert not list((tmp_path / "report").iterdir())
-    assert main(["report", "bench", "--output", str(rows)]) == 2
-    assert "output must be a writable folder, got" in capsys.readouterr().err
+    refused(["report", "bench", "--output", str(rows)], "output must be a writable folder, got")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,6 @@ def test_each_setting_has_a_figure_in_the_folder_asked_for(rows, tmp_path, capsy
         ("cells ops.jsonl", "files must be given for bench alone, got ops.jsonl"),
     ],
 )
-def test_bad_requests_are_one_line(tmp_path, capsys, arguments, message):
+def test_bad_requests_are_one_line(tmp_path, refused, arguments, message):
     (tmp_path / "ops.jsonl").write_text('{"benchmark": "ops"}\n')
-    assert main(["report", *arguments.split()]) == 2
-    assert f"statemix: {message}" in capsys.readouterr().err
+    refused(["report", *arguments.split()], f"statemix: {message}")

@@ -67,9 +67,8 @@ def tiny(monkeypatch, tmp_path, tiny_models):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_dry_run_lists_the_plan_and_its_time_and_runs_nothing(capsys, tmp_path):
-    assert main(["reproduce", "table4", "--dry-run", "--workers", "1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_a_dry_run_lists_the_plan_and_its_time_and_runs_nothing(printed_by, tmp_path):
+    lines = printed_by(["reproduce", "table4", "--dry-run", "--workers", "1"]).splitlines()
     assert lines[0] == (
         "table4, protocol paper, size laptop: 2 cells, 6 runs, of which 0 are in "
         "reproduce/runs.jsonl"
@@ -83,9 +82,8 @@ def test_a_dry_run_lists_the_plan_and_its_time_and_runs_nothing(capsys, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(capsys, tmp_path):
-    assert main(["reproduce", "table4", "--workers", "1"]) == 0
-    first = capsys.readouterr().out
+def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(printed_by, tmp_path):
+    first = printed_by(["reproduce", "table4", "--workers", "1"])
     lines = (tmp_path / "reproduce" / "runs.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert len(rows) == len({row["key"] for row in rows}) == 6
@@ -100,57 +98,49 @@ def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(ca
     assert "6 runs finished" in first
     assert first.endswith("\na page of all results: statemix report --results reproduce\n")
 
-    assert main(["reproduce", "table4", "--workers", "1"]) == 0
-    again = capsys.readouterr().out
+    again = printed_by(["reproduce", "table4", "--workers", "1"])
     assert "6 runs, of which 6 are in" in again
     assert "to do" not in again
     assert line in again
     assert len((tmp_path / "reproduce/runs.jsonl").read_text().splitlines()) == 6
 
-    assert main(["report", "cells", "--results", "reproduce", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed_by(["report", "cells", "--results", "reproduce", "--json"]))
     assert (found["measured"], found["of"]) == (2, 2)
     assert [cell["seeds"] for cell in found["cells"]] == [3, 3]
-    assert main(["report", "cells", "--results", "reproduce"]) == 0
-    text = capsys.readouterr().out
+    text = printed_by(["report", "cells", "--results", "reproduce"])
     assert text.startswith("2 of 2 cells measured")
     assert re.search(r"^table4 +s3 +BD-LRU m=2 +123,456 +248,640 +paper +laptop +3 ", text, re.M)
 
 
-def test_a_store_elsewhere_names_the_command_of_its_page(capsys, tmp_path):
+def test_a_store_elsewhere_names_the_command_of_its_page(capsys, printed_by, tmp_path):
     options = ["--models", "LSTM", "--workers", "1", "--output", "new/folder"]
     assert main(["reproduce", "table4", *options, "--store", "my rows/all.jsonl"]) == 0
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "a page of all results: statemix report --results 'my rows'"
     # In JSON alone, cells without results are listed.
-    assert main(["report", "cells", "--results", "my rows", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed_by(["report", "cells", "--results", "my rows", "--json"]))
     assert [(cell["model"], cell["ours"] is None) for cell in found["cells"]] == [
         ("LSTM", False),
         ("BD-LRU m=2", True),
     ]
-    assert main(["report", "cells", "--results", "my rows"]) == 0
-    text = capsys.readouterr().out
+    text = printed_by(["report", "cells", "--results", "my rows"])
     assert text.startswith("1 of 2 cells measured")
     assert "BD-LRU m=2" not in text
 
 
 @pytest.mark.parametrize("column", ["s3", "S_3"])
-def test_columns_and_models_choose_cells(capsys, monkeypatch, column):
+def test_columns_and_models_choose_cells(printed_by, monkeypatch, column):
     monkeypatch.setattr(forecast.Forecast, "seconds", lambda *_: 60.0)
     options = ["--models", "BD-LRU m=2", "--columns", column, "--store", "other.jsonl"]
-    assert main(["reproduce", "table4", "--dry-run", "--workers", "2", *options]) == 0
-    text = capsys.readouterr().out
+    text = printed_by(["reproduce", "table4", "--dry-run", "--workers", "2", *options])
     assert "1 cell, 3 runs, of which 0 are in other.jsonl" in text
     # Runs side by side divide the time.
     assert "; predicted for all: 1 min 30 s\n" in text
 
 
-def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, tmp_path):
-    assert main(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"]) == 0
-    capsys.readouterr()
-    assert main(["reproduce", "fig2", "--workers", "1"]) == 0
-    text = capsys.readouterr().out
+def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(printed_by, tmp_path):
+    printed_by(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"])
+    text = printed_by(["reproduce", "fig2", "--workers", "1"])
     assert "fig2, protocol paper, size laptop: 2 cells, 6 runs, of which 3 are in" in text
     picture = tmp_path / "reproduce" / "fig2-paper-laptop.png"
     assert picture.read_bytes()[1:4] == b"PNG"
@@ -164,11 +154,9 @@ def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, t
     ]
 
 
-def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, tmp_path, monkeypatch):
-    assert main(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"]) == 0
-    capsys.readouterr()
-    assert main(["reproduce", "fig7", "--workers", "1"]) == 0
-    text = capsys.readouterr().out
+def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, printed_by, tmp_path, monkeypatch):
+    printed_by(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"])
+    text = printed_by(["reproduce", "fig7", "--workers", "1"])
     # One seed is enough, and the table has made the normalised run.
     assert "fig7, protocol paper, size laptop: 2 cells, 2 runs, of which 1 are in" in text
     assert "1 runs finished" in text
@@ -179,8 +167,7 @@ def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, tmp_path, monke
     # The page and the figure need the numbers only.
     shutil.rmtree(tmp_path / "reproduce" / "runs")
     picture.unlink()
-    assert main(["reproduce", "fig7", "--workers", "1"]) == 0
-    assert "2 runs, of which 2 are in" in capsys.readouterr().out
+    assert "2 runs, of which 2 are in" in printed_by(["reproduce", "fig7", "--workers", "1"])
     assert picture.exists()
     # Without numbers and runs, the run is trained once more.
     files[0].unlink()
@@ -199,9 +186,8 @@ def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, tmp_path, monke
         (["fig2", "--size", "workstation"], "protocol paper, size workstation: 2 cells, 24 runs"),
     ],
 )
-def test_protocol_and_size_choose_runs(capsys, arguments, plan):
-    assert main(["reproduce", *arguments, "--dry-run"]) == 0
-    text = capsys.readouterr().out
+def test_protocol_and_size_choose_runs(printed_by, arguments, plan):
+    text = printed_by(["reproduce", *arguments, "--dry-run"])
     assert f"{arguments[0]}, {plan}, of which 0 are in" in text
     # A setting that only this protocol or this size tries.
     assert ("bos True" if "tuned" in arguments else "learning rate 0.0005") in text
@@ -234,7 +220,9 @@ def test_a_run_begins_whatever_planning_took_and_the_end_of_the_time_is_said(
     assert "the time was up: 6 runs are left; the same command continues\n" in said
 
 
-def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_path, monkeypatch):
+def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(
+    capsys, printed_by, tmp_path, monkeypatch
+):
     whole = protocols._config
 
     def wild(layer, data, size):
@@ -250,8 +238,7 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
     assert said.err == f"statemix: {lost}"
     assert "3 without result" in said.out
     # They are repeated only on request.
-    assert main(["reproduce", "table4", "--dry-run"]) == 0
-    said = capsys.readouterr().out
+    said = printed_by(["reproduce", "table4", "--dry-run"])
     assert "to do" not in said
     assert said.endswith(lost)
     # The others are not lost.
@@ -281,24 +268,19 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         (["exact-groups", "--columns", "S_9"], "columns must be among ["),
     ],
 )
-def test_a_bad_request_is_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+def test_a_bad_request_is_one_line(refused, tmp_path, monkeypatch, arguments, message):
     monkeypatch.setattr("statemix.training.devices.available_processors", lambda: 1)
-    assert main(["reproduce", *arguments]) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.count("\n") == 1
+    refused(["reproduce", *arguments], message)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_report_needs_a_folder_of_stores(capsys, tmp_path):
-    assert main(["report", "cells"]) == 2
-    assert "results must be a folder of results stores" in capsys.readouterr().err
+def test_a_report_needs_a_folder_of_stores(refused, tmp_path):
+    refused(["report", "cells"], "results must be a folder of results stores")
     (tmp_path / "runs.jsonl").write_text("{\n")
-    assert main(["report", "cells", "--results", "."]) == 2
-    assert "runs.jsonl:1 must be a row of a results store" in capsys.readouterr().err
+    refused(["report", "cells", "--results", "."], "runs.jsonl:1 must be a row of a results store")
 
 
-def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
+def test_claims_are_run_and_printed_with_what_decides_them(printed_by, monkeypatch):
     column = cell_table.TABLES["table4"].columns[0]
     two, lstm = CONTENDERS["BD-LRU m=2"], CONTENDERS["LSTM"]
     conditions = (
@@ -308,8 +290,7 @@ def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
     )
     monkeypatch.setattr(claims, "CLAIMS", (Claim("tiny", "small models fail", conditions),))
     arguments = ["--workers", "1", "--models", "BD-LRU m=2"]
-    assert main(["reproduce", "claims", *arguments]) == 0
-    out = capsys.readouterr().out
+    out = printed_by(["reproduce", "claims", *arguments])
     assert "claims, protocol paper, size laptop: 1 cell, 3 runs" in out
     lines = out.splitlines()
     head = "open, not tested at the paper's setting: small models fail (protocol {})"
@@ -317,12 +298,10 @@ def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
     assert re.fullmatch(r"  yes: BD-LRU m=2 \(\..*\) fails on S_3", lines[start + 1])
     assert lines[start + 3].startswith("  undecided: 1 of 3 comparisons (not yet measured, or ")
 
-    assert main(["report", "claims", "--results", "reproduce"]) == 0
-    report = capsys.readouterr().out.splitlines()
+    report = printed_by(["report", "claims", "--results", "reproduce"]).splitlines()
     assert head.format("paper") in report
     assert "open: small models fail (protocol tuned)" in report
-    assert main(["report", "claims", "--results", "reproduce", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(printed_by(["report", "claims", "--results", "reproduce", "--json"]))
     verdicts = [(row["claim"], row["protocol"], row["verdict"]) for row in rows]
     assert verdicts == [("tiny", name, "open") for name in ("mad", "paper", "mlp", "tuned")]
 
@@ -345,12 +324,10 @@ def tiny_suite(monkeypatch):
     monkeypatch.setattr(catalogue, "_own", lambda: {study.name: study})
 
 
-def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_suite):
+def test_a_suite_is_certified_and_nothing_is_repeated(printed_by, tmp_path, tiny_suite):
     command = ["reproduce", "exact-groups", "--workers", "1"]
-    assert main([*command, "--columns", "S_4"]) == 0
-    capsys.readouterr()
-    assert main(command) == 0
-    out = capsys.readouterr().out
+    printed_by([*command, "--columns", "S_4"])
+    out = printed_by(command)
     assert "2 cells, 4 runs, of which 2 are in reproduce/runs.jsonl" in out
     store = (tmp_path / "reproduce/runs.jsonl").read_text()
     rows = [json.loads(line) for line in store.splitlines()]

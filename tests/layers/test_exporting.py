@@ -151,10 +151,17 @@ def test_packages_load_without_the_source_of_the_model(name, call, sizes, hidden
     assert done.stdout == "equal\n", done.stderr
 
 
-@pytest.mark.parametrize("options", [{}, {"max_iterations": 2, "window": 4}])
-def test_iterations_must_not_depend_on_the_length(options):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"solver": "iterate"}, "max_iterations must be given, and window must be None"),
+        ({"max_iterations": 2, "window": 4}, "max_iterations must be given, and window must be"),
+        ({}, "solver must be 'iterate', or mixer_inputs 'token'"),
+    ],
+)
+def test_solutions_must_not_depend_on_the_length(options, message):
     whole = WholeSequence(layers.FPRNN(8, **options))
-    with pytest.raises(ValueError, match="max_iterations must be given, and window must be None"):
+    with pytest.raises(ValueError, match=message):
         exported(whole)
 
 

@@ -59,14 +59,20 @@ HAND_COUNTS = {
         Flops(2 * 6 * 24, 10 * (2 * 6 + 2 * 6 + 3 * 3), 6 * 6),
     ),
     # Twelve entries. Maps to 24 channels, twice to 12, from 24 to 12, and to 2 x 12 + 2 of the
-    # mixer; 16 iterations: its maps of the state before, two vectors with SiLU and lengths,
-    # two doubled sigmoids, two reflections of 4 x 12 + 1 and their difference from v; v and its
-    # mixture, 1 - lambda and the product, the scan. Three SiLUs, a sigmoid, products, a norm.
+    # mixer, which then maps the state before. Two vectors with SiLU and lengths, two doubled
+    # sigmoids; three products of vectors by shares, one without, and the entries of a system of
+    # two; its solution; two products before and two after it, and the sum. Then v, its shares and
+    # the state. Three SiLUs, a sigmoid, products, a norm.
     "fp_rnn": (
         {"expand": 2, "rank": 2},
         Flops(
             2 * 6 * 24 + 2 * 12 * (12 + 12 + 24 + 26 + 6),
-            16 * (2 * 12 * 26 + 2 * (12 * 4 + 37 + 3 + 1) + 2 * 49 + 12 + 12 * 4 + 24),
+            2 * 12 * 26
+            + 2 * (12 * 4 + 37 + 3 + 1)
+            + (2 * 12 + 3 * 24 + 24 + 3 * 4)
+            + (5 + 8 + 2)
+            + (4 * 12 * 2 + 2 * 12)
+            + 12 * 4,
             12 * (3 * 4 + 3 + 3) + 50,
         ),
     ),

@@ -77,7 +77,7 @@ REFUSED = {
     ),
     "conv": ({"kernel_size": 2}, {"kernel_size": SIZE, "depthwise": SWITCH}),
     "attention": ({"num_heads": 3}, {"num_heads": [4, *SIZE], "rope": SWITCH}),
-    "fp_rnn": ({"mixer": "monarch", "rank": 3}, ITERATIVE),
+    "fp_rnn": ({"mixer": "monarch", "rank": 3}, ITERATIVE | {"solver": ["newton"]}),
     "fp_mamba1": ({"mixer": "monarch", "rank": 3}, ITERATIVE | {"d_state": SIZE, "d_conv": TAPS}),
     "fp_mamba2": (
         {"mixer": "monarch", "rank": 3},
@@ -105,6 +105,11 @@ def test_options_that_do_not_go_together_are_refused():
         ("bd_lru", {"memory": (1, 500), "input_gate_bias": -1.0}, "input_gate_bias must be 0"),
         ("bd_lru", {"num_blocks": 2**20, "block_size": 2**10}, r"num_blocks times .* below 2\^31"),
         ("h_lru", {"selective": "pointwise"}, "hidden_size must equal num_channels .*, got 6"),
+        ("fp_rnn", {"solver": "closed", "window": 2}, "solver must be .* window=2, got 'closed'"),
+        (
+            *("fp_rnn", {"mixer": "kronecker", "rank": 1, "solver": "closed"}),
+            "solver must be 'iterate' with mixer='kronecker', got 'closed'",
+        ),
         ("fp_rnn", {"mixer": "kronecker"}, "rank must be absent with a Kronecker mixer, got 3"),
     ]:
         with pytest.raises(OptionError, match=f"^{message}"):

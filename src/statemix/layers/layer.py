@@ -119,7 +119,7 @@ class Layer(nn.Module, ABC):
     name: ClassVar[str]
     schedulable: ClassVar[tuple[str, ...]] = ()
     entry: ClassVar[str] = ""
-    iterative: ClassVar[bool] = False
+    iterative: bool = False
     sliceable: ClassVar[bool] = False
 
     hidden_size: int

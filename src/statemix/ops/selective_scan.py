@@ -78,7 +78,7 @@ def _kernels(*tensors: Tensor) -> _Kernels | None:
     """Return the kernels that can run on these tensors, if any."""
     one = tensors[0]
     if (
-        not _are_plain(*tensors)
+        not may_use_pointers(*tensors)
         or not all(tensor.numel() for tensor in tensors)
         or one.dtype not in (torch.float32, torch.float64)
     ):
@@ -135,7 +135,7 @@ def _check(kernels: _Kernels, device: str) -> CheckVerdict:
     return compare("selective scan", found, expected, tolerance=1e-4)
 
 
-def _are_plain(*tensors: Tensor) -> bool:
+def may_use_pointers(*tensors: Tensor) -> bool:
     """Return whether tensors have data, and no compiler, transform or dispatch mode watches."""
     # Batched gradients (is_grads_batched) have no storage, and their transform does not show.
     return not (intercepted() or forward_ad._current_level >= 0) and all(
@@ -156,7 +156,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-        if torch.is_grad_enabled() or not _are_plain(*incoming):
+        if torch.is_grad_enabled() or not may_use_pointers(*incoming):
             with torch.enable_grad():
                 # Views, so that paths from one argument to another do not count twice.
                 views = [one.view_as(one) for one in tensors]

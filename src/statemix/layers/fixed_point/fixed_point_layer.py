@@ -11,8 +11,9 @@ from torch import Tensor
 
 from statemix.layers.exporting import is_open
 from statemix.layers.fixed_point import solver
-from statemix.layers.fixed_point.mixers import MixerInputs, MixerName, build_mixer
+from statemix.layers.fixed_point.mixers import MixerName, build_mixer
 from statemix.layers.fixed_point.solver import Gradient, Solution, SolverConfig
+from statemix.layers.fixed_point.state_mixer import MixerInputs
 from statemix.layers.padded import PaddedLayer
 from statemix.layers.state import State
 from statemix.ops.checks import check_choice, check_number, check_placement, check_sizes

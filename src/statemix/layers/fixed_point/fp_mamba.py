@@ -11,8 +11,9 @@ from torch.nn import functional
 from statemix.errors import OptionError
 from statemix.layers.chunks import ssd
 from statemix.layers.fixed_point.fixed_point_layer import Budget, FixedPointLayer, Tensors, shifted
-from statemix.layers.fixed_point.mixers import MixerInputs, MixerName, NormedLinear
+from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.solver import Gradient
+from statemix.layers.fixed_point.state_mixer import MixerInputs, NormedLinear
 from statemix.layers.layer import Flops
 from statemix.layers.mamba2 import Projected, project_heads
 from statemix.layers.padded import (

@@ -1,173 +1,88 @@
-"""State mixers: the dense matrices Q of a fixed-point RNN, from maps with normalised weights."""
+"""The dense matrices Q of a fixed-point RNN: reflections, low rank, Kronecker products, blocks."""
 
 import math
-from abc import ABC, abstractmethod
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix import ops
 from statemix.errors import OptionError
+from statemix.layers.fixed_point.state_mixer import (
+    MixerInputs,
+    NormedLinear,
+    SolvableMixer,
+    StateMixer,
+)
 from statemix.layers.padded import unit_length
 from statemix.ops import flops
 from statemix.ops.checks import check_choice, check_sizes
 
 MixerName = Literal["householder", "dplr", "kronecker", "monarch"]
-MixerInputs = Literal["both", "sum", "token"]
 
-# Keeps the length of a row, or the norm of a matrix, of zeros from dividing by zero.
+# Keeps the norm of a matrix of zeros from dividing by zero.
 _TINY = 1e-6
 
 
-class Prepared(NamedTuple):
-    """A linear map of s for a given x: ``constant`` is the part of x and the bias."""
+class Reflecting(SolvableMixer):
+    r"""Vectors u_i of length 1 and strengths c_i, i = 1 ... r: D = U^T M U has rank r.
 
-    constant: Tensor
-    weight: Tensor | None
+    With Woodbury's identity the resolvent takes a system of r unknowns,
 
-    def __call__(self, s: Tensor) -> Tensor:
-        """Return the result for s (..., width)."""
-        if self.weight is None:
-            return self.constant
-        return self.constant + functional.linear(s, self.weight)
+    .. math:: (I + \mathrm{diag}(c) (L - U\, \mathrm{diag}(s)\, U^\top)) w = \mathrm{diag}(c) U v,
+        \qquad y = v + s \odot U^\top w
 
-    def during(self, span: slice) -> "Prepared":
-        """Return the same map for some of the tokens, of shape (B, T, ...)."""
-        return Prepared(self.constant[:, span], self.weight)
-
-    def to(self, dtype: torch.dtype) -> "Prepared":
-        """Return the same map in another dtype."""
-        weight = None if self.weight is None else self.weight.to(dtype)
-        return Prepared(self.constant.to(dtype), weight)
-
-
-class NormedLinear(nn.Module):
-    r"""A linear map of x and s (Salimans and Kingma, 2016, "Weight normalization").
-
-    .. math:: y_i = g_i \frac{w_i^\top p}{|w_i|} + c_i, \qquad
-        p = [x, s], \quad p = x + s \quad \text{or} \quad p = x
-
-    for ``inputs`` "both", "sum" and "token"; x and s have the same width.
+    where L is the part of U U^T below the diagonal for a product of reflections, or 0 for a sum.
     """
 
-    bias: nn.Parameter | None
-
-    def __init__(
-        self,
-        width: int,
-        outputs: int,
-        inputs: MixerInputs,
-        *,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.width = width
-        self.inputs = inputs
-        placed: dict[str, Any] = {"device": device, "dtype": dtype}
-        shape = (outputs, 2 * width if inputs == "both" else width)
-        self.weight = nn.Parameter(torch.empty(shape, **placed))
-        self.gain = nn.Parameter(torch.empty(outputs, **placed))
-        self.bias = nn.Parameter(torch.empty(outputs, **placed)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Redraw the weights as ``torch.nn.Linear`` does, with their own lengths; c becomes 0."""
-        bound = self.weight.shape[1] ** -0.5
-        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
-        with torch.no_grad():
-            self.gain.copy_(self.weight.norm(dim=1))
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor | None) -> Prepared:
-        """Return the map for given x, as a function of s; without x, all inputs are those of s."""
-        scale = self.gain / self.weight.norm(dim=1).clamp(min=_TINY)
-        weight = self.weight * scale.unsqueeze(1)
-        if x is None:
-            return Prepared(weight.new_zeros(()), weight)
-        weight = weight.to(x.dtype)
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        constant = functional.linear(x, weight[:, : self.width], bias)
-        if self.inputs == "token":
-            return Prepared(constant, None)
-        return Prepared(constant, weight[:, self.width :] if self.inputs == "both" else weight)
-
-
-class StateMixer(nn.Module, ABC):
-    """A matrix Q for each token, given by its deviation D = I - Q from the identity.
-
-    Q depends on x_t and, by ``inputs``, on the state before it; ``rank`` counts vectors. If
-    ``contractive``, the 2-norm of D stays within :attr:`bound`.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        inputs: MixerInputs,
-        rank: int,
-        *,
-        contractive: bool,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.size = size
-        self.rank = rank
-        self.contractive = contractive
-        self._build(inputs, {"device": device, "dtype": dtype})
-
-    @abstractmethod
-    def _build(self, inputs: MixerInputs, placed: dict[str, Any]) -> None:
-        """Make the linear maps."""
+    is_product: ClassVar[bool]
 
     @property
-    def bound(self) -> float:
-        """Largest 2-norm of D if the mixer is contractive."""
-        return 1.0
+    def strongest(self) -> float:
+        """Bound of the strengths."""
+        return 1.0 if self.contractive else 2.0
+
+    def resolvent(self, coefficients: tuple[Tensor, ...], shares: Tensor, v: Tensor) -> Tensor:
+        vectors, strengths = coefficients
+        along = strengths.unsqueeze(-1) * (vectors @ v.unsqueeze(-1))
+        weights = self._solved(vectors, strengths, shares, along)
+        mixed: Tensor = (vectors.mT @ weights).squeeze(-1)
+        return v + shares * mixed
+
+    def scan(
+        self, coefficients: tuple[Tensor, ...], decays: Tensor, inputs: Tensor, initial: Tensor
+    ) -> Tensor:
+        vectors, strengths = coefficients
+        shares = 1 - decays
+        read = strengths.unsqueeze(-1) * vectors
+        read = self._solved(vectors, strengths, shares, read) * decays.unsqueeze(-2)
+        written = shares.unsqueeze(-2) * vectors
+        added = shares * inputs - (written.mT @ (read @ inputs.unsqueeze(-1))).squeeze(-1)
+        transitions = torch.cat([decays.unsqueeze(-2), written, read], -2)
+        states, _ = ops.low_rank_scan(
+            transitions.unsqueeze(2), added.unsqueeze(2), initial.unsqueeze(1)
+        )
+        return states.squeeze(2)
+
+    def _solved(self, vectors: Tensor, strengths: Tensor, shares: Tensor, y: Tensor) -> Tensor:
+        """Return P^-1 y of the system above for y (..., r, columns)."""
+        system = (vectors * shares.unsqueeze(-2)) @ vectors.mT
+        if self.is_product:
+            system = system - torch.tril(vectors @ vectors.mT, -1)
+        eye = torch.eye(self.rank, dtype=y.dtype, device=y.device)
+        system = eye - strengths.unsqueeze(-1) * system
+        return y / system if self.rank == 1 else torch.linalg.solve(system, y)
 
     @property
-    def linears(self) -> list[NormedLinear]:
-        """The linear maps, in the order of their results."""
-        return [part for part in self.modules() if isinstance(part, NormedLinear)]
-
-    @abstractmethod
-    def coefficients(self, raw: list[Tensor]) -> tuple[Tensor, ...]:
-        """Return what D is made of, from the results of :attr:`linears`, (..., outputs) each."""
-
-    @abstractmethod
-    def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
-        """Return D v for v (..., N), token by token."""
-
-    @property
-    @abstractmethod
-    def flops(self) -> int:
-        """FLOPs of :meth:`coefficients` and :meth:`deviation` for one token."""
-
-    @property
-    def projections(self) -> int:
-        """FLOPs of the maps from either input for one token."""
-        return 2 * self.size * sum(linear.weight.shape[0] for linear in self.linears)
-
-    def prepare(self, x: Tensor) -> list[Prepared]:
-        """Return :attr:`linears` for given x (..., width), as functions of s alone."""
-        return [linear(x) for linear in self.linears]
-
-    def change(self, prepared: list[Prepared], span: slice, s: Tensor, v: Tensor) -> Tensor:
-        """Return D v for the tokens of a slice, given the states s before them."""
-        raw = [linear.during(span)(s) for linear in prepared]
-        return self.deviation(self.coefficients(raw), v)
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Redraw all parameters."""
-        for linear in self.linears:
-            linear.reset_parameters(generator)
-
-
-class _Reflecting(StateMixer):
-    """Vectors u_i of length 1 and strengths c_i, i = 1 ... r."""
+    def resolvent_flops(self) -> int:
+        rank, size = self.rank, self.size
+        pairs = rank * (rank + 1) // 2
+        below = 2 * size * (pairs - rank) if self.is_product else 0
+        system = rank * size + 2 * size * pairs + below + 3 * rank**2
+        # A system takes 2 r^3 / 3; U v, c, the sum of vectors, and y.
+        solved = 2 * rank**3 // 3 + 2 * rank**2 + rank
+        return self._flops + system + solved + 4 * size * rank + 2 * size
 
     def _build(self, inputs: MixerInputs, placed: dict[str, Any]) -> None:
         self.vectors = NormedLinear(self.size, self.rank * self.size, inputs, **placed)
@@ -185,7 +100,7 @@ class _Reflecting(StateMixer):
         return unit_length(vectors), strengths if self.contractive else 2 * strengths
 
 
-class Householder(_Reflecting):
+class Householder(Reflecting):
     r"""A product of generalised Householder reflections, H_r (Movahedi et al.).
 
     .. math:: Q = (I - c_r u_r u_r^\top) \cdots (I - c_1 u_1 u_1^\top)
@@ -193,6 +108,8 @@ class Householder(_Reflecting):
     with unit vectors u_i and c_i in (0, 2). If the mixer is contractive, c_i is in (0, 1): each
     factor then shortens what it removes, so that the 2-norm of I - Q is at most sqrt(r).
     """
+
+    is_product = True
 
     @property
     def bound(self) -> float:
@@ -213,13 +130,15 @@ class Householder(_Reflecting):
         return v - left
 
 
-class DPLR(_Reflecting):
+class DPLR(Reflecting):
     r"""The identity minus a matrix of low rank, DPLR_r (Movahedi et al.).
 
     .. math:: Q = I - \sum_{i=1}^r c_i u_i u_i^\top
 
     with unit vectors u_i and c_i in (0, 2), or in (0, 1) if contractive.
     """
+
+    is_product = False
 
     @property
     def bound(self) -> float:
@@ -290,7 +209,7 @@ class Kronecker(StateMixer):
         return mixed if self.contractive else 2 * mixed
 
 
-class Monarch(StateMixer):
+class Monarch(SolvableMixer):
     r"""The identity minus a block-diagonal matrix.
 
     .. math:: Q = I - \mathrm{blockdiag}_j(\alpha_j K_j), \qquad
@@ -338,6 +257,31 @@ class Monarch(StateMixer):
         parts = _split(v, self.num_blocks)
         mixed: Tensor = (blocks @ parts.unsqueeze(-1)).flatten(-3)
         return mixed
+
+    def resolvent(self, coefficients: tuple[Tensor, ...], shares: Tensor, v: Tensor) -> Tensor:
+        system = self._system(coefficients, shares)
+        y: Tensor = torch.linalg.solve(system, _split(v, self.num_blocks).unsqueeze(-1))
+        return y.flatten(-3)
+
+    def scan(
+        self, coefficients: tuple[Tensor, ...], decays: Tensor, inputs: Tensor, initial: Tensor
+    ) -> Tensor:
+        parts = _split(inputs, self.num_blocks)
+        kept = torch.diag_embed(_split(decays, self.num_blocks))
+        transitions = torch.linalg.solve(self._system(coefficients, 1 - decays), kept)
+        added = parts - (transitions @ parts.unsqueeze(-1)).squeeze(-1)
+        states, _ = ops.block_scan(transitions, added, _split(initial, self.num_blocks))
+        return states.flatten(-2)
+
+    def _system(self, coefficients: tuple[Tensor, ...], shares: Tensor) -> Tensor:
+        (blocks,) = coefficients
+        eye = torch.eye(self.rank, dtype=blocks.dtype, device=blocks.device)
+        return eye - _split(shares, self.num_blocks).unsqueeze(-1) * blocks
+
+    @property
+    def resolvent_flops(self) -> int:
+        n = self.rank
+        return self.flops + self.num_blocks * (2 * n**3 // 3 + n**2 + n)
 
 
 def build_mixer(name: str, size: int, inputs: MixerInputs, rank: int, **options: Any) -> StateMixer:

@@ -12,7 +12,8 @@
   int isa##_block_backward(const Problem&); \
   int isa##_lag_forward(const Problem&);    \
   int isa##_lag_backward(const Problem&);   \
-  int isa##_selective_scan(const SelectiveScan&);
+  int isa##_selective_scan(const SelectiveScan&); \
+  int isa##_fixed_point(const FixedPoint&);
 
 DECLARE(baseline)
 #ifdef STATEMIX_X86
@@ -75,13 +76,21 @@ EXPORT(block_backward)
 EXPORT(lag_forward)
 EXPORT(lag_backward)
 
-API int statemix_selective_scan(const SelectiveScan* p) {
+// These have no kernels of bfloat16.
 #ifdef STATEMIX_X86
-  if (isa >= AVX512) return avx512_selective_scan(*p);
-  if (isa == AVX2) return avx2_selective_scan(*p);
+#define EXPORT_WIDE(function, argument)              \
+  API int statemix_##function(const argument* p) {   \
+    if (isa >= AVX512) return avx512_##function(*p); \
+    if (isa == AVX2) return avx2_##function(*p);     \
+    return baseline_##function(*p);                  \
+  }
+#else
+#define EXPORT_WIDE(function, argument) \
+  API int statemix_##function(const argument* p) { return baseline_##function(*p); }
 #endif
-  return baseline_selective_scan(*p);
-}
+
+EXPORT_WIDE(selective_scan, SelectiveScan)
+EXPORT_WIDE(fixed_point, FixedPoint)
 
 API int64_t statemix_interface_version() { return kInterfaceVersion; }
 

@@ -4,7 +4,7 @@
 
 // Increase with every change below. Python then rejects a library built from older sources (as in
 // an editable installation after an update) instead of passing arguments that it misreads.
-constexpr int64_t kInterfaceVersion = 6;
+constexpr int64_t kInterfaceVersion = 7;
 
 enum Family {
   SOFTMAX = 0,
@@ -71,4 +71,26 @@ struct SelectiveScan {
   void* d_b;                  // [parts, batch, length, columns]
   void* d_c;                  // likewise
   void* d_initial_state;      // like initial_state
+};
+
+// The fixed point of FPRNN, token by token. All tensors are contiguous and hold float32 or float64.
+// Without d_states, the forward pass is meant.
+struct FixedPoint {
+  int64_t batch, length, size, rank;
+  int64_t product;  // 1 for a product of reflections, 0 for a sum
+  int64_t element, threads;
+  double most;  // of the strengths
+  // Panels of 32 columns: forward from the state to what the mixer sees, backward transposed.
+  const void* weight;
+  const void* decays;         // [batch, length, size]
+  const void* inputs;         // likewise
+  const void* initial_state;  // [batch, size]
+  void* raw;     // [batch, length, rank (size + 1)]; forward adds the part of the state before
+  void* states;  // [batch, length, size]
+
+  const void* d_states;   // like states
+  void* d_raw;            // like raw
+  void* d_decays;         // like decays
+  void* d_inputs;         // like inputs
+  void* d_initial_state;  // like initial_state
 };

@@ -3,6 +3,7 @@
 
 #include "block_scan.h"
 #include "channel_scan.h"
+#include "fixed_point.h"
 #include "lag_scan.h"
 #include "reflect_scan.h"
 #include "selective_scan.h"
@@ -147,6 +148,13 @@ int CONCATENATE(ISA_NAMESPACE, _selective_scan)(const SelectiveScan& p) {
   switch (p.element) {
     case FLOAT32: return ISA_NAMESPACE::selective_scan<float>(p);
     case FLOAT64: return ISA_NAMESPACE::selective_scan<double>(p);
+  }
+  return UNKNOWN;
+}
+int CONCATENATE(ISA_NAMESPACE, _fixed_point)(const FixedPoint& p) {
+  switch (p.element) {
+    case FLOAT32: return ISA_NAMESPACE::fixed_point<float>(p);
+    case FLOAT64: return ISA_NAMESPACE::fixed_point<double>(p);
   }
   return UNKNOWN;
 }

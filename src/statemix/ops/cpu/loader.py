@@ -16,7 +16,7 @@ from statemix.ops.checks import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 # Mirrors interface.h.
-INTERFACE_VERSION = 6
+INTERFACE_VERSION = 7
 FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder")
 _CODES = {name: code for code, name in enumerate((*FAMILIES, GIVEN))}
 ELEMENTS = (torch.float32, torch.float64, torch.bfloat16)
@@ -64,6 +64,19 @@ class _SelectiveScan(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("d_outputs", "d_final_state", "d_steps")),
         *((name, ctypes.c_void_p) for name in ("d_rates", "d_inputs", "d_b", "d_c")),
         ("d_initial_state", ctypes.c_void_p),
+    )
+
+
+class _FixedPoint(ctypes.Structure):
+    """Mirrors ``struct FixedPoint`` of interface.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "length", "size", "rank", "product")),
+        *((name, ctypes.c_int64) for name in ("element", "threads")),
+        ("most", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("weight", "decays", "inputs", "initial_state")),
+        *((name, ctypes.c_void_p) for name in ("raw", "states", "d_states", "d_raw")),
+        *((name, ctypes.c_void_p) for name in ("d_decays", "d_inputs", "d_initial_state")),
     )
 
 
@@ -176,6 +189,18 @@ def selective_scan(parts: int, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         setattr(problem, name, tensor.data_ptr())
     check(require().statemix_selective_scan(ctypes.byref(problem)), problem)
+
+
+def fixed_point(rank: int, most: float, tensors: Mapping[str, Tensor], *, product: bool) -> None:
+    """Run the recurrence of FPRNN token by token, or with ``d_states`` its adjoint."""
+    problem = _FixedPoint()
+    problem.batch, problem.length, problem.size = tensors["inputs"].shape
+    problem.rank, problem.product, problem.most = rank, product, most
+    problem.element = ELEMENTS.index(tensors["inputs"].dtype)
+    problem.threads = torch.get_num_threads()
+    for name, tensor in tensors.items():
+        setattr(problem, name, tensor.data_ptr())
+    check(require().statemix_fixed_point(ctypes.byref(problem)), problem)
 
 
 def check(status: int, problem: Any) -> None:

@@ -31,7 +31,11 @@ def closed_form(
     if all(linear.weight is None for linear in prepared):
         coefficients = mixer.coefficients([linear.constant for linear in prepared])
         return mixer.scan(coefficients, decays, inputs, initial)
-    tensors = (decays, inputs, initial, *(part for linear in prepared for part in linear))
+    return _pass(mixer, decays, inputs, initial, *(part for linear in prepared for part in linear))
+
+
+def _pass(mixer: SolvableMixer, *tensors: Tensor) -> Tensor:
+    inputs = tensors[1]
     fused = (
         isinstance(mixer, Reflecting)
         and mixer.rank <= _MOST_RANK
@@ -41,10 +45,15 @@ def closed_form(
         and loader.unavailable() is None
         and are_plain(*tensors)
     )
-    if fused:
-        states: Tensor = _Fused.apply(mixer, *tensors)  # type: ignore[no-untyped-call]
-        return states
-    return _step_by_step(mixer, *tensors)
+    if not fused:
+        return _step_by_step(mixer, *tensors)
+    states: Tensor = _Fused.apply(mixer, *tensors)  # type: ignore[no-untyped-call]
+    return states
+
+
+# All that torch.compiler.disable does, without the import of the compiler: a graph would have a copy
+# of the step for every token.
+_pass._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _step_by_step(
@@ -67,18 +76,12 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mixer: Reflecting, *tensors: Tensor) -> Tensor:
-        decays, inputs, initial, vectors, to_vectors, strengths, to_strengths = tensors
-        raw = torch.cat([vectors, strengths], -1)
-        states = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-        given = {
-            "decays": decays.contiguous(),
-            "inputs": inputs.contiguous(),
-            "initial_state": initial.contiguous(),
-            "raw": raw,
-            "states": states,
-        }
-        weight = torch.cat([to_vectors, to_strengths])
-        _run(mixer, given | {"weight": _panels(weight.mT)})
+        given = _given(*tensors)
+        vectors, strengths = given["vectors"], given["strengths"]
+        raw = vectors.new_empty(*strengths.shape[:2], vectors.shape[2] + strengths.shape[2])
+        states = torch.empty_like(given["inputs"])
+        weight = torch.cat([tensors[4], tensors[6]])
+        _run(mixer, given | {"weight": _panels(weight.mT), "raw": raw, "states": states})
         ctx.mixer = mixer
         ctx.save_for_backward(*tensors, raw, states)
         return states
@@ -95,31 +98,32 @@ class _Fused(torch.autograd.Function):
             create_graph = torch.is_grad_enabled()
             found = iter(torch.autograd.grad(again, needed, incoming, create_graph=create_graph))
             return None, *(next(found) if one.requires_grad else None for one in views)
-        decays, inputs, initial, vectors, to_vectors, _, to_strengths = tensors
-        weight = torch.cat([to_vectors, to_strengths])
-        d_raw = torch.empty_like(raw)
-        gradients = [torch.empty_like(states) for _ in range(2)]
-        d_initial = torch.empty_like(states[:, 0])
-        given = {
-            "decays": decays.contiguous(),
-            "inputs": inputs.contiguous(),
-            "initial_state": initial.contiguous(),
-            "raw": raw,
-            "states": states,
-            "d_states": incoming[0].contiguous(),
-            "d_raw": d_raw,
-            "d_decays": gradients[0],
-            "d_inputs": gradients[1],
-            "d_initial_state": d_initial,
-        }
-        _run(ctx.mixer, given | {"weight": _panels(weight)})
-        before = torch.cat([initial.unsqueeze(1), states[:, :-1]], 1)
-        d_weight = d_raw.flatten(0, 1).mT @ before.flatten(0, 1)
-        outputs = vectors.shape[-1]
-        d_vectors, d_strengths = d_raw[..., :outputs], d_raw[..., outputs:]
-        d_to_vectors, d_to_strengths = d_weight[:outputs], d_weight[outputs:]
-        mixed = (d_vectors, d_to_vectors, d_strengths, d_to_strengths)
-        return None, *gradients, d_initial, *mixed
+        given, weight = _given(*tensors), torch.cat([tensors[4], tensors[6]])
+        gradients = {f"d_{name}": torch.empty_like(tensor) for name, tensor in given.items()}
+        others = {"weight": _panels(weight), "raw": raw, "states": states}
+        _run(ctx.mixer, given | others | gradients | {"d_states": incoming[0].contiguous()})
+        d_decays, d_inputs, d_initial, d_vectors, d_strengths = gradients.values()
+        before = torch.cat([tensors[2].unsqueeze(1), states[:, :-1]], 1).flatten(0, 1)
+        to_vectors, to_strengths = (
+            one.flatten(0, 1).mT @ before for one in (d_vectors, d_strengths)
+        )
+        mixed = (d_vectors, to_vectors, d_strengths, to_strengths)
+        return None, d_decays, d_inputs, d_initial, *mixed
+
+
+def _given(
+    decays: Tensor,
+    inputs: Tensor,
+    initial: Tensor,
+    vectors: Tensor,
+    _: Tensor,
+    strengths: Tensor,
+    __: Tensor,
+) -> dict[str, Tensor]:
+    """Return the arguments of the kernels but the weights, of which these need two forms."""
+    given = {"decays": decays, "inputs": inputs, "initial_state": initial}
+    given |= {"vectors": vectors, "strengths": strengths}
+    return {name: tensor.contiguous() for name, tensor in given.items()}
 
 
 def _run(mixer: Reflecting, tensors: dict[str, Tensor]) -> None:

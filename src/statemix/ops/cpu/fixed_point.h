@@ -1,11 +1,11 @@
 // The states of FPRNN and their adjoint, where the mixer of a token sees the state h' before it:
 //
-//   p = raw + W h',  s_i = silu(p_i),  u_i = s_i / sqrt(|s_i|^2 + 1e-6),  c_i = most sigmoid(q_i)
+//   (p, q) = x + W h',  s_i = silu(p_i),  u_i = s_i / sqrt(|s_i|^2 + 1e-6),  c_i = most sigmoid(q_i)
 //   z = lambda (b - h'),  gamma = 1 - lambda,  S = U diag(gamma) U^T
 //   P w = diag(c) U z,  P = I + diag(c) (L - S),  h = b - z - gamma U^T w
 //
 // with i = 1 ... rank, and L the part of U U^T below the diagonal for a product of reflections, or 0
-// for a sum. p holds the vectors p_i and then all q_i. A piece is a few rows of the batch, which
+// for a sum. `raw` holds the vectors p_i and then all q_i. A piece is a few rows of the batch, which
 // share each read of W. Each output of a product with W is summed in one order, whatever the number
 // of rows.
 
@@ -172,7 +172,7 @@ template <class Element>
 bool fixed_point_forward(const FixedPoint& p, int64_t first, int64_t rows) {
   typedef typename Compute<Element>::Vector V;
   constexpr int64_t width = Lanes<Element>::count;
-  const int64_t outputs = p.rank * (p.size + 1), columns = padded(outputs);
+  const int64_t rank = p.rank, outputs = rank * (p.size + 1), columns = padded(outputs);
   const int64_t count = padded(p.size) / width;
   Scratch<V> scratch(Token<Element>::space(p) + rows * (count + columns / width));
   if (!scratch.data) return false;
@@ -187,7 +187,10 @@ bool fixed_point_forward(const FixedPoint& p, int64_t first, int64_t rows) {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t step = (first + r) * p.length + t;
       Element* raw = (Element*)p.raw + step * outputs;
-      for (int64_t k = 0; k < outputs; ++k) raw[k] += seen[r * columns + k];
+      const Element* vectors = (const Element*)p.vectors + step * rank * p.size;
+      const Element* strengths = (const Element*)p.strengths + step * rank - rank * p.size;
+      for (int64_t k = 0; k < outputs; ++k)
+        raw[k] = seen[r * columns + k] + (k < rank * p.size ? vectors : strengths)[k];
       V* h = state + r * count;
       token.prepare(raw, (const Element*)p.decays + step * p.size,
                     (const Element*)p.inputs + step * p.size, h);
@@ -261,7 +264,7 @@ bool fixed_point_backward(const FixedPoint& p, int64_t first, int64_t rows) {
         }
         along[i] = sum_of(sum);
       }
-      Element* d_raw = (Element*)p.d_raw + step * outputs;
+      Element* d_raw = d_seen + r * outputs;
       for (int64_t k = 0; k < count; ++k) {
         V d_gamma = token.mixed[k] * d_y[k], d_z = d_y[k];
         for (int i = 0; i < rank; ++i) {
@@ -278,7 +281,8 @@ bool fixed_point_backward(const FixedPoint& p, int64_t first, int64_t rows) {
       }
       for (int i = 0; i < rank; ++i)
         d_raw[rank * p.size + i] = d_c[i] * token.c[i] * (1 - token.c[i] / (Element)p.most);
-      for (int64_t k = 0; k < outputs; ++k) d_seen[r * outputs + k] = d_raw[k];
+      std::copy(d_raw, d_raw + rank * p.size, (Element*)p.d_vectors + step * rank * p.size);
+      std::copy(d_raw + rank * p.size, d_raw + outputs, (Element*)p.d_strengths + step * rank);
     }
     multiply(rows, d_seen, outputs, outputs, p.weight, columns, (Element*)through, columns);
   }

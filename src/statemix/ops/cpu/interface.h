@@ -85,11 +85,14 @@ struct FixedPoint {
   const void* decays;         // [batch, length, size]
   const void* inputs;         // likewise
   const void* initial_state;  // [batch, size]
-  void* raw;     // [batch, length, rank (size + 1)]; forward adds the part of the state before
-  void* states;  // [batch, length, size]
+  const void* vectors;        // [batch, length, rank, size], without the part of the state
+  const void* strengths;      // [batch, length, rank], likewise
+  void* raw;                  // [batch, length, rank (size + 1)], with it
+  void* states;               // [batch, length, size]
 
   const void* d_states;   // like states
-  void* d_raw;            // like raw
+  void* d_vectors;        // like vectors
+  void* d_strengths;      // like strengths
   void* d_decays;         // like decays
   void* d_inputs;         // like inputs
   void* d_initial_state;  // like initial_state

@@ -75,7 +75,8 @@ class _FixedPoint(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("element", "threads")),
         ("most", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in ("weight", "decays", "inputs", "initial_state")),
-        *((name, ctypes.c_void_p) for name in ("raw", "states", "d_states", "d_raw")),
+        *((name, ctypes.c_void_p) for name in ("vectors", "strengths", "raw", "states")),
+        *((name, ctypes.c_void_p) for name in ("d_states", "d_vectors", "d_strengths")),
         *((name, ctypes.c_void_p) for name in ("d_decays", "d_inputs", "d_initial_state")),
     )
 

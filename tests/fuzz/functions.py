@@ -111,6 +111,8 @@ def outcome(problem: Problem, *, differentiated: bool) -> dict[str, Tensor]:
 def draw(r: random.Random) -> Problem:
     """Draw the arguments of one of the operators, at any size and in any memory order."""
     blocks, gated, step = r.random() < 0.5, r.random() < 0.7, r.random() < 0.25
+    rank = 0 if gated else r.choice([0, 0, 1, 2, 3, 8])
+    blocks = blocks or rank > 0
     B, H = r.choice([0, 1, 1, 2, 3, 5]), r.choice([0, 1, 1, 2, 3, 7, 8, 9, 16, 17, 33])
     m = r.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 16])
     T = r.choice([0, 1, 1, 2, 3, 4, 5, 8, 9, 17, 40])
@@ -125,7 +127,9 @@ def draw(r: random.Random) -> Problem:
     dtype = r.choice(DTYPES)
     backends = ops.BACKENDS.values()
     usable = [
-        b.name for b in backends if b.obstacle("block", torch.device("cpu"), torch.float32) is None
+        b.name
+        for b in backends
+        if b.obstacle("low_rank" if rank else "block", torch.device("cpu"), torch.float32) is None
     ]
     options["backend"] = r.choice([None, *usable, "cpu" if "cpu" in usable else None])
     generator = torch.Generator().manual_seed(r.getrandbits(63))
@@ -153,6 +157,11 @@ def draw(r: random.Random) -> Problem:
         function = "bd_lru" if blocks else "h_lru"
         if not blocks and r.random() < 0.5:
             options["realization"] = r.choice(ops.REALIZATIONS)
+    elif rank:
+        scale = r.choice([0.0, 0.3, 1.0]) / (1 + 2 * rank * m) ** 0.5
+        tensors["transitions"] = normal(*values[:-1], 1 + 2 * rank, m, scale=scale)
+        tensors["inputs"] = normal(*values)
+        function = "low_rank_scan"
     else:
         name = "transitions" if blocks else "coefficients"
         tensors[name] = normal(*values, m, scale=r.choice([0.0, 0.3, 1.0]) / m)

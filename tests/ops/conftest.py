@@ -1,7 +1,8 @@
 """Random problems for the recurrences, their outcomes, and comparisons of outcomes.
 
-"blocks" is BD-LRU and "lags" is H-LRU. A problem holds leaves and fixed cotangents, so that all
-paths differentiate the same linear function of states and final state.
+"blocks" is BD-LRU, "lags" is H-LRU, and "low rank" (test_low_rank.py) has no gates. A problem holds
+leaves and fixed cotangents, so that all paths differentiate the same linear function of states and
+final state.
 """
 
 import dataclasses
@@ -16,6 +17,9 @@ from statemix import ops
 
 RECURRENCES = {"blocks": ops.bd_lru, "lags": ops.h_lru}
 SCANS = {"blocks": ops.block_scan, "lags": ops.lag_scan}
+RUNS = RECURRENCES | {
+    "low rank": lambda a, b, gate, *rest, **options: ops.low_rank_scan(a, b, *rest, **options)
+}
 
 # Largest error over largest magnitude of a block, by the dtype of the result. float64: sums of a
 # few hundred terms. float32: the target of the kernels. 16 bits: results are rounded once, to half
@@ -69,7 +73,7 @@ class Problem:
         if options.get("backend") == "reference" and not self.values.is_meta:
             p = self.on("cpu")
         leaves = [leaf.detach().requires_grad_() for leaf in p.leaves]
-        results = RECURRENCES[p.kind](*leaves[:2], gate, leaves[2], p.cu_seqlens, **options)
+        results = RUNS[p.kind](*leaves[:2], gate, leaves[2], p.cu_seqlens, **options)
         named = dict(zip(("states", "final_state"), results, strict=True))
         incoming = [getattr(p, f"d_{name}") for name in cotangents]
         outgoing = [named[name] for name in cotangents]

@@ -14,12 +14,14 @@ SEQUENCES = {
     "h_lru": {"gates": (B, T, H, m + 1), "values": (B, T, H)},
     "block_scan": {"transitions": (B, T, H, m, m), "inputs": (B, T, H, m)},
     "lag_scan": {"coefficients": (B, T, H, m), "inputs": (B, T, H)},
+    "low_rank_scan": {"transitions": (B, T, H, 3, m), "inputs": (B, T, H, m)},
 }
 STEPS = {
     "bd_lru_step": {"gates": (B, H, m, m + 1), "values": (B, H, m)},
     "h_lru_step": {"gates": (B, H, m + 1), "values": (B, H)},
     "block_step": {"transitions": (B, H, m, m), "inputs": (B, H, m)},
     "lag_step": {"coefficients": (B, H, m), "inputs": (B, H)},
+    "low_rank_step": {"transitions": (B, H, 3, m), "inputs": (B, H, m)},
 }
 FUNCTIONS = SEQUENCES | STEPS
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
@@ -115,6 +117,8 @@ def test_bad_bounds_are_refused(function, device, backend):
     options = {"backend": backend}
     if function == "observer":
         function, options["realization"] = "h_lru", "observer"
+    if function == "low_rank_scan" and "low_rank" not in ops.BACKENDS[backend].kernels:
+        pytest.skip(f"backend {backend} has no kernel of it")
     for value, error, message in BAD_BOUNDS:
         arguments = packed(function) | {"cu_seqlens": value} | options
         check_refusal(function, arguments, error, message)
@@ -143,6 +147,17 @@ def test_unknown_names_are_refused_with_the_known_ones(function):
     for argument, name, known in cases:
         message = rf"{argument} must be one of \[{known}\], got"
         check_refusal(function, good(function) | {argument: name}, ValueError, message)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 4, 18, 19])
+def test_ranks_out_of_range_are_refused(rows):
+    message = f"transitions must have 1 \\+ 2 r rows for a rank r from 1 to 8, got {rows} rows"
+    for function in ("low_rank_scan", "low_rank_step"):
+        arguments = good(function)
+        arguments["transitions"] = arguments["transitions"][..., :1, :].expand(
+            *FUNCTIONS[function]["transitions"][:-2], rows, m
+        )
+        check_refusal(function, arguments, ValueError, message)
 
 
 @every_function

@@ -26,6 +26,7 @@ CASES = {
     "h_lru-observer": (ops.h_lru, 2, {"realization": "observer"}, torch.float64),
     "block_scan": (ops.block_scan, 2, {}, torch.float64),
     "lag_scan": (ops.lag_scan, 4, {}, torch.float64),
+    "low_rank_scan": (ops.low_rank_scan, 5, {}, torch.float64),
 }
 SLICES = {2: (5, 2), 4: (3, 0, 4, 1)}
 # Of four ranks, in the order of a group that leaves the others out.
@@ -40,11 +41,11 @@ def problem(name, length):
     def draw(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    block = operator in (ops.bd_lru, ops.block_scan)
+    block = operator in (ops.bd_lru, ops.block_scan, ops.low_rank_scan)
     gated = operator in (ops.bd_lru, ops.h_lru)
     columns = (C,) if "channels" in name else ()
     values = draw(B, length, H, m, *columns) if block else draw(B, length, H)
-    shape = (m, m + gated) if block else (m + gated,)
+    shape = (m, m + gated) if block else (m + gated,)  # of rank 2, if m is 5
     gates = draw(B, length, H, *shape) * (1 if gated else 0.4)
     leaves = [gates, values, draw(B, H, m, *columns)]
     cotangents = [draw(*values.shape), draw(B, H, m, *columns)]

@@ -7,13 +7,17 @@ import pytest
 import torch
 
 from statemix import ops as operators
-from statemix.errors import SettingError
+from statemix.errors import RequestError, SettingError
 from statemix_lab.bench import operator_timing as ops
 from statemix_lab.bench.harness import COPY, Measurement, Spread
 
 TINY = [
     ops.OperatorCase(recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2)
     for recurrence in ("bd_lru", "h_lru")
+    for direction in ("forward", "forward_backward")
+]
+LOW_RANK = [
+    ops.OperatorCase("low_rank", direction, 2, 300, 3, 5, gate="given", rank=2)
     for direction in ("forward", "forward_backward")
 ]
 REFLECTED = ops.OperatorCase("bd_lru", "forward_backward", 2, 5, 3, 2, gate="householder")
@@ -27,17 +31,22 @@ UNBOUNDED = [
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        *((case, torch.float32) for case in (*TINY, REFLECTED, *UNBOUNDED)),
+        *((case, torch.float32) for case in (*TINY, REFLECTED, *UNBOUNDED, *LOW_RANK)),
         (TINY[1], torch.bfloat16),
         (UNBOUNDED[1], torch.bfloat16),
         (TINY[3], torch.float64),
         (REFLECTED, torch.float64),
+        (LOW_RANK[1], torch.bfloat16),
     ],
 )
 def test_every_provider_gives_the_reference_result(case, dtype):
     copy, *others = ops.providers(case, dtype, compiled=False)
-    assert [copy.name, *(one.name for one in others)] == [COPY, ops.OURS, ops.LOOP, ops.PAPER]
-    assert ops.providers(case, dtype, compiled=True)[-1].name == ops.COMPILED
+    names, last = [COPY, ops.OURS, ops.LOOP, ops.PAPER], ops.COMPILED
+    if case.rank is not None:
+        # The published scan has none.
+        names, last = names[:3], ops.LOOP
+    assert [copy.name, *(one.name for one in others)] == names
+    assert ops.providers(case, dtype, compiled=True)[-1].name == last
     for provider in others:
         call = provider.prepare()
         try:
@@ -90,6 +99,9 @@ def test_providers_receive_their_memory_order(monkeypatch):
 @pytest.mark.parametrize(
     ("recurrence", "direction", "entries"),
     [
+        # G = 3 * 2 * 5 at rank 2, N = 3 * 2.
+        ("low_rank", "forward", 10 * (30 + 12)),
+        ("low_rank", "forward_backward", 30 * (30 + 12)),
         # Per token G + 2N, times 3 with the backward: G = 3 * 2 * 3, N = 3 * 2 for blocks.
         ("bd_lru", "forward", 10 * (18 + 12)),
         ("bd_lru", "forward_backward", 30 * (18 + 12)),
@@ -100,7 +112,7 @@ def test_providers_receive_their_memory_order(monkeypatch):
 )
 def test_copy_moves_what_the_operator_must(recurrence, direction, entries, copied):
     case = ops.OperatorCase(
-        recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2
+        *(recurrence, direction, 2, 5, 3, 2), rank=2 if recurrence == "low_rank" else None
     )
     assert case.moved_bytes(torch.float32) == 4 * entries
     assert 2 * sum(copied(ops.providers(case, torch.float32, compiled=False)[0])) == entries
@@ -146,3 +158,13 @@ def test_the_gate_family_reaches_every_provider_and_must_fit():
     )
     with pytest.raises(SettingError, match=r"gate must be one of .* got 'householder'"):
         ops.cases(["h_lru"], [ops.CaseShape(1, 2, 3, 2)], (), (), "householder")
+
+
+def test_ranks_are_those_of_the_low_rank_scan_and_in_range():
+    shapes = [ops.CaseShape(1, 2, 3, 4)]
+    listed = ops.cases(["bd_lru", "low_rank"], shapes, (), (), ranks=(1, 8))
+    found = [(one.gate, one.rank) for one in listed if one.direction == "forward"]
+    assert found == [("softmax", None), ("given", 1), ("given", 8)]
+    for ranks, message in (((0,), "ranks must be at least 1"), ((1, 9), "ranks must be at most 8")):
+        with pytest.raises(RequestError, match=message):
+            ops.cases(["low_rank"], shapes, (), (), ranks=ranks)

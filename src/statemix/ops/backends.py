@@ -234,7 +234,7 @@ def resolve(name: str | None, operator: str, device: torch.device, dtype: torch.
 def default_backend(
     device: torch.device | str, operator: str = "block", dtype: torch.dtype = torch.float32
 ) -> str:
-    """Return the name of the backend that ``backend=None`` chooses for "block" or "lag"."""
+    """Return the name of the backend that ``backend=None`` chooses for an operator."""
     return _first(operator, torch.device(device), dtype).name
 
 

@@ -98,7 +98,10 @@ def test_kernels_are_nan_where_a_gate_is(problem, kind, gate, dtype):
 
 INSTRUCTION_SETS = ["baseline", "avx2", "avx512", "avx512_bf16"]
 FOLDER = Path(__file__).parents[1]
-FILES = [__file__, *(str(FOLDER / f"test_{name}.py") for name in ("extremes", "selective_scan"))]
+FILES = [
+    __file__,
+    *(str(FOLDER / f"test_{name}.py") for name in ("extremes", "low_rank", "selective_scan")),
+]
 # Large problems in one dtype, which take longest.
 TESTS_OF_EVERY_SET = (
     "equal_the_reference or (parts and bfloat16) or kernels_are or (cpu and stable)"

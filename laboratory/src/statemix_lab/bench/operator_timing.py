@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -10,7 +10,9 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.errors import RequestError
+from statemix.ops.backends import GIVEN
 from statemix.ops.gates import check_gate
+from statemix.ops.low_rank_operators import MOST_RANK
 from statemix_lab.bench.harness import (
     Measurement,
     Provider,
@@ -20,7 +22,7 @@ from statemix_lab.bench.harness import (
 )
 from statemix_lab.bench.timed_devices import DeviceName, check_fits
 
-RecurrenceName = Literal["bd_lru", "h_lru"]
+RecurrenceName = Literal["bd_lru", "h_lru", "low_rank"]
 Direction = Literal["forward", "forward_backward"]
 TimedOperator = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -46,7 +48,11 @@ _CHECKED_STEPS = 2048
 
 @dataclass(frozen=True)
 class OperatorCase:
-    """One operation at one size. For H-LRU, blocks are channels and the block size is the order."""
+    """One operation at one size.
+
+    For H-LRU, blocks are channels and the block size is the order. For the low-rank scan, blocks
+    are heads and the block size is the number of entries of a head; others have no rank.
+    """
 
     recurrence: RecurrenceName
     direction: Direction
@@ -55,16 +61,17 @@ class OperatorCase:
     num_blocks: int
     block_size: int
     gate: str = "softmax"
+    rank: int | None = None
 
     @property
     def num_gates(self) -> int:
         """Number of gates G of one token."""
-        return self.num_values * (self.block_size + 1)
+        return self.num_values * (self.block_size + 1 if self.rank is None else 1 + 2 * self.rank)
 
     @property
     def num_values(self) -> int:
         """Number of values N of one token."""
-        return self.num_blocks * (self.block_size if self.recurrence == "bd_lru" else 1)
+        return self.num_blocks * (1 if self.recurrence == "h_lru" else self.block_size)
 
     @property
     def state_size(self) -> int:
@@ -101,25 +108,27 @@ def cases(
     block_sizes: Sequence[int],
     orders: Sequence[int],
     gate: str = "softmax",
+    ranks: Sequence[int] = (1, 2),
 ) -> list[OperatorCase]:
     """Return all cases in the order of their tables."""
     for recurrence in recurrences:
-        check_gate(gate, blocks=recurrence == "bd_lru")
-    for name, sizes in (("block_sizes", block_sizes), ("orders", orders)):
+        check_gate(gate, blocks=recurrence != "h_lru")
+    for name, sizes in (("block_sizes", block_sizes), ("orders", orders), ("ranks", ranks)):
         if any(size < 1 for size in sizes):
             raise RequestError(f"{name} must be at least 1, got {tuple(sizes)}")
+    if any(rank > MOST_RANK for rank in ranks):
+        raise RequestError(f"ranks must be at most {MOST_RANK}, got {tuple(ranks)}")
     return [
-        OperatorCase(
-            recurrence, direction, shape.batch_size, shape.length, shape.num_blocks, size, gate
-        )
+        OperatorCase(recurrence, direction, *shape[:3], size, *kind)
         for recurrence in recurrences
         for shape in shapes
         for direction in get_args(Direction)
         for size in (
-            (block_sizes if recurrence == "bd_lru" else orders)
+            (orders if recurrence == "h_lru" else block_sizes)
             if shape.block_size is None
             else (shape.block_size,)
         )
+        for kind in ([(GIVEN, rank) for rank in ranks] if recurrence == "low_rank" else [(gate,)])
     ]
 
 
@@ -185,12 +194,16 @@ def providers(
         return Provider(name, prepare, error, note=f"backend {backend}, {note}")
 
     innermost, kernels = "blocks innermost in memory", _KERNELS[device]
+    if case.recurrence == "low_rank":
+        innermost, kernels = "contiguous", ops.default_backend(device, "low_rank", dtype)
     listed = [
         copy_provider(case.moved_bytes(dtype), device),
         provider(OURS, kernels, innermost),
         provider(LOOP, "loop", innermost),
-        provider(PAPER, _SCAN, "contiguous"),
     ]
+    if case.recurrence == "low_rank":
+        return listed
+    listed.append(provider(PAPER, _SCAN, "contiguous"))
     for chunk in chunks:
         note = f"chunks of {chunk or case.length} steps"
         listed.append(provider(chunked(chunk), ops.in_chunks(chunk), note))
@@ -226,7 +239,7 @@ def row(
 def _problem(
     case: OperatorCase, dtype: torch.dtype, device: DeviceName
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gates, values and the gradient of the states, with blocks innermost in memory."""
+    """Return gates, values and the gradient of the states in the memory order of the kernels."""
     generator = torch.Generator(device).manual_seed(0)
     outer, size, blocks = (case.batch_size, case.length), case.block_size, case.num_blocks
 
@@ -235,6 +248,11 @@ def _problem(
 
     # Rows that nothing normalises must be short, or states grow without bound.
     scale = 0.5 / (size + 1) if case.gate == "none" else 1.0
+    if case.recurrence == "low_rank":
+        assert case.rank is not None
+        # Vectors so short that the norm of no product is near 1.
+        gates = normal(*outer, blocks, 1 + 2 * case.rank, size).mul_((2 * case.rank * size) ** -0.5)
+        return gates, normal(*outer, blocks, size), normal(*outer, blocks, size)
     if case.recurrence == "h_lru":
         gates = normal(*outer, size + 1, blocks).mul_(scale).movedim(-1, 2)
         return gates, normal(*outer, blocks), normal(*outer, blocks)
@@ -244,6 +262,8 @@ def _problem(
 
 
 def _operator(case: OperatorCase, backend: str) -> TimedOperator:
+    if case.recurrence == "low_rank":
+        return partial(ops.low_rank_scan, backend=backend)
     operator = ops.bd_lru if case.recurrence == "bd_lru" else ops.h_lru
 
     def scan(gates: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

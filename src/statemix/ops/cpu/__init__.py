@@ -112,6 +112,7 @@ CPU = Backend(
     kernels={
         "block": Kernel(_forward, _backward, _empty, _prepare_step, channels=_SHARED),
         "lag": Kernel(_forward, _backward, _empty, _prepare_step),
+        "low_rank": Kernel(_forward, _backward, _empty, _prepare_step),
     },
     devices=("cpu",),
     dtypes=loader.ELEMENTS,

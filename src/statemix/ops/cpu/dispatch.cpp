@@ -7,11 +7,13 @@
 
 #define API extern "C" __attribute__((visibility("default")))
 
-#define DECLARE(isa)                        \
-  int isa##_block_forward(const Problem&);  \
-  int isa##_block_backward(const Problem&); \
-  int isa##_lag_forward(const Problem&);    \
-  int isa##_lag_backward(const Problem&);   \
+#define DECLARE(isa)                              \
+  int isa##_block_forward(const Problem&);        \
+  int isa##_block_backward(const Problem&);       \
+  int isa##_lag_forward(const Problem&);          \
+  int isa##_lag_backward(const Problem&);         \
+  int isa##_low_rank_forward(const Problem&);     \
+  int isa##_low_rank_backward(const Problem&);    \
   int isa##_selective_scan(const SelectiveScan&); \
   int isa##_fixed_point(const FixedPoint&);
 
@@ -75,6 +77,8 @@ EXPORT(block_forward)
 EXPORT(block_backward)
 EXPORT(lag_forward)
 EXPORT(lag_backward)
+EXPORT(low_rank_forward)
+EXPORT(low_rank_backward)
 
 // These have no kernels of bfloat16.
 #ifdef STATEMIX_X86

@@ -1,13 +1,13 @@
 // The states of FPRNN and their adjoint, where the mixer of a token sees the state h' before it:
 //
-//   (p, q) = x + W h',  s_i = silu(p_i),  u_i = s_i / sqrt(|s_i|^2 + 1e-6),  c_i = most sigmoid(q_i)
-//   z = lambda (b - h'),  gamma = 1 - lambda,  S = U diag(gamma) U^T
-//   P w = diag(c) U z,  P = I + diag(c) (L - S),  h = b - z - gamma U^T w
+//   (p, q) = x + W h',  s_i = silu(p_i),  u_i = s_i / sqrt(|s_i|^2 + 1e-6),  c_i = most
+//   sigmoid(q_i) z = lambda (b - h'),  gamma = 1 - lambda,  S = U diag(gamma) U^T P w = diag(c) U
+//   z,  P = I + diag(c) (L - S),  h = b - z - gamma U^T w
 //
-// with i = 1 ... rank, and L the part of U U^T below the diagonal for a product of reflections, or 0
-// for a sum. `raw` holds the vectors p_i and then all q_i. A piece is a few rows of the batch, which
-// share each read of W. Each output of a product with W is summed in one order, whatever the number
-// of rows.
+// with i = 1 ... rank, and L the part of U U^T below the diagonal for a product of reflections, or
+// 0 for a sum. `raw` holds the vectors p_i and then all q_i. A piece is a few rows of the batch,
+// which share each read of W. Each output of a product with W is summed in one order, whatever the
+// number of rows.
 
 #pragma once
 #include <cmath>
@@ -56,7 +56,8 @@ inline void multiply(int64_t rows, const Element* in, int64_t in_row, int64_t de
 }
 
 // Solve P x = y in place, or P^T x = y: Gaussian elimination with pivots.
-template <class S> inline void solve_small(const S (*P)[kMostRank], bool transposed, int rank, S* y) {
+template <class S>
+inline void solve_small(const S (*P)[kMostRank], bool transposed, int rank, S* y) {
   S A[kMostRank][kMostRank];
   for (int i = 0; i < rank; ++i)
     for (int j = 0; j < rank; ++j) A[i][j] = transposed ? P[j][i] : P[i][j];

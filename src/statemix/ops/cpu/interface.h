@@ -22,10 +22,12 @@ enum Element { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2 };
 
 // Strides count elements. Blocks (or channels) are innermost with stride 1 in every tensor. Initial
 // and final states and their gradients are float32, or float64 if the elements are; so are the
-// states that the backward reads. All other tensors hold elements.
+// states that the backward reads. All other tensors hold elements. In the low-rank scan, `blocks`
+// is the number of entries of a head and `size` the number of heads.
 struct Problem {
   int64_t batch, length, blocks, size;
   int64_t channels;           // of values, or 0 if they have no axis of channels
+  int64_t gates_per_row;      // size + 1, or size if given, or 1 + 2 rank
   int64_t sequences;          // length of cu_seqlens minus one, or batch
   const int64_t* cu_seqlens;  // null: every batch row is one sequence
   int64_t family, element, threads;

@@ -5,6 +5,7 @@
 #include "channel_scan.h"
 #include "fixed_point.h"
 #include "lag_scan.h"
+#include "low_rank_scan.h"
 #include "reflect_scan.h"
 #include "selective_scan.h"
 
@@ -59,6 +60,16 @@ struct LagBackward {
   template <int Family, int Size, bool Partial, class Element>
   static int call(const Problem& p, int64_t width) {
     return run(lag_backward<Family, Size, Partial, Element>, p, width, sizeof(Element));
+  }
+};
+struct LowRankForward {
+  template <class Element> static int call(const Problem& p, int64_t width) {
+    return run(low_rank_forward<Element>, p, width, sizeof(Element), p.size);
+  }
+};
+struct LowRankBackward {
+  template <class Element> static int call(const Problem& p, int64_t width) {
+    return run(low_rank_backward<Element>, p, width, sizeof(Element), p.size);
   }
 };
 
@@ -129,6 +140,22 @@ template <class Kernel> int reflected_by_element(const Problem& p) {
   return UNKNOWN;
 }
 
+template <class Kernel, class Element> int low_rank(const Problem& p) {
+  if (p.gates_per_row / 2 < 1 || p.gates_per_row / 2 > kMostRank) return UNKNOWN;
+  return Kernel::template call<Element>(p, Lanes<typename Compute<Element>::Scalar>::count);
+}
+
+template <class Kernel> int low_rank_by_element(const Problem& p) {
+  switch (p.element) {
+#ifndef ONLY_BFLOAT16
+    case FLOAT32: return low_rank<Kernel, float>(p);
+    case FLOAT64: return low_rank<Kernel, double>(p);
+#endif
+    case BFLOAT16: return low_rank<Kernel, bfloat16>(p);
+  }
+  return UNKNOWN;
+}
+
 }  // namespace ISA_NAMESPACE
 
 int CONCATENATE(ISA_NAMESPACE, _block_forward)(const Problem& p) {
@@ -164,4 +191,10 @@ int CONCATENATE(ISA_NAMESPACE, _lag_forward)(const Problem& p) {
 }
 int CONCATENATE(ISA_NAMESPACE, _lag_backward)(const Problem& p) {
   return ISA_NAMESPACE::by_element<ISA_NAMESPACE::LagBackward>(p);
+}
+int CONCATENATE(ISA_NAMESPACE, _low_rank_forward)(const Problem& p) {
+  return ISA_NAMESPACE::low_rank_by_element<ISA_NAMESPACE::LowRankForward>(p);
+}
+int CONCATENATE(ISA_NAMESPACE, _low_rank_backward)(const Problem& p) {
+  return ISA_NAMESPACE::low_rank_by_element<ISA_NAMESPACE::LowRankBackward>(p);
 }

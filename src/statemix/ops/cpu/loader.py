@@ -32,7 +32,7 @@ class _Problem(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("batch", "length", "blocks", "size", "channels")),
-        ("sequences", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("gates_per_row", "sequences")),
         ("cu_seqlens", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("family", "element", "threads")),
         ("inverse_temperature", ctypes.c_double),
@@ -140,6 +140,7 @@ def problem_of(
     problem.batch, problem.length, problem.blocks = values.shape[:3]
     problem.sequences, _, problem.size, *channels = initial_state.shape
     problem.channels = channels[0] if channels else 0
+    problem.gates_per_row = gates.shape[-1]
     problem.cu_seqlens = None if cu_seqlens is None else cu_seqlens.data_ptr()
     problem.family = _CODES[gate]
     problem.element = ELEMENTS.index(values.dtype)
@@ -175,7 +176,7 @@ def _inverse(temperature: Tensor | None) -> float:
 
 
 def function(operator: str, direction: str) -> Callable[..., int]:
-    """Return the exported function of an operator, "block" or "lag": "forward" or "backward"."""
+    """Return the exported function of an operator: direction "forward" or "backward"."""
     exported: Callable[..., int] = getattr(require(), f"statemix_{operator}_{direction}")
     return exported
 

@@ -83,21 +83,17 @@ inline int64_t parts_per_sequence(int64_t sequences, int64_t tiles, int64_t thre
   return parts;
 }
 
-inline int64_t gates_of_row(const Problem& problem) {
-  return problem.size + (problem.family != GIVEN);
-}
-
 // Gates of a problem, or its values if channels make those more.
 inline int64_t count_numbers(const Problem& problem) {
   return problem.batch * problem.length * problem.blocks *
-         std::max(gates_of_row(problem), problem.channels) * (problem.gates_row ? problem.size : 1);
+         std::max(problem.gates_per_row, problem.channels) * (problem.gates_row ? problem.size : 1);
 }
 
 // Rows of one step follow one another without gaps. Lags have one row, and so do blocks whose rows
 // are the same memory.
 inline bool steps_are_runs(const Problem& problem) {
   const bool gates = problem.gates_gate == problem.blocks;
-  const bool rows = problem.gates_row == gates_of_row(problem) * problem.blocks;
+  const bool rows = problem.gates_row == problem.gates_per_row * problem.blocks;
   return gates && (rows || !problem.gates_row);
 }
 
@@ -120,14 +116,15 @@ inline int64_t steps_ahead(const Problem& problem, int64_t element_bytes) {
 // it has to be woken (docs/studies/threads.md).
 constexpr int64_t kGatesPerTeam = 1 << 15;
 
+// With `heads`, the tiles are whole heads, whose lanes exchange data.
 inline int run(bool (*kernel)(const Problem&, const Work&), const Problem& problem, int64_t width,
-               int64_t element_bytes) {
-  const int64_t tiles = (problem.blocks + width - 1) / width;
+               int64_t element_bytes, int64_t heads = -1) {
+  const int64_t tiles = heads >= 0 ? heads : (problem.blocks + width - 1) / width;
   const bool large = count_numbers(problem) * element_bytes > kStreamedBytes;
   const int64_t tiles_per_vector = width * element_bytes < VECTOR_BYTES ? 2 : 1;
   const bool streamed = large && can_stream(problem, width * tiles_per_vector);
   // Tiles whose outputs are streamed in one vector stay together.
-  const int64_t together = streamed ? tiles_per_vector : 1;
+  const int64_t together = streamed && heads < 0 ? tiles_per_vector : 1;
   const int64_t groups = (tiles + together - 1) / together;
   const int64_t threads = count_numbers(problem) < kGatesPerTeam ? 1 : problem.threads;
   const int64_t parts = parts_per_sequence(problem.sequences, groups, threads);

@@ -50,6 +50,9 @@ class Ops(Measured):
     orders: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 16)
     """Orders m of H-LRU."""
 
+    ranks: tuple[int, ...] = (1, 2)
+    """Ranks r of the low-rank scan, whose shapes are batch x length x heads x entries of a head."""
+
     gate: str = "softmax"
     """Gate family."""
 
@@ -75,7 +78,7 @@ class Ops(Measured):
         operator_timing.check_chunks(self.chunks, self.device)
         shapes = [operator_timing.parse_shape(text) for text in self.shapes]
         cases = operator_timing.cases(
-            self.recurrences, shapes, self.block_sizes, self.orders, self.gate
+            self.recurrences, shapes, self.block_sizes, self.orders, self.gate, self.ranks
         )
         for case in cases:
             operator_timing.check_case(case, self.torch_dtype, device.total_bytes())
@@ -84,7 +87,7 @@ class Ops(Measured):
             self._providers,
             device=device,
             relative_to=(COPY, operator_timing.OURS),
-            label=lambda case: f"{_label(case)} m={case.block_size}",
+            label=lambda case: f"{_label(case)} m={_size(case)}",
             row=self._row,
             remark=_REMARK,
             block=_label,
@@ -127,13 +130,17 @@ class Ops(Measured):
             ("m", "provider"),
             headings,
             outcomes,
-            lambda case: str(case.block_size),
+            _size,
             cells,
         )
 
 
+def _size(case: OperatorCase) -> str:
+    return str(case.block_size) + (f" r={case.rank}" if case.rank else "")
+
+
 def _label(case: OperatorCase) -> str:
-    gates = "" if case.gate == "softmax" else f", {case.gate} gates"
+    gates = "" if case.gate == "softmax" or case.rank else f", {case.gate} gates"
     size = f"B={case.batch_size} T={case.length} H={case.num_blocks}"
     return f"{_TITLES[case.recurrence]}{gates}, {_DIRECTIONS[case.direction]}, {size}"
 

@@ -102,6 +102,7 @@ SMALLEST = {
     "mamba2": {"d_state": 4, "head_dim": 8},
     "conv": {"kernel_size": 3},
     "attention": {"num_heads": 2, "rope": True},
+    "fp_rnn": {"mixer_inputs": "token"},
     "fp_mamba1": {"d_state": 4, "max_iterations": 2, "tolerance": 100.0},
     "fp_mamba2": {"d_state": 4, "head_dim": 8, "max_iterations": 2, "tolerance": 100.0},
 }

@@ -9,10 +9,10 @@ from torch.nn import functional
 from statemix.layers.fixed_point.mixers import Reflecting
 from statemix.layers.fixed_point.state_mixer import Prepared, SolvableMixer
 from statemix.ops.cpu import loader
-from statemix.ops.selective_scan import are_plain
+from statemix.ops.selective_scan import may_use_pointers
 
-# The kernels have room for as many vectors, and read weights in panels of as many columns.
-_MOST_RANK, _PANEL = 8, 32
+# The kernels read weights in panels of as many columns.
+_PANEL = 32
 
 
 def closed_form(
@@ -28,22 +28,21 @@ def closed_form(
     token alone make this a linear recurrence, parallel over the tokens. With the others it is one
     pass over time, and gradients go through time.
     """
-    if all(linear.weight is None for linear in prepared):
-        coefficients = mixer.coefficients([linear.constant for linear in prepared])
-        return mixer.scan(coefficients, decays, inputs, initial)
-    return _pass(mixer, decays, inputs, initial, *(part for linear in prepared for part in linear))
+    parts = [part for linear in prepared for part in linear if part is not None]
+    if len(parts) == len(prepared):
+        return mixer.scan(mixer.coefficients(parts), decays, inputs, initial)
+    return _pass(mixer, decays, inputs, initial, *parts)
 
 
 def _pass(mixer: SolvableMixer, *tensors: Tensor) -> Tensor:
     inputs = tensors[1]
     fused = (
         isinstance(mixer, Reflecting)
-        and mixer.rank <= _MOST_RANK
         and inputs.is_cpu
         and inputs.dtype in (torch.float32, torch.float64)
         and bool(inputs.numel())
         and loader.unavailable() is None
-        and are_plain(*tensors)
+        and may_use_pointers(*tensors)
     )
     if not fused:
         return _step_by_step(mixer, *tensors)
@@ -51,8 +50,8 @@ def _pass(mixer: SolvableMixer, *tensors: Tensor) -> Tensor:
     return states
 
 
-# All that torch.compiler.disable does, without the import of the compiler: a graph would have a copy
-# of the step for every token.
+# All that torch.compiler.disable does, without the import of the compiler: a graph would have a
+# copy of the step for every token.
 _pass._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
@@ -89,7 +88,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, raw, states = ctx.saved_tensors
-        if torch.is_grad_enabled() or not are_plain(*incoming):
+        if torch.is_grad_enabled() or not may_use_pointers(*incoming):
             with torch.enable_grad():
                 # Views, so that paths from one argument to another do not count twice.
                 views = [one.view_as(one) for one in tensors]
@@ -133,4 +132,4 @@ def _run(mixer: Reflecting, tensors: dict[str, Tensor]) -> None:
 def _panels(matrix: Tensor) -> Tensor:
     """Return a matrix as panels of 32 columns, padded with zeros."""
     padded = functional.pad(matrix, (0, -matrix.shape[1] % _PANEL))
-    return padded.unflatten(1, (-1, _PANEL)).movedim(1, 0).contiguous()
+    return padded.view(len(matrix), -1, _PANEL).movedim(1, 0).contiguous()

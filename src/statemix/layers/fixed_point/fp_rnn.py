@@ -25,6 +25,7 @@ from statemix.layers.padded import last_inputs, reset_linear, rms_norm, valid_to
 from statemix.ops import flops
 from statemix.ops.checks import check_choice
 from statemix.ops.layout import at_least_float32
+from statemix.ops.low_rank_operators import MOST_RANK
 from statemix.ops.portable import without_autocast
 from statemix.registry import passed_on
 
@@ -77,8 +78,9 @@ class FPRNN(FixedPointLayer):
         expand: N divided by ``hidden_size``.
         contraction: None leaves the mixers as published. A number in (0, 1) makes each iteration a
             contraction by at least that factor for given Q, by bounding Q and lambda.
-        solver: "closed", which a Kronecker mixer does not have, or "iterate". None means "iterate"
-            if one of the next six options is given or the mixer is "kronecker", else "closed".
+        solver: "closed", which neither a Kronecker mixer nor a rank above 8 of the first two mixers
+            has, or "iterate". None means "iterate" for these, or if one of the next six options is
+            given, else "closed".
         max_iterations: most iterations, at least 1; None means the length of the sequence, at least
             16. With 1 no token depends on the outputs of others: the layer is the diagonal one.
         window: None iterates the whole sequence at once. A number W of tokens iterates windows of
@@ -160,6 +162,8 @@ class FPRNN(FixedPointLayer):
         given = [name for name, usual in defaults.items() if getattr(self, name) != usual]
         if not isinstance(self.state_mixer, SolvableMixer):
             given.append("mixer")
+        elif self.mixer != "monarch" and self.rank > MOST_RANK:
+            given.append("rank")
         if self._solver == "closed" and given:
             name = given[0]
             raise OptionError(

@@ -12,11 +12,11 @@
 #pragma once
 #include <cmath>
 
-#include "work.h"
+#include "low_rank_scan.h"
 
 namespace ISA_NAMESPACE {
 
-constexpr int64_t kMostRank = 8, kPanel = 32, kMostRows = 4;
+constexpr int64_t kPanel = 32, kMostRows = 4;
 
 inline int64_t padded(int64_t size) { return (size + kPanel - 1) / kPanel * kPanel; }
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Mamba2,
         sharpen,
     )
+    from statemix.ops import scan, scan_step
 
 __all__ = [
     "BDLRU",
@@ -34,6 +35,8 @@ __all__ = [
     "Mamba2",
     "layers",
     "ops",
+    "scan",
+    "scan_step",
     "sharpen",
 ]
 __version__ = "0.1.0"
@@ -44,6 +47,8 @@ def __getattr__(name: str) -> Any:
     # --help and Ctrl-C at once.
     if name in ("layers", "ops"):
         return importlib.import_module(f"statemix.{name}")
+    if name in ("scan", "scan_step"):
+        return getattr(importlib.import_module("statemix.ops"), name)
     if name in __all__:
         return getattr(importlib.import_module("statemix.layers"), name)
     raise AttributeError(f"module 'statemix' has no attribute {name!r}")

@@ -111,6 +111,15 @@ def test_a_spoilt_sequence_spoils_no_other(agree, number, backend):
     assert not found["states"][:, 9:11].isfinite().any()
 
 
+@in_pairs(backend=BACKENDS, entries=[1, 3, 21])
+def test_an_infinite_state_stays_infinite(entries, backend):
+    """Lanes behind the entries of a head must not turn their sums into NaN."""
+    p = make(entries=entries).to(torch.float32)
+    state = torch.full_like(p.initial_state, float("inf"))
+    states, _ = ops.low_rank_scan(torch.ones_like(p.gates), p.values, state, backend=backend)
+    assert (states == float("inf")).all()
+
+
 @in_pairs(backend=STEPWISE, dtype=DTYPES, entries=[1, 8, 21])
 def test_pieces_and_steps_equal_the_whole_bit_for_bit(identical, dtype, entries, backend):
     p = make(length=5, entries=entries).to(dtype)

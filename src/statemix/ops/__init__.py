@@ -16,6 +16,7 @@ from statemix.ops.gates import GATES, GateFamily, normalize
 from statemix.ops.lag_operators import REALIZATIONS, h_lru, h_lru_step, lag_scan, lag_step
 from statemix.ops.low_rank_operators import low_rank_scan, low_rank_step
 from statemix.ops.portable import ASSOCIATIVE, LOOP, REFERENCE
+from statemix.ops.scan_forms import scan, scan_step
 from statemix.ops.sequence_parallel import sequence_parallel
 from statemix.ops.triton import TRITON, in_chunks
 
@@ -42,6 +43,8 @@ __all__ = [
     "low_rank_scan",
     "low_rank_step",
     "normalize",
+    "scan",
+    "scan_step",
     "sequence_parallel",
 ]
 

@@ -95,7 +95,7 @@ def adjoint(
     identity[..., 0, :] = 1
     transposed, final = torch.cat([d.unsqueeze(-2), w, u], dim=-2).flip(1), d_final_state
     if bounds is not None:
-        bounds, identity, final = length - bounds.flip(0), identity.flip(0), final.flip(0)
+        bounds, final = length - bounds.flip(0), final.flip(0)
     later = previous(transposed, identity, bounds).movedim(-1, 2)
     reversed_time = scan._replace(
         coefficients=later, inputs=d_states.flip(1), initial_state=final, cu_seqlens=bounds

@@ -89,7 +89,7 @@ def compared(hidden_size: int) -> dict[str, LayerSpec]:
         "mamba2": {**columns, "head_dim": math.gcd(2 * hidden_size, 64)},
         "conv": {"kernel_size": STATE_PER_CHANNEL + 1},
         "attention": {"num_heads": hidden_size // math.gcd(hidden_size, 64)},
-        "fp_rnn": {"expand": STATE_PER_CHANNEL, **iteration},
+        "fp_rnn": {"expand": STATE_PER_CHANNEL},
         "fp_mamba1": {**columns, **iteration},
         "fp_mamba2": {**columns, **iteration},
     }

@@ -114,6 +114,7 @@ class FPRNN(FixedPointLayer):
 
     name = "fp_rnn"
     entry = "in_proj"
+    iterative = False  # by default
 
     def __init__(
         self,

@@ -160,6 +160,8 @@ _WIDTHS = {
     "FP-Mamba1 Householder_4": 42,
     "FP-Mamba2 Householder": 44,
     "LSTM": 98,
+    "FP-RNN Householder_1": 93,
+    "FP-RNN Householder_4": 72,
 }
 # Model -> steps that take a laptop as long as 1,500 of FP-Mamba1 with one reflection, to two digits
 # (laboratory/results/fixed_point/step-times.jsonl).
@@ -174,6 +176,8 @@ _STEPS = {
     "GatedDeltaProduct_4": 890,
     "FP-Mamba2 Kronecker": 1100,
     "FP-Mamba2 Householder": 1600,
+    "FP-RNN Householder_1": 6700,
+    "FP-RNN Householder_4": 6100,
 }
 
 
@@ -197,6 +201,8 @@ def _tracking_layers(scale: Scale, length: int) -> dict[str, LayerSpec]:
         "GatedDeltaProduct_4": LayerSpec("delta_product", **heads, use_forget_gate=True),
         "FP-Mamba2 Kronecker": fp_mamba(2, scale, mixer="kronecker", **iterated),
         "FP-Mamba2 Householder": fp_mamba(2, scale, rank=4, **iterated),
+        "FP-RNN Householder_1": LayerSpec("fp_rnn"),
+        "FP-RNN Householder_4": LayerSpec("fp_rnn", rank=4),
     }
 
 

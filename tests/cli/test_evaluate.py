@@ -4,7 +4,7 @@ import errno
 import json
 import shutil
 import sys
-from pathlib import Path
+import tempfile
 
 import pytest
 import torch
@@ -121,12 +121,12 @@ def test_attributes_of_evaluation_are_those_of_the_run(
 
 
 def test_a_run_that_is_read_only_has_another_folder(finished_run, tmp_path, refused, monkeypatch):
-    def refuse(path, *arguments, opened=Path.open, **options):
-        if path.parent == finished_run and "a" in arguments:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return opened(path, *arguments, **options)
+    def refuse(*, dir, opened=tempfile.TemporaryFile):
+        if dir == finished_run:
+            raise PermissionError(errno.EACCES, "Permission denied", str(dir))
+        return opened(dir=dir)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     refused(["evaluate", str(finished_run)], "choose a folder by --output")
     assert main(["evaluate", str(finished_run), "--output", str(tmp_path / "scores")]) == 0
     (row,) = (tmp_path / "scores" / "evaluations.jsonl").read_text().splitlines()

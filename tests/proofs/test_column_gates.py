@@ -159,7 +159,7 @@ def test_there_are_no_tables_of_blocks_that_begin_in_several_entries():
     model = column_tracker([targets], readout, initial_state="learned")
     with torch.no_grad():
         model.backbone.blocks[0].mixer.learned_state[:] = torch.tensor([2.0, 1, 0, 0, 0])
-    assert maps_of(harden(model)).starts == [-1]
+    assert maps_of(harden(model), model.backbone.vocab_size).starts == [-1]
     reason = read_tables(harden(model), answering(TABLE, START), "answer")
     assert reason == "the network does not begin in one entry of each block"
 

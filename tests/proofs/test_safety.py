@@ -15,6 +15,7 @@ from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
 from statemix.proofs import StateMachine, parse_property, prove_safety
 from statemix.proofs.safety import SafetyProperty, check_safety, explore
+from statemix.proofs.stepping import Stepper
 from statemix.tasks.permutation import Permutation
 
 # The answer of S_2 is 1 after an odd number of 1s. It must not be 1 after two letters 1 in a row.
@@ -83,7 +84,7 @@ def test_a_property_is_proven_or_broken_by_a_shortest_word(of_group):
 def test_a_network_is_explored_to_the_machine_of_its_answers(of_group):
     task = Permutation(group="S_3")
     levels = []
-    machine = explore(proofs.harden(of_group("S_3")), "answer", 1000, levels.append)
+    machine = explore(Stepper.of(proofs.harden(of_group("S_3"))), 6, 1000, levels.append)
     examples = task.examples("train", 0, 3, 500)
     answers, _ = machine.run(examples.tokens)
     np.testing.assert_array_equal(answers, examples.targets["product"])
@@ -179,7 +180,7 @@ def test_a_property_needs_gates_and_answers_that_rounding_cannot_change(of_group
         damage(model)
     found = prove_safety(model, parse_property(NEVER_TWO, BITS, BITS), "answer")
     assert (found.verdict, found.reason[: len(reason)]) == ("open", reason)
-    assert explore(model, "answer", 1000) == found.reason
+    assert explore(Stepper.of(model), model.backbone.vocab_size, 1000) == found.reason
 
 
 def test_a_break_by_steps_alone_stays_open(of_group, monkeypatch):

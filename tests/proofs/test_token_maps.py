@@ -106,7 +106,7 @@ def test_channels_of_a_block_move_together_and_are_one_value(of_group_in_channel
     tracking, other = read_actions(model, automaton)
     assert (tracking["role"], tracking["order"], tracking["permutes"]) == ("tracks", 6, True)
     assert other["role"] == "other"
-    sources = maps_of(harden(model)).sources
+    sources = maps_of(harden(model), model.backbone.vocab_size).sources
     assert sources.shape == (6, 2, 3)
     of_second = sources[:, 1]
     assert len(np.unique(of_second)) == 2

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from torch import nn
+
 from statemix.automaton import IGNORED, NEVER, Automaton, reachable
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.models import ReadoutModel
 from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.hardening import (
     GateGaps,
@@ -20,7 +21,7 @@ from statemix.proofs.hardening import (
     watch_gaps,
 )
 from statemix.proofs.horizon import Horizon, find_horizon
-from statemix.proofs.product_search import SearchResult, Verdict, check_fits, search
+from statemix.proofs.product_search import SearchResult, Verdict, check_fits, search_steps
 
 # Of readouts that are fitted again, if rounding may change the answers of one fitted without it.
 _WEIGHT_DECAY = 1e-12
@@ -51,7 +52,7 @@ class Certificate:
 
     result: SearchResult
     network: NetworkForm
-    model: ReadoutModel
+    model: nn.Module
     head: str
     horizon: Horizon
     tracking: tuple[int, ...] | None = None
@@ -89,7 +90,7 @@ class Certificate:
 
 
 def prove(
-    model: ReadoutModel,
+    model: nn.Module,
     automaton: Automaton,
     *,
     head: str | None = None,
@@ -108,25 +109,44 @@ def prove(
     the right answer and another one, differ by less than a change in the order of their sums, the
     verdict is open.
 
+    The model may be any module. Its layers of Statemix are BD-LRUs and H-LRUs with softmax gates,
+    or causal convolutions. All other parts, such as norms, residual connections and MLPs, are
+    functions of one token, and an ``nn.Linear`` returns the logits. The search puts each state into
+    its layer itself, so the module need not pass states. The proof is about single tokens in the
+    dtype and on the device of the module: hardened layers copy numbers without rounding, so their
+    states are finitely many, and the search computes every step that a word can make. Random words
+    of 64 tokens, as a whole and token by token, test that no other part remembers a token or knows
+    a position. The bounds of rounding assume exact inputs of gates and of the readout.
+
     Args:
-        model: the trained model; it is not changed, but put into evaluation mode.
+        model: the trained model: a :class:`~statemix.models.TokenClassifier`, or a module with
+            ``forward(tokens)``, ``forward(tokens, state)`` or ``step(tokens_t, state)``. Tokens
+            have shape (B, T), or (B,) in a step. The logits (B, T, classes), or (B, classes), come
+            alone, first in a tuple, or in a mapping of heads. The model is not changed, but put
+            into evaluation mode.
         automaton: the automaton, with the model's tokens.
-        head: head that answers; None means the first one.
+        head: head that answers; None means "logits" or the first one.
         soft: search the model as it is, and bound the length up to which it is right by a search
             of the hardened model.
         max_pairs: as in :func:`search`.
         on_progress: as in :func:`search`.
+
+    Raises:
+        TypeError: if a part of a module cannot be proven; the error names it.
+        ValueError: if the automaton and the model do not fit.
     """
-    head = check_fits(model, automaton, head)
+    stepper = check_fits(model, automaton, head)
+    head = stepper.head
     states = sorted(reachable(automaton.transitions.tolist(), automaton.start))
     scored = (automaton.transitions != NEVER) & (automaton.outputs != IGNORED)
     if not scored[states].any():
         raise ValueError("automaton must score an answer to some word, got none")
 
-    def search_words(network: ReadoutModel) -> SearchResult:
-        return search(network, automaton, head=head, max_pairs=max_pairs, on_progress=on_progress)
+    def search_words(network: nn.Module) -> SearchResult:
+        steps = stepper.on(network)
+        return search_steps(steps, automaton, max_pairs=max_pairs, on_progress=on_progress)
 
-    def length(hard: ReadoutModel, tracking: tuple[int, ...] | None = None) -> Horizon:
+    def length(hard: nn.Module, tracking: tuple[int, ...] | None = None) -> Horizon:
         softened = copy.deepcopy(hard)
         for layer, like in zip(softened.modules(), model.modules(), strict=True):
             if isinstance(layer, GatedRecurrence) and isinstance(like, GatedRecurrence):
@@ -179,7 +199,7 @@ def _unless_tied(result: SearchResult, gaps: GateGaps) -> SearchResult:
 
 def _candidates(
     cut: PrunedModel, automaton: Automaton, head: str
-) -> Iterator[tuple[NetworkForm, ReadoutModel]]:
+) -> Iterator[tuple[NetworkForm, nn.Module]]:
     """Yield the pruned network, and then, if its blocks hold anything, with other readouts."""
     yield "pruned", cut.model
     if cut.varying:

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.layers import BDLRU
-from statemix.models import ReadoutModel, TokenClassifier
+from statemix.layers.state import placement
 from statemix.proofs.check_certificate import digest, step
-from statemix.proofs.hardening import ROWS, can_prune, fixed_batches, gates_and_values
+from statemix.proofs.hardening import ROWS, fixed_batches, gates_and_values, only_layer
+from statemix.proofs.stepping import Stepper
 
 # Integers of a file of about 30 MB.
 _MOST_NUMBERS = 10_000_000
@@ -24,7 +25,7 @@ Pair = tuple[tuple[int, ...], int]
 
 
 @torch.no_grad()
-def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[str, Any] | str:
+def read_tables(network: nn.Module, automaton: Automaton, head: str) -> dict[str, Any] | str:
     """Read off what each token does to the entries of a proven network, and all of its answers.
 
     ``docs/certificates.md`` describes the tables. Every entry of the tables is compared with a step
@@ -38,10 +39,11 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
     Returns:
         The tables as JSON data; or the reason why there are none.
     """
-    if not can_prune(network):
+    layer = only_layer(network)
+    if layer is None:
         return "the network is not one BD-LRU layer"
-    assert isinstance(network, TokenClassifier)
-    registers = _registers(network)
+    stepper = Stepper.of(network, head)
+    registers = _registers(network, layer, automaton.num_tokens)
     first, letters = registers.start, registers.letters
     # Rows of answers by the state that gives them.
     answers: dict[tuple[int, ...], list[int]] = {}
@@ -59,11 +61,11 @@ def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[
             before = [state for (state, _), _ in part]
             after = [step(state, letters[letter]) for (state, _), letter in part]
             tokens = [letter for _, letter in part]
-            given = _answers(network, head, before, after, tokens, registers)
+            given = _answers(stepper, layer, before, after, tokens, registers)
             if given is None:
                 return "a step of the network is no copy of entries and values"
             # The first letters are read from the very beginning, too.
-            from_start = network, head, None, after, tokens, registers
+            from_start = stepper, layer, None, after, tokens, registers
             if set(before) == {first} and given != _answers(*from_start):
                 return "the network does not begin in one entry of each block"
             for state, answer, ((_, task_state), letter) in zip(after, given, part, strict=True):
@@ -108,14 +110,12 @@ class _Registers(NamedTuple):
     decode: Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 
-def _registers(network: ReadoutModel) -> _Registers:
-    layer = network.backbone.blocks[0].mixer
-    assert isinstance(layer, BDLRU)
+def _registers(network: nn.Module, layer: BDLRU, num_tokens: int) -> _Registers:
     if layer.gate != "column_softmax":
-        start, sources, values = read_rules(network)
+        start, sources, values = read_rules(network, num_tokens)
         held = tuple(start.tolist())
         return _Registers(held, sources.tolist(), len(values), lambda states: values[states])
-    maps = ColumnMaps.of(network)
+    maps = ColumnMaps.of(network, num_tokens)
     blocks = [block for block, start in enumerate(maps.starts) if start >= 0]
     num_values = max((len(maps.holdings[block]) for block in blocks), default=1)
 
@@ -131,8 +131,7 @@ def _registers(network: ReadoutModel) -> _Registers:
             held[:, block] = maps.holdings[block][states[:, register]]
         return held.reshape(len(states), -1, layer.value_channels)
 
-    tokens = range(network.backbone.vocab_size)
-    letters = [[table(block, token) for block in blocks] for token in tokens]
+    letters = [[table(block, token) for block in blocks] for token in range(num_tokens)]
     return _Registers(tuple(maps.starts[n] for n in blocks), letters, num_values, decode)
 
 
@@ -159,11 +158,11 @@ class ColumnMaps:
     holdings: list[NDArray[np.float64]]
 
     @classmethod
-    def of(cls, hard: ReadoutModel) -> Self:
-        """Read the maps off a hardened model of one BD-LRU with column gates."""
-        layer = hard.backbone.blocks[0].mixer
-        assert isinstance(layer, BDLRU)
-        gates, loadable = gates_and_values(hard, layer)
+    def of(cls, hard: nn.Module, vocabulary: int) -> Self:
+        """Read the maps of the tokens off a hardened model of one BD-LRU with column gates."""
+        layer = only_layer(hard)
+        assert layer is not None
+        gates, loadable = gates_and_values(hard, layer, vocabulary)
         size = layer.block_size
         columns, inputs = gates.tensor_split([size], dim=-2)
         loads = inputs.squeeze(-2).argmax(-1) < size
@@ -181,7 +180,6 @@ class ColumnMaps:
         first = size * (1 + numbers.reshape(-1)) + entries[loads].numpy()
         moves[loaded] = first[:, None]
         initial = layer.init_state(1)[0].double().numpy().reshape(layer.num_blocks, size, -1)
-        vocabulary = hard.backbone.vocab_size
         followed, starts, holdings = [], [], []
         for block, first_state in enumerate(initial):
             begin = np.asarray(first_state.any(1))
@@ -251,11 +249,11 @@ class EntryRules(NamedTuple):
 
 
 @torch.no_grad()
-def read_rules(network: ReadoutModel) -> EntryRules:
-    """Read the rules off a network of one BD-LRU with gates of rows."""
-    layer = network.backbone.blocks[0].mixer
-    assert isinstance(layer, BDLRU)
-    gates, loadable = gates_and_values(network, layer)
+def read_rules(network: nn.Module, num_tokens: int) -> EntryRules:
+    """Read the rules of the tokens off a network of one BD-LRU with gates of rows."""
+    layer = only_layer(network)
+    assert layer is not None
+    gates, loadable = gates_and_values(network, layer, num_tokens)
     sources: NDArray[np.int64] = gates.argmax(-1).cpu().numpy()
     size = layer.block_size
     copied = sources + size * np.arange(layer.num_blocks)[:, None]
@@ -270,10 +268,10 @@ def read_rules(network: ReadoutModel) -> EntryRules:
     flat[loads] = -1 - numbers[len(initial) :]
     rules = flat.reshape(len(sources), -1)
     start = numbers[: len(initial)]
-    if network.backbone.bos:
+    if len(rules) > num_tokens:
         # The learned token is the last one.
         start = np.array(step(tuple(start.tolist()), rules[-1].tolist()))
-    return EntryRules(start, rules[: network.backbone.vocab_size], values)
+    return EntryRules(start, rules[:num_tokens], values)
 
 
 def _rows(values: Tensor, count: int) -> NDArray[np.float64]:
@@ -283,27 +281,25 @@ def _rows(values: Tensor, count: int) -> NDArray[np.float64]:
 
 
 def _answers(
-    network: TokenClassifier,
-    head: str,
+    stepper: Stepper,
+    layer: BDLRU,
     before: list[tuple[int, ...]] | None,
     after: list[tuple[int, ...]],
     letters: list[int],
     registers: _Registers,
 ) -> list[int] | None:
     """Step the network; return its answers, or None if it does not reach the states ``after``."""
-    layer = network.backbone.blocks[0].mixer
-    assert isinstance(layer, BDLRU)
-    like, old = layer.init_state(1), None
+    like, old, device = layer.init_state(1), None, placement(stepper.model)[0]
     if before is not None:
         held = torch.from_numpy(registers.decode(np.array(before, dtype=np.int64)))
         old = held.to(like).reshape(-1, *like.shape[1:])
-    tokens = torch.tensor(letters, device=network.device).unsqueeze(1)
+    tokens = torch.tensor(letters, device=device).unsqueeze(1)
     expected = registers.decode(np.array(after, dtype=np.int64)).reshape(len(after), -1)
     answers: list[int] = []
-    for rows, used in fixed_batches(len(letters), network.device):
+    for rows, used in fixed_batches(len(letters), device):
         state = None if old is None else (old[rows],)
-        logits, (reached,) = network.extend(tokens[rows], state)
+        logits, _, (reached,) = stepper.step(tokens[rows], state)
         if not np.array_equal(_rows(reached, ROWS), expected[rows.cpu().numpy()]):
             return None
-        answers += logits[head][:used, 0].argmax(-1).tolist()
+        answers += logits[:used].argmax(-1).tolist()
     return answers

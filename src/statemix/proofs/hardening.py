@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,14 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 from statemix.automaton import IGNORED, NEVER, Automaton
-from statemix.layers import BDLRU, State, take_rows
+from statemix.layers import BDLRU, Layer, State, take_rows
 from statemix.layers.gated_recurrence import GatedRecurrence
+from statemix.layers.state import placement
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.ops.layout import at_least_float32
+from statemix.proofs.stepping import HARDENED, Stepper, token_inputs
 
-HARDENED = ("softmax", "column_softmax")
-"""Gate families that become 0 and 1 as the temperature goes to 0."""
+Model = TypeVar("Model", bound=nn.Module)
 
 # A gap between raw gates becomes larger than every exponent of float32 and of float64.
 _TEMPERATURE = 1e-30
@@ -37,13 +38,14 @@ def fixed_batches(count: int, device: torch.device | str) -> Iterator[tuple[Tens
         yield start + torch.arange(ROWS, device=device) % used, used
 
 
-def gates_and_values(model: ReadoutModel, layer: BDLRU) -> tuple[Tensor, Tensor]:
+def gates_and_values(model: nn.Module, layer: BDLRU, num_tokens: int = 0) -> tuple[Tensor, Tensor]:
     """Return the gates and values of every token, and of the learned one at the end.
 
-    The gates of the first layer must see the token alone. Gates have shape (tokens, H, rows, m+1),
-    values (tokens, H, m, C), or (tokens, H, m) without channels.
+    The gates must see the token alone. They have shape (tokens, H, rows, m+1), and values
+    (tokens, H, m, C), or (tokens, H, m) without channels. ``num_tokens`` is for modules without a
+    vocabulary.
     """
-    x = model.backbone.blocks[0].norm(model.backbone.embedding.weight)
+    x = token_inputs(model, layer, num_tokens)
     gates, values = [], []
     for rows, used in fixed_batches(len(x), x.device):
         recurrence = layer.recurrence(x[rows].unsqueeze(1))
@@ -53,22 +55,33 @@ def gates_and_values(model: ReadoutModel, layer: BDLRU) -> tuple[Tensor, Tensor]
     return torch.cat(gates), torch.cat(values)
 
 
-def can_harden(model: ReadoutModel) -> bool:
+def can_harden(model: nn.Module) -> bool:
     """Return whether a model has gates, all of them of softmax over rows or columns."""
     layers = [part for part in model.modules() if isinstance(part, GatedRecurrence)]
     return bool(layers) and all(layer.gate in HARDENED for layer in layers)
 
 
-def can_prune(model: ReadoutModel) -> bool:
-    """Return whether a model is one BD-LRU, none of whose blocks another layer reads."""
-    return (
-        len(model.backbone.blocks) == 1
-        and isinstance(model, TokenClassifier)
-        and isinstance(model.backbone.blocks[0].mixer, BDLRU)
-    )
+def can_prune(model: nn.Module) -> bool:
+    """Return whether the layers of a model are all BD-LRUs."""
+    parts = _layers(model)
+    return bool(parts) and all(isinstance(part, BDLRU) for part in parts)
 
 
-def harden(model: ReadoutModel) -> ReadoutModel:
+def only_layer(model: nn.Module) -> BDLRU | None:
+    """Return the BD-LRU of a model that has no other layer; None for another model."""
+    parts = _layers(model)
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], BDLRU) else None
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    if isinstance(model, TokenClassifier):
+        return [block.mixer for block in model.backbone.blocks]
+    if isinstance(model, ReadoutModel):
+        return []
+    return [part for part in model.modules() if isinstance(part, Layer)]
+
+
+def harden(model: Model) -> Model:
     r"""Return a copy of a model whose gates are 0 or 1.
 
     .. math:: \lim_{\tau \to 0} \mathrm{softmax}(z / \tau)
@@ -100,52 +113,59 @@ class PrunedModel(NamedTuple):
 
     Attributes:
         model: the model.
-        tracking: blocks of the first layer that were kept.
+        tracking: blocks that were kept. Those of several layers are numbered in the order in which
+            the model holds the layers.
         varying: kept blocks whose state differs between states of the automaton.
-        num_blocks: blocks that the layer has.
+        num_blocks: blocks that the layers have.
     """
 
-    model: ReadoutModel
+    model: nn.Module
     tracking: tuple[int, ...]
     varying: tuple[int, ...]
     num_blocks: int
 
 
 @torch.no_grad()
-def prune(model: ReadoutModel, automaton: Automaton) -> PrunedModel:
-    """Return a copy of a model that reads from the first layer only the blocks that track.
+def prune(model: nn.Module, automaton: Automaton) -> PrunedModel:
+    """Return a copy of a model that reads from its layers only the blocks that track.
 
     A block tracks if its state is a function of the automaton's: for every state reached and every
     token that can follow, the block goes bit for bit to where the automaton goes. By induction its
     state then depends on the automaton's state alone, after words of every length. The other blocks
-    hold and load zeros, so that nothing is read from them.
+    hold and load zeros, so that nothing is read from them. Layers are pruned in the order in which
+    they run: the gates of each layer then depend on the token and on the automaton's state alone.
 
     Args:
-        model: a hardened model whose first layer is a BD-LRU; its gates see the token alone.
+        model: a hardened model whose layers are BD-LRUs.
         automaton: the automaton of the task, with the tokens of the model.
     """
+    if not can_prune(model):
+        kinds = [type(part).__name__ for part in _layers(model)]
+        raise TypeError(f"model must have no layers but BD-LRUs to prune, got {kinds}")
     copied = copy.deepcopy(model).eval()
-    layer = copied.backbone.blocks[0].mixer
-    if not isinstance(layer, BDLRU):
-        raise TypeError(f"the first layer must be a BD-LRU to prune, got {type(layer).__name__}")
-    tracks, varies = _tracking(copied, automaton)
-    # Blocks are innermost in the order of the projection.
-    layer.value_proj.weight.view(-1, layer.num_blocks, layer.hidden_size)[:, ~tracks] = 0
-    if layer.first_state is not None:
-        layer.first_state[~tracks] = 0
+    found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    for place, name in enumerate(Stepper.of(copied).layers):
+        layer = copied.get_submodule(name)
+        assert isinstance(layer, BDLRU)
+        tracks, varies = found[layer] = _tracking(copied, automaton, place)
+        # Blocks are innermost in the order of the projection.
+        layer.value_proj.weight.view(-1, layer.num_blocks, layer.hidden_size)[:, ~tracks] = 0
+        if layer.first_state is not None:
+            layer.first_state[~tracks] = 0
+    tracks, varies = (torch.cat([found[one][n] for one in _layers(copied)]) for n in (0, 1))
     kept, varying = (
         tuple(blocks.nonzero().flatten().tolist()) for blocks in (tracks, tracks & varies)
     )
-    return PrunedModel(copied, kept, varying, layer.num_blocks)
+    return PrunedModel(copied, kept, varying, len(tracks))
 
 
-def _tracking(model: ReadoutModel, automaton: Automaton) -> tuple[Tensor, Tensor]:
-    """Return which blocks of the first layer are functions of the automaton's state, and vary."""
+def _tracking(model: nn.Module, automaton: Automaton, layer: int) -> tuple[Tensor, Tensor]:
+    """Return which blocks of a layer are functions of the automaton's state, and vary."""
     # Automaton's state -> the blocks' states after one word that leads there.
     known: dict[int, Tensor] = {}
     tracks: Tensor | None = None
     for step in walk(model, automaton):
-        for blocks, reached in zip(step.after[0], step.reached.tolist(), strict=True):
+        for blocks, reached in zip(step.after[layer], step.reached.tolist(), strict=True):
             same = _same_bytes(blocks, known.setdefault(reached, blocks))
             tracks = same if tracks is None else tracks & same
     assert tracks is not None, "some token can follow at the start"
@@ -161,32 +181,32 @@ class WalkStep(NamedTuple):
     tokens: Tensor
     # States of the automaton after each token.
     reached: Tensor
-    # What the readouts get after each, shape (N, width), and the model's state.
+    # What the readout gets after each, shape (N, width), and the model's state.
     features: Tensor
     after: State
 
 
-def walk(model: ReadoutModel, automaton: Automaton) -> Iterator[WalkStep]:
+def walk(model: nn.Module, automaton: Automaton, head: str | None = None) -> Iterator[WalkStep]:
     """Step a model by all tokens from every state of an automaton that words lead to.
 
     In each state the model is as it was after the first word that led there; the empty word leads
     to a state, too, but represents none: what it leaves need not come again.
     """
-    tokens = torch.arange(automaton.num_tokens, device=model.device)
-    transitions = torch.tensor(automaton.transitions, device=model.device)
+    stepper, device = Stepper.of(model, head), placement(model)[0]
+    tokens = torch.arange(automaton.num_tokens, device=device)
+    transitions = torch.tensor(automaton.transitions, device=device)
     known: set[int] = set()
     waiting: list[tuple[int, State | None]] = [(automaton.start, None)]
     while waiting:
         place, before = waiting.pop()
         allowed = transitions[place] != NEVER
         read, reached = tokens[allowed], transitions[place][allowed]
-        for rows, used in fixed_batches(len(read), model.device):
+        for rows, used in fixed_batches(len(read), device):
             state = None if before is None else take_rows(before, torch.zeros_like(rows))
-            hidden, after = model.backbone(read[rows].unsqueeze(1), state)
+            _, features, after = stepper.step(read[rows].unsqueeze(1), state)
             new = rows[:used]
-            after = take_rows(after, torch.arange(used, device=model.device))
-            features = model.readout_mlp(hidden[:used, -1])
-            yield WalkStep(place, read[new], reached[new], features, after)
+            after = take_rows(after, torch.arange(used, device=device))
+            yield WalkStep(place, read[new], reached[new], features[:used], after)
             for row, state_reached in enumerate(reached[new].tolist()):
                 if state_reached not in known:
                     known.add(state_reached)
@@ -204,8 +224,8 @@ _ITERATIONS = 2000
 
 
 def refit(
-    model: ReadoutModel, automaton: Automaton, head: str, *, weight_decay: float = 0.0
-) -> ReadoutModel:
+    model: Model, automaton: Automaton, head: str | None, *, weight_decay: float = 0.0
+) -> Model:
     """Return a copy of a pruned model whose readout is fitted again.
 
     In training, the readout also used blocks that do not track, which pruning has removed. The
@@ -220,17 +240,21 @@ def refit(
         weight_decay: factor of the sum of squared weights in the loss.
     """
     copied = copy.deepcopy(model)
-    readout = copied.readouts.get_submodule(head)
-    assert isinstance(readout, nn.Linear)
+    readout = Stepper.of(copied, head).readout_layer
     with torch.no_grad():
-        steps = list(walk(copied, automaton))
+        steps = list(walk(copied, automaton, head))
     inputs = torch.cat([step.features for step in steps]).cpu().double()
     outputs = torch.tensor(automaton.outputs)
     answers = torch.cat([outputs[step.place, step.tokens.cpu()] for step in steps])
-    fit = nn.Linear(readout.in_features, readout.out_features, dtype=torch.float64)
+    has_bias = readout.bias is not None
+    shape = readout.in_features, readout.out_features
+    fit = nn.Linear(*shape, bias=has_bias, dtype=torch.float64)
     fit.load_state_dict({name: one.double() for name, one in readout.state_dict().items()})
     fit_readout(fit, inputs, answers, weight_decay=weight_decay)
-    readout.load_state_dict(fit.state_dict())
+    # An embedding that shares the weight must stay as it is.
+    readout.weight = nn.Parameter(fit.weight.detach().to(readout.weight))
+    if has_bias:
+        readout.bias = nn.Parameter(fit.bias.detach().to(readout.bias))
     return copied
 
 
@@ -290,13 +314,22 @@ class GateGaps:
 
 
 @contextmanager
-def watch_gaps(model: ReadoutModel, units: Sequence[int] | None = None) -> Iterator[GateGaps]:
-    """Watch the raw gates of a model, or of some units of its only layer, in this context."""
-    gaps, hooks = GateGaps(), []
-    for layer in model.modules():
+def watch_gaps(model: nn.Module, units: Sequence[int] | None = None) -> Iterator[GateGaps]:
+    """Watch the raw gates of a model in this context, or those of its units with some numbers.
+
+    Units of several layers, all BD-LRUs, are numbered as in :class:`PrunedModel`.
+    """
+    gaps, hooks, first = GateGaps(), [], 0
+    for layer in (part for part in model.modules() if isinstance(part, GatedRecurrence)):
+        chosen = None
+        if units is not None:
+            assert isinstance(layer, BDLRU)
+            last = first + layer.num_blocks
+            chosen = [unit - first for unit in units if first <= unit < last]
+            first = last
         # Gates that are linear in one channel are rounded alike in every batch.
-        if isinstance(layer, GatedRecurrence) and layer.selective is True:
-            hook = partial(_note, gaps, layer, units)
+        if layer.selective is True:
+            hook = partial(_note, gaps, layer, chosen)
             hooks.append(layer.gate_proj.register_forward_hook(hook))
     try:
         yield gaps

@@ -12,9 +12,10 @@ from statemix.automaton import IGNORED, Automaton
 from statemix.layers import BDLRU
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.ops.layout import join_units
-from statemix.proofs.hardening import HARDENED, gates_and_values
+from statemix.proofs.hardening import gates_and_values
 from statemix.proofs.place_readouts import LastNorm
 from statemix.proofs.product_search import ProductSearch, RightAnswers
+from statemix.proofs.stepping import HARDENED, Stepper
 
 # The sum that normalises m+1 weights and the weighted sum of m+1 terms are rounded so many times at
 # most beyond 2m, or 3m with columns, whose share of the state is normalised, too; a sum of n
@@ -37,8 +38,8 @@ class Horizon:
 
 @torch.no_grad()
 def find_horizon(
-    soft: ReadoutModel,
-    hard: ReadoutModel,
+    soft: nn.Module,
+    hard: nn.Module,
     automaton: Automaton,
     *,
     head: str,
@@ -76,8 +77,8 @@ def find_horizon(
     its largest entry, and V is not below the L1 norm of an initial state. Source: our addition.
 
     Args:
-        soft: a model of one BD-LRU with softmax gates, of rows or columns, and without a channel
-            mixer.
+        soft: a classifier of tokens with one BD-LRU of softmax gates, of rows or columns, and
+            without a channel mixer.
         hard: the same model with hard gates.
         automaton: the automaton, with the model's tokens.
         head: head that answers.
@@ -126,7 +127,7 @@ def find_horizon(
             "change an answer"
         )
 
-    found = ProductSearch(hard.eval(), automaton, head, max_pairs, observe=observe).run()
+    found = ProductSearch(Stepper.of(hard, head), automaton, max_pairs, observe=observe).run()
     if found.verdict == "refuted":
         word = " ".join(map(str, found.word))
         return Horizon(found.checked, f"gates of 0 and 1 are wrong after {word}")
@@ -136,7 +137,7 @@ def find_horizon(
     return Horizon(math.ceil(min(steps(), 2.0**62)) - 1 - hard.backbone.bos, told())
 
 
-def _drift(soft: ReadoutModel, hard: ReadoutModel, used: Tensor) -> tuple[float, float] | None:
+def _drift(soft: nn.Module, hard: nn.Module, used: Tensor) -> tuple[float, float] | None:
     """Return what a step adds to the error of states at most, and by which part that grows.
 
     None means that the states do not drift apart.
@@ -163,7 +164,9 @@ def _drift(soft: ReadoutModel, hard: ReadoutModel, used: Tensor) -> tuple[float,
     return (float(distance.max()) + rounding) * largest, rounding
 
 
-def _only_layer(model: ReadoutModel) -> BDLRU | None:
+def _only_layer(model: nn.Module) -> BDLRU | None:
+    if not isinstance(model, ReadoutModel):
+        return None
     first, *others = model.backbone.blocks
     if others or first.channel_mixer is not None or len(model.readout_mlp):
         return None

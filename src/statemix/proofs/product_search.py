@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import RequestError
 from statemix.layers import Layer, State, take_rows
-from statemix.layers.state import map_state, tensors
+from statemix.layers.state import map_state, placement, tensors
 from statemix.memory import available_bytes, gigabytes
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.proofs.hardening import ROWS, rounding_of
+from statemix.proofs.stepping import Stepper
 
 # A logit is rounded so many times at most, in units of the largest one.
 _ROUNDINGS = 64
@@ -55,7 +56,7 @@ class SearchResult:
 
 @torch.no_grad()
 def search(
-    model: ReadoutModel,
+    model: nn.Module,
     automaton: Automaton,
     *,
     head: str | None = None,
@@ -76,16 +77,29 @@ def search(
     logits differently; the margin says how much an answer can tolerate.
 
     Args:
-        model: a causal model; it is put into evaluation mode.
+        model: a module, as for :func:`prove`; it is put into evaluation mode.
         automaton: the automaton, with the model's tokens.
         head: head that answers; None means the first one.
         max_pairs: pairs after which the search gives up.
         on_progress: function called with the number of pairs visited, about once per level.
     """
-    head = check_fits(model, automaton, head)
+    stepper = check_fits(model, automaton, head)
+    return search_steps(stepper, automaton, max_pairs=max_pairs, on_progress=on_progress)
+
+
+@torch.no_grad()
+def search_steps(
+    stepper: Stepper,
+    automaton: Automaton,
+    *,
+    max_pairs: int,
+    on_progress: Callable[[int], None] | None = None,
+) -> SearchResult:
+    """Do what :func:`search` does, with a network that fits the automaton."""
     if max_pairs < 1:
         raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
-    states = [layer.init_state(1) for layer in model.modules() if isinstance(layer, Layer)]
+    layers = [part for part in stepper.model.modules() if isinstance(part, Layer)]
+    states = [layer.init_state(1) for layer in layers]
     state_bytes = sum(part.nbytes for state in states for _, part in tensors(state))
     # Its key in a dictionary takes 150 bytes more.
     needed, available = max_pairs * (150 + state_bytes), available_bytes()
@@ -94,30 +108,30 @@ def search(
             f"max_pairs must fit into memory (at least {gigabytes(needed)} needed, "
             f"{gigabytes(available)} available), got {max_pairs}"
         )
-    assert isinstance(model, TokenClassifier)
-    return ProductSearch(model.eval(), automaton, head, max_pairs, on_progress=on_progress).run()
+    return ProductSearch(stepper, automaton, max_pairs, on_progress=on_progress).run()
 
 
-def check_fits(model: ReadoutModel, automaton: Automaton, head: str | None) -> str:
-    """Check that a model reads an automaton's tokens and gives its answers; return the head."""
+def check_fits(model: nn.Module, automaton: Automaton, head: str | None) -> Stepper:
+    """Check that a model reads an automaton's tokens and gives its answers; return its steps."""
     if not isinstance(automaton, Automaton):
         raise TypeError(f"automaton must be an Automaton, got {automaton!r}")
-    if not isinstance(model, TokenClassifier):
-        raise TypeError(f"model must be a TokenClassifier, got {type(model).__name__}")
-    head = model.main_head if head is None else head
-    if head not in model.heads:
-        raise ValueError(f"head must be one of {list(model.heads)}, got {head!r}")
-    if automaton.num_tokens != model.backbone.vocab_size:
+    if isinstance(model, ReadoutModel) and not isinstance(model, TokenClassifier):
+        raise TypeError(f"model must classify each token by itself, got {type(model).__name__}")
+    stepper = Stepper.of(model, head)
+    num_tokens = automaton.num_tokens
+    if isinstance(model, TokenClassifier) and num_tokens != model.backbone.vocab_size:
         raise ValueError(
             f"automaton must have the {model.backbone.vocab_size} tokens of the model, got "
-            f"{automaton.num_tokens}"
+            f"{num_tokens}"
         )
-    if automaton.outputs.max() >= model.heads[head]:
+    stepper.check(num_tokens)
+    classes = stepper.readout_layer.out_features
+    if automaton.outputs.max() >= classes:
         raise ValueError(
-            f"outputs must be below the {model.heads[head]} classes of the model, got "
+            f"outputs must be below the {classes} classes of the model, got "
             f"{automaton.outputs.max()}"
         )
-    return head
+    return stepper
 
 
 class RightAnswers(NamedTuple):
@@ -151,9 +165,8 @@ class ProductSearch:
     ``observe`` is called with all right answers; if it returns a reason, the search ends.
     """
 
-    model: TokenClassifier
+    stepper: Stepper
     automaton: Automaton
-    head: str
     max_pairs: int
     _: KW_ONLY
     on_progress: Callable[[int], None] | None = None
@@ -178,6 +191,10 @@ class ProductSearch:
             if self.on_progress is not None:
                 self.on_progress(len(self.pairs))
         return self._ended("proven", checked=None)
+
+    @property
+    def _device(self) -> torch.device:
+        return placement(self.stepper.model)[0]
 
     def _ended(self, verdict: Verdict, **found: Any) -> SearchResult:
         # Without another class, or without a scored answer, there is nothing to exceed.
@@ -231,7 +248,7 @@ class ProductSearch:
             if len(self.pairs) > self.max_pairs:
                 return self._open(f"more than {self.max_pairs} pairs of states")
             if new:
-                states.append(take_rows(after, torch.tensor(new, device=self.model.device)))
+                states.append(take_rows(after, torch.tensor(new, device=self._device)))
         together = map_state(lambda *parts: torch.cat(parts), *states) if states else None
         return _Level(together, np.array(places, np.int64), np.array(numbers, np.int64))
 
@@ -246,32 +263,23 @@ class ProductSearch:
     ) -> tuple[Tensor, Tensor, State] | None:
         """Return logits, their rounding, and states; None if they depend on the order of rows."""
         filled = np.resize(np.arange(len(rows)), ROWS)
-        order = torch.from_numpy(rows[filled]).to(self.model.device)
-        read = torch.from_numpy(tokens[filled]).to(self.model.device).unsqueeze(1)
+        order = torch.from_numpy(rows[filled]).to(self._device)
+        read = torch.from_numpy(tokens[filled]).to(self._device).unsqueeze(1)
         before = None if level.states is None else take_rows(level.states, order)
-        readout, errors = self.model.readouts.get_submodule(self.head), list[Tensor]()
-        assert isinstance(readout, nn.Linear)
-        # How far rounding can move the logits.
-        handle = readout.register_forward_hook(
-            lambda _, read_by, __: errors.append(rounding_of(readout, read_by[0]))
-        )
-        try:
-            logits, after = self.model.extend(read, before)
-        finally:
-            handle.remove()
+        logits, features, after = self.stepper.step(read, before)
         flipped = None if before is None else map_state(lambda part: part.flip(0), before)
-        again, after_again = self.model.extend(read.flip(0), flipped)
+        again, _, after_again = self.stepper.step(read.flip(0), flipped)
         other = map_state(lambda part: part.flip(0), after_again)
         if list(_bytes(after, ROWS)) != list(_bytes(other, ROWS)):
             return None
-        given, once_more = logits[self.head], again[self.head].flip(0)
         # Some processors add up the last rows of a product in another order than the first ones.
-        size = float(given.abs().nan_to_num(0.0, 0.0).amax())
-        close = _ROUNDINGS * torch.finfo(given.dtype).eps * size
-        if not torch.allclose(given, once_more, rtol=0.0, atol=close, equal_nan=True):
+        size = float(logits.abs().nan_to_num(0.0, 0.0).amax())
+        close = _ROUNDINGS * torch.finfo(logits.dtype).eps * size
+        if not torch.allclose(logits, again.flip(0), rtol=0.0, atol=close, equal_nan=True):
             return None
-        used = torch.arange(len(rows), device=self.model.device)
-        return logits[self.head][used, 0], errors[0][used, 0], take_rows(after, used)
+        errors = rounding_of(self.stepper.readout_layer, features)
+        used = torch.arange(len(rows), device=self._device)
+        return logits[used], errors[used], take_rows(after, used)
 
     def _word(self, level: "_Level", row: np.int64, last: np.int64) -> list[int]:
         """Return the word that leads to a row of a level, and a last token."""
@@ -283,7 +291,7 @@ class ProductSearch:
 
     def _refuted(self, word: list[int]) -> SearchResult:
         """Return the word and both answers, if the ordinary forward pass fails on it too."""
-        logits = self.model(torch.tensor([word], device=self.model.device))[self.head][:, -1]
+        logits = self.stepper.whole(torch.tensor([word], device=self._device))[:, -1]
         expected = self.automaton.answers(word)[-1]
         if (margins(logits, torch.tensor([expected], device=logits.device)) > 0).all():
             return self._open(f"steps fail on the word {word}, the whole does not")

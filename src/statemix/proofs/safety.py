@@ -8,13 +8,16 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from statemix.automaton import IGNORED, NEVER, Automaton, reachable
 from statemix.errors import OptionError
+from statemix.layers.state import placement
 from statemix.models import TokenClassifier
 from statemix.proofs.hardening import watch_gaps
 from statemix.proofs.product_search import ProductSearch, RightAnswers, margins, may_change
 from statemix.proofs.state_machine import StateMachine, require_numbers
+from statemix.proofs.stepping import Stepper
 
 _ANY = "*"
 
@@ -147,9 +150,9 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
 
 @torch.no_grad()
 def prove_safety(
-    model: TokenClassifier,
+    model: nn.Module,
     watched: SafetyProperty,
-    head: str,
+    head: str | None = None,
     max_states: int = 100_000,
     *,
     on_progress: Callable[[int], None] | None = None,
@@ -162,25 +165,28 @@ def prove_safety(
     1 or an answer. A word that breaks the property is confirmed by the ordinary forward pass.
 
     Args:
-        model: a causal network with finitely many states; it is put into evaluation mode.
+        model: a network with finitely many states, as :func:`~statemix.proofs.harden` returns it;
+            any module that :func:`~statemix.proofs.prove` takes. It is put into evaluation mode.
         watched: the property, with the network's tokens and classes.
-        head: head that answers.
+        head: head that answers; None means the first one.
         max_states: states of the network after which the search gives up.
         on_progress: function called with the number of states visited, about once per level.
     """
-    expected = model.backbone.vocab_size, model.heads[head]
+    stepper, given = Stepper.of(model, head), watched.transitions.shape[1]
+    num_tokens = model.backbone.vocab_size if isinstance(model, TokenClassifier) else given
+    expected = num_tokens, stepper.readout_layer.out_features
     if watched.transitions.shape[1:] != expected:
         raise ValueError(
             f"watched must have the {expected[0]} letters and {expected[1]} answers of the "
             f"network, got {watched.transitions.shape[1:]}"
         )
-    machine = explore(model, head, max_states, on_progress)
+    machine = explore(stepper, num_tokens, max_states, on_progress)
     if isinstance(machine, str):
         return SafetyResult("open", 0, reason=machine)
     result = check_safety(machine, watched)
     if result.word:
-        word = torch.tensor([result.word], device=model.device)
-        answers = tuple(model(word)[head][0].argmax(-1).tolist())
+        word = torch.tensor([result.word], device=placement(model)[0])
+        answers = tuple(stepper.whole(word)[0].argmax(-1).tolist())
         if answers != result.answers:
             reason = f"steps break the property on {list(result.word)}, the whole word does not"
             return SafetyResult("open", result.pairs, reason=reason)
@@ -189,17 +195,17 @@ def prove_safety(
 
 @torch.no_grad()
 def explore(
-    model: TokenClassifier,
-    head: str,
+    stepper: Stepper,
+    num_tokens: int,
     max_states: int,
     on_progress: Callable[[int], None] | None = None,
 ) -> StateMachine | str:
     """Visit all states of a network, and number them from 0, the state before the first letter.
 
-    The arguments are those of :func:`prove_safety`. Returns the network as a state machine, or the
-    reason why there is none.
+    The last two arguments are those of :func:`prove_safety`. Returns the network as a state
+    machine, or the reason why there is none.
     """
-    num_tokens = model.backbone.vocab_size
+    stepper.check(num_tokens)
     # It lets every token follow everywhere, and scores nothing.
     anything = Automaton(
         0, np.zeros((1, num_tokens), np.int64), np.full((1, num_tokens), IGNORED, np.int64)
@@ -219,10 +225,8 @@ def explore(
                 table.setdefault(before + 1, np.zeros(num_tokens, np.int32))[token] = value
         return ""
 
-    search = ProductSearch(
-        model.eval(), anything, head, max_states, on_progress=on_progress, observe=observe
-    )
-    with watch_gaps(model) as gaps:
+    search = ProductSearch(stepper, anything, max_states, on_progress=on_progress, observe=observe)
+    with watch_gaps(stepper.model) as gaps:
         result = search.run()
     if result.verdict != "proven" or gaps.doubt:
         return result.reason.replace("pairs of states", "states") or gaps.doubt

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from statemix.automaton import Automaton, HasAutomaton
 from statemix.errors import RequestError
@@ -21,9 +22,9 @@ from statemix.proofs.check_certificate import digest
 from statemix.proofs.hardening import (
     ROWS,
     can_harden,
-    can_prune,
     fixed_batches,
     harden,
+    only_layer,
     prune,
     refit,
     watch_gaps,
@@ -79,7 +80,7 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     model.eval()
     without_bound = Horizon(None, "the bound is for tasks with an automaton")
     mixer = model.backbone.blocks[0].mixer
-    if not can_prune(model) or getattr(mixer, "gate", None) != "softmax":
+    if only_layer(model) is None or getattr(mixer, "gate", None) != "softmax":
         reason = "a proof by structure needs one BD-LRU layer with gate='softmax'"
         result = SearchResult("open", 0, None, reason=reason)
         return Certificate(result, "as trained", model, head, without_bound, method="structure")
@@ -87,7 +88,7 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     layer = hard.backbone.blocks[0].mixer
     assert isinstance(hard, TokenClassifier)
     assert isinstance(layer, BDLRU)
-    entries = read_rules(hard)
+    entries = read_rules(hard, rules.num_tokens)
     followed = _follow(entries, _with_still_place(rules))
     used = followed.places >= 0
     tracks = used.reshape(layer.num_blocks, layer.block_size)
@@ -117,16 +118,16 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
 
 
 @torch.no_grad()
-def structure_tables(network: ReadoutModel, rules: PlaceRules) -> dict[str, Any] | str:
+def structure_tables(network: nn.Module, rules: PlaceRules) -> dict[str, Any] | str:
     """Read off what tokens do to the entries of a network that is proven by structure.
 
     ``docs/certificates.md`` describes the tables. What each token does is compared with a step of
     the network; if they differ, the reason is returned why there are no tables.
     """
-    entries = read_rules(network)
+    assert isinstance(network, TokenClassifier)
+    entries = read_rules(network, rules.num_tokens)
     agree, combined = _agreement(entries, _with_still_place(rules))
     layer = network.backbone.blocks[0].mixer
-    assert isinstance(network, TokenClassifier)
     assert isinstance(layer, BDLRU)
     if not _steps_as(network, layer, entries):
         return _NO_COPY
@@ -355,13 +356,13 @@ def prove_places(
 
 def _candidates(
     model: ReadoutModel, heads: Mapping[str, Automaton]
-) -> Iterator[tuple[NetworkForm, ReadoutModel, tuple[int, ...] | None]]:
+) -> Iterator[tuple[NetworkForm, nn.Module, tuple[int, ...] | None]]:
     """Yield networks to search and the blocks that they keep, as :func:`prove` tries them."""
     if not can_harden(model):
         yield "as trained", model, None
         return
     hard = harden(model).cpu().eval()
-    if can_prune(hard):
+    if only_layer(hard) is not None:
         first, *_ = heads.values()
         # Which blocks track depends on the transitions alone, which all heads share.
         cut = prune(hard, first)

@@ -7,12 +7,12 @@ from typing import Literal, NamedTuple, TypedDict
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from statemix.automaton import NEVER, Automaton
-from statemix.layers import BDLRU
 from statemix.models import ReadoutModel
 from statemix.proofs.certificate_tables import ColumnMaps, read_rules, side_by_side
-from statemix.proofs.hardening import can_harden, can_prune, harden, prune
+from statemix.proofs.hardening import can_harden, harden, only_layer, prune
 
 LOADS = -1
 """Source of an entry that a token loads."""
@@ -50,7 +50,7 @@ class BlockActions(TypedDict):
 
 
 @torch.no_grad()
-def read_actions(model: ReadoutModel, automaton: Automaton | None = None) -> list[BlockActions]:
+def read_actions(model: nn.Module, automaton: Automaton | None = None) -> list[BlockActions]:
     r"""Read off what every token does to the blocks of a model's only layer.
 
     With gates of 0 and 1, token x lets entry i copy entry :math:`f_x(i)` or load a value. Words
@@ -61,20 +61,20 @@ def read_actions(model: ReadoutModel, automaton: Automaton | None = None) -> lis
 
     Args:
         model: a model of one BD-LRU with softmax gates over rows or columns.
-        automaton: automaton of the task, by which blocks are judged to track.
+        automaton: automaton of the task, by which blocks are judged to track. A module that is no
+            model of Statemix needs it, as the automaton has the tokens.
 
     Returns:
         One entry per block; empty for a model of another kind, or with more entries of blocks
         under all tokens than a reader could look at.
     """
-    if not (can_harden(model) and can_prune(model)):
+    layer = only_layer(model)
+    if layer is None or not can_harden(model):
         return []
-    layer = model.backbone.blocks[0].mixer
-    assert isinstance(layer, BDLRU)
-    if model.backbone.vocab_size * layer.num_blocks * layer.block_size > _MOST_SOURCES:
+    if _num_tokens(model, automaton) * layer.num_blocks * layer.block_size > _MOST_SOURCES:
         return []
     hard = harden(model).cpu()
-    size, maps = layer.block_size, maps_of(hard)
+    size, maps = layer.block_size, maps_of(hard, _num_tokens(model, automaton))
     kept = None if automaton is None else prune(hard, automaton)
     tracking, varying = ((), ()) if kept is None else (kept.tracking, kept.varying)
     actions: list[BlockActions] = []
@@ -131,14 +131,22 @@ class RowMaps(NamedTuple):
 
 
 @torch.no_grad()
-def maps_of(hard: ReadoutModel) -> RowMaps | ColumnMaps:
+def maps_of(hard: nn.Module, num_tokens: int) -> RowMaps | ColumnMaps:
     """Return the maps of a hardened model of one BD-LRU."""
-    layer = hard.backbone.blocks[0].mixer
-    assert isinstance(layer, BDLRU)
+    layer = only_layer(hard)
+    assert layer is not None
     if layer.gate == "column_softmax":
-        return ColumnMaps.of(hard)
-    sources = read_rules(hard).sources.reshape(-1, layer.num_blocks, layer.block_size)
+        return ColumnMaps.of(hard, num_tokens)
+    sources = read_rules(hard, num_tokens).sources.reshape(-1, layer.num_blocks, layer.block_size)
     return RowMaps(np.where(sources < 0, sources, sources % layer.block_size))
+
+
+def _num_tokens(model: nn.Module, automaton: Automaton | None) -> int:
+    if isinstance(model, ReadoutModel):
+        return model.backbone.vocab_size
+    if automaton is None:
+        raise ValueError(f"automaton must be given for a {type(model).__name__}, got None")
+    return automaton.num_tokens
 
 
 def _name(table: NDArray[np.int64]) -> bytes:
@@ -242,7 +250,7 @@ class JointAction(TypedDict):
 
 
 def join_actions(
-    model: ReadoutModel,
+    model: nn.Module,
     found: Sequence[BlockActions],
     automaton: Automaton | None = None,
     *,
@@ -269,7 +277,7 @@ def join_actions(
     blocks = blocks or [actions["block"] for actions in found if actions["role"] == "other"]
     if not blocks:
         return None
-    sources, places = maps_of(harden(model).cpu()).generators(blocks)
+    sources, places = maps_of(harden(model).cpu(), _num_tokens(model, automaton)).generators(blocks)
     number = semigroup_order(sources, places)
     joined: JointAction = {
         "blocks": blocks,

@@ -13,6 +13,7 @@ from statemix.errors import OptionError, RequestError
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.place_rules import HasPlaces
 from statemix.proofs.safety import explore
+from statemix.proofs.stepping import Stepper
 from statemix.proofs.structure import structure_tables
 from statemix.tasks import Task, names_of
 from statemix.tasks.automata.language_tasks import Regex
@@ -196,8 +197,8 @@ def explore_run(
         raise RequestError(f"{folder} must hold a network with softmax gates, got another")
     with attributes_set(model, config.evaluation.attributes):
         network = proofs.harden(model)
-        assert isinstance(network, TokenClassifier)
-        machine = explore(network, model.main_head, max_states, on_progress)
+        num_tokens = network.backbone.vocab_size
+        machine = explore(Stepper.of(network), num_tokens, max_states, on_progress)
     if isinstance(machine, str):
         raise RequestError(f"the network of {folder} has no state machine: {machine}")
     examples = task.examples("test", 0, config.evaluation.test_size)

@@ -103,7 +103,7 @@ def _nearest(codes: Tensor) -> tuple[Tensor, Tensor]:
 
 def alike(model: TokenClassifier, rules: PlaceRules) -> float:
     """Return the share of tokens that, with hard gates, do to entries what they do to places."""
-    entries = read_rules(model).sources
+    entries = read_rules(model, model.backbone.vocab_size).sources
     return float(((entries == rules.sources) | ((entries < 0) & (rules.sources < 0))).all(1).mean())
 
 

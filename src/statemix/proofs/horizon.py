@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from statemix.automaton import IGNORED, Automaton
 from statemix.layers import BDLRU

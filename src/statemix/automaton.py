@@ -139,3 +139,20 @@ class HasAutomaton(Protocol):
     def automaton(self) -> Automaton:
         """Return the automaton, with the task's tokens and the classes of its first head."""
         ...
+
+
+def telling_letters(automaton: Automaton) -> NDArray[np.int64]:
+    """Return how words tell states apart: the first letter of a shortest word, (states, states).
+
+    The two states answer a letter of the word differently. The entry is ``NEVER`` if no word that
+    can follow both states tells them apart. The rest of a word is that of the states after its
+    first letter. Source: Chow (1978), "Testing Software Design Modeled by Finite-State Machines".
+    """
+    after, answers = automaton.transitions, automaton.outputs
+    can_follow = (after[:, None] != NEVER) & (after != NEVER)
+    letters = np.full(can_follow.shape[:2], NEVER)
+    tells = can_follow & (answers[:, None] != answers)
+    while (new := (letters == NEVER) & tells.any(2)).any():
+        letters[new] = tells.argmax(2)[new]
+        tells = can_follow & (letters[after[:, None], after] != NEVER)
+    return letters

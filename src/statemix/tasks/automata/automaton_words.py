@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from statemix.automaton import IGNORED, NEVER, Automaton
+from statemix.automaton import IGNORED, NEVER, Automaton, telling_letters
 from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.automata.automaton_text import NamedAutomaton
@@ -35,15 +35,7 @@ class TellingLetters:
         self._after, answers = automaton.transitions, automaton.outputs
         can_follow = (self._after[:, None] != NEVER) & (self._after != NEVER)
         self._differ = can_follow & (answers[:, None] != answers)
-        # First letter of such a word; NEVER if no word that can follow both tells them apart.
-        self.letters = np.full(can_follow.shape[:2], NEVER)
-        tells = self._differ
-        while True:
-            new = (self.letters == NEVER) & tells.any(2)
-            if not new.any():
-                break
-            self.letters[new] = tells.argmax(2)[new]
-            tells = can_follow & (self.letters[self._after[:, None], self._after] != NEVER)
+        self.letters = telling_letters(automaton)
         told_apart = self.letters != NEVER
         self._num_others = told_apart.sum(1)
         self._others = np.argsort(~told_apart, axis=1, kind="stable")

@@ -1,4 +1,4 @@
-"""Proofs that a trained model is right on words of every length, and the maps of its blocks."""
+"""Proofs that a model is right on words of every length, and searches for wrong words."""
 
 from statemix.place_rules import PlaceRules
 from statemix.proofs.certificate import Certificate, prove
@@ -7,6 +7,7 @@ from statemix.proofs.entry_machine import EntryMachine
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.product_search import SearchResult, search
+from statemix.proofs.refutation import Refutation, check_word, refute
 from statemix.proofs.safety import SafetyProperty, SafetyResult, parse_property, prove_safety
 from statemix.proofs.state_machine import StateMachine
 from statemix.proofs.structure import prove_by_structure, prove_places, prove_task
@@ -20,12 +21,14 @@ __all__ = [
     "JointAction",
     "PlaceRules",
     "PrunedModel",
+    "Refutation",
     "SafetyProperty",
     "SafetyResult",
     "SearchResult",
     "StateMachine",
     "can_harden",
     "can_prune",
+    "check_word",
     "find_horizon",
     "harden",
     "join_actions",
@@ -39,5 +42,6 @@ __all__ = [
     "read_actions",
     "read_tables",
     "refit",
+    "refute",
     "search",
 ]

@@ -4,8 +4,7 @@
     python check_certificate.py certificate.json
 
 This file needs Python 3.10 or newer and nothing else. docs/certificates.md is its specification.
-It prints "proven" (exit status 0), "refuted" with a shortest word (1), or what is wrong with the
-file (2).
+It prints "proven" (exit status 0), "refuted" with a word (1), or what is wrong with the file (2).
 """
 
 import hashlib
@@ -14,6 +13,9 @@ import os
 import sys
 from collections import deque
 from typing import Any
+
+# Letters of the longest word that is followed.
+MOST_LETTERS = 10_000_000
 
 
 class Invalid(Exception):
@@ -40,13 +42,18 @@ def digest(tables: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_form(tables: dict[str, Any], number: int, *names: str) -> None:
-    """Check the names of the tables, those that all formats have, and that no table was changed."""
+def check_names(tables: dict[str, Any], number: int, *names: str) -> None:
+    """Check the names of the tables, the number of their format, and that no table was changed."""
     require(isinstance(tables, dict), "it has no tables")
-    known = {"format", "values", "start", "letters", *names, "sha256"}
+    known = {"format", *names, "sha256"}
     require(set(tables) == known, f"its tables must be {sorted(known)}")
     integers([tables["format"]], "its format", 1, number, number + 1)
     require(tables["sha256"] == digest(tables), "its tables were changed after it was written")
+
+
+def check_form(tables: dict[str, Any], number: int, *names: str) -> None:
+    """Check the names of the tables of a proof, and those that both formats have."""
+    check_names(tables, number, "values", "start", "letters", *names)
     values = tables["values"]
     require(type(values) is int and values > 0, "values must be a number of values")
     integers(tables["start"], "start", len(tables["start"]), 0, values)
@@ -74,6 +81,11 @@ def check_search_form(tables: dict[str, Any]) -> None:
     require(len(tables["answers"]) == count, "answers must have a row per state")
     for row in tables["answers"]:
         integers(row, "answers", letters, -1, 1 << 62)
+    check_automaton(automaton, letters)
+
+
+def check_automaton(automaton: dict[str, Any], letters: int) -> None:
+    """Check the form of the automaton of a task."""
     require(set(automaton) == {"start", "transitions", "outputs"}, "the automaton is not whole")
     task_states = len(automaton["transitions"])
     integers([automaton["start"]], "the automaton's start", 1, 0, task_states)
@@ -87,7 +99,7 @@ def check_form_safely(check_its_form: Any, tables: dict[str, Any]) -> None:
     """Check the form of the tables; what that cannot even read is invalid, too."""
     try:
         check_its_form(tables)
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise Invalid(f"its tables are not whole: {error!r}") from error
 
 
@@ -185,6 +197,36 @@ def check_structure(tables: dict[str, Any]) -> int:
     return heads
 
 
+def check_refutation_form(tables: dict[str, Any]) -> None:
+    """Check the form of the tables of a refutation."""
+    check_names(tables, 3, "automaton", "word", "expected", "answer")
+    automaton, word = tables["automaton"], tables["word"]
+    letters = len(automaton["transitions"][0])
+    check_automaton(automaton, letters)
+    require(set(word) == {"before", "loop", "times", "after"}, "the word is not whole")
+    for part in ("before", "loop", "after"):
+        integers(word[part], f"the word's {part}", len(word[part]), 0, letters)
+    integers([word["times"]], "the word's times", 1, 0, MOST_LETTERS)
+    size = len(word["before"]) + len(word["loop"]) * word["times"] + len(word["after"])
+    require(0 < size <= MOST_LETTERS, f"the word must have 1 to {MOST_LETTERS:,} letters")
+    integers([tables["expected"]], "expected", 1, 0, 1 << 62)
+    integers([tables["answer"]], "answer", 1, -1, 1 << 62)
+
+
+def check_refutation(tables: dict[str, Any]) -> list[int]:
+    """Check that the automaton gives the expected answer after the word, and return the word."""
+    whole(check_refutation_form, tables)
+    automaton, parts = tables["automaton"], tables["word"]
+    word: list[int] = parts["before"] + parts["loop"] * parts["times"] + parts["after"]
+    place, right = automaton["start"], -1
+    for letter in word:
+        right, place = automaton["outputs"][place][letter], automaton["transitions"][place][letter]
+        require(place >= 0, "the word has a letter that cannot follow")
+    require(right == tables["expected"], f"the automaton answers {right} after the word")
+    require(tables["answer"] != right, "the answer of the network is right")
+    return word
+
+
 def verdict(path: str) -> tuple[int, str]:
     """Return the exit status for a file, and the line to print."""
     try:
@@ -194,6 +236,10 @@ def verdict(path: str) -> tuple[int, str]:
         tables: Any = content.get("tables")
         reason = content.get("without_tables")
         require(isinstance(tables, dict), f"it has no tables{f': {reason}' if reason else ''}")
+        if tables.get("format") == 3:
+            count, right = len(check_refutation(tables)), tables["expected"]
+            said = "no number" if tables["answer"] < 0 else tables["answer"]
+            return 1, f"refuted: {right} is right after {count:,} letters, the network said {said}"
         if tables.get("format") == 2:
             count = check_structure(tables)
             said = f"proven: right after every word of every length (by structure, {count} places)"

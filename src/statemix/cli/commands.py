@@ -15,6 +15,7 @@ OWN = {
     "train": "statemix.cli.train:parse",
     "evaluate": "statemix.cli.evaluate:Evaluate",
     "certify": "statemix.cli.certify:Certify",
+    "refute": "statemix.cli.refute:Refute",
     "compile": "statemix.cli.compile:Compile",
     "tasks": "statemix.cli.tasks:Tasks",
     "doctor": "statemix.cli.doctor:parse",

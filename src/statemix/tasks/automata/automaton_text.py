@@ -25,7 +25,7 @@ class NamedAutomaton:
     classes: tuple[str, ...]
 
 
-def parse_automaton(text: str) -> NamedAutomaton:
+def parse_automaton(text: str, *, has_unreached: bool = False) -> NamedAutomaton:
     """Read an automaton from text.
 
     A line ``state letter next`` is a transition; ``-`` as the next state means that the letter
@@ -37,13 +37,13 @@ def parse_automaton(text: str) -> NamedAutomaton:
     - otherwise, the name of the state.
 
     Lines that begin with ``#``, and empty lines, are skipped. States, letters and answers are
-    numbered by their first appearance.
+    numbered by their first appearance. ``has_unreached`` allows states that no word reaches.
     """
     lines = _Lines()
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             lines.read(number, line.split())
-    return lines.automaton()
+    return lines.automaton(has_unreached=has_unreached)
 
 
 @dataclass
@@ -78,7 +78,7 @@ class _Lines:
                 pair = f"state {before!r} and letter {letter!r}"
                 raise _refused(f"have one line for {pair}, got lines {earlier} and {number}")
 
-    def automaton(self) -> NamedAutomaton:
+    def automaton(self, *, has_unreached: bool) -> NamedAutomaton:
         if not self.arrows:
             raise _refused("have a line 'STATE LETTER NEXT' for each transition, got none")
         states = _numbered(before for before, _ in self.arrows)
@@ -108,7 +108,8 @@ class _Lines:
         assert self.start is not None
         found = Automaton(states[self.start], transitions, outputs)
         reached = reachable(transitions.tolist(), found.start)
-        if unreached := ", ".join(name for name, state in states.items() if state not in reached):
+        unreached = ", ".join(name for name, state in states.items() if state not in reached)
+        if unreached and not has_unreached:
             said = f"lead from the start {self.start} to every state, got no way to {unreached}"
             raise _refused(said)
         return NamedAutomaton(found, tuple(states), tuple(letters), tuple(classes))

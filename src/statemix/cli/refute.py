@@ -87,7 +87,7 @@ class Refute:
         # Slow imports wait until the options have been checked.
         from statemix import proofs
         from statemix.cli.any_model import any_model
-        from statemix.files import open_for_append, write_file
+        from statemix.files import check_writable, write_file
 
         given = [self.automaton, self.regex, self.task or None, self.replay]
         if sum(one is not None for one in given) > 1:
@@ -105,7 +105,7 @@ class Refute:
                 return
             parent = Path(self.model) if Path(self.model).is_dir() else Path()
             path = self.output or parent / "refutation.json"
-            open_for_append("output", path)
+            check_writable("output", path, replaced=True)
             with counted("letters") as show:
                 found = proofs.refute(
                     loaded.model,

@@ -215,7 +215,7 @@ def check_refutation_form(tables: dict[str, Any]) -> None:
 
 def check_refutation(tables: dict[str, Any]) -> list[int]:
     """Check that the automaton gives the expected answer after the word, and return the word."""
-    whole(check_refutation_form, tables)
+    check_form_safely(check_refutation_form, tables)
     automaton, parts = tables["automaton"], tables["word"]
     word: list[int] = parts["before"] + parts["loop"] * parts["times"] + parts["after"]
     place, right = automaton["start"], -1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from statemix import layers
+from statemix import layers, ops
 from statemix.layers import Flops
 from statemix.layers.fixed_point.mixers import build_mixer
 
@@ -150,3 +150,15 @@ def test_flops_of_state_mixers_are_those_of_a_hand_count(name, rank):
     for contractive, expected in zip((False, True), MIXERS[name, rank], strict=True):
         mixer = build_mixer(name, 6, "both", rank, contractive=contractive, device="meta")
         assert mixer.flops == expected
+
+
+# The gates of a row of three entries, or of a block of three rows.
+ROW = {"softmax": 3 * 4, "sigmoid": 5 * 4, "relu": 3 * 4, "none": 0, "signed": 3 * 4, "tanh": 9 * 4}
+BLOCK = {"householder": 9 + 3 * 10 + 3 * 39 + 9, "column_softmax": 3 * 9 + 12 + 9}
+
+
+def test_flops_of_gates_are_those_of_a_hand_count():
+    assert {name: family.flops(3) for name, family in ops.GATES.items()} == ROW | BLOCK
+    # Constant gates are normalised once, hence for free.
+    layer = layers.HLRU(6, num_channels=5, order=2, selective=False)
+    assert layer.flops_per_token(1).other == 0

@@ -31,27 +31,18 @@ def test_units_forget_as_fast_as_the_formula_says(
     kind, units, size, shortest, ratio, gate, temperature, selective
 ):
     gate = "softmax" if kind is HLRU else gate
-    layer = built(
-        kind,
-        (units, size),
-        memory=(shortest, shortest * ratio),
-        gate=gate,
-        gate_temperature=temperature,
-        selective=selective,
-    )
+    options = {"memory": (shortest, shortest * ratio), "gate_temperature": temperature}
+    layer = built(kind, (units, size), gate=gate, selective=selective, **options)
     if selective:
         layer.zero_biases()
     else:
         with torch.no_grad():
             layer.gate_bias[..., :-1] = 0
     # After some tokens, every state shrinks by the same factor per token.
-    state = torch.ones(1, units, size, dtype=torch.float64)
-    _, before = layer(torch.zeros(1, 200, 5, dtype=torch.float64), state)
-    _, after = layer(
-        torch.zeros(1, 1, 5, dtype=torch.float64), before / before.norm(dim=-1)[..., None]
-    )
-    places = (torch.arange(units) + 0.5) / units
-    spans = shortest * ratio**places
+    x = torch.zeros(1, 200, 5, dtype=torch.float64)
+    _, before = layer(x, torch.ones(1, units, size, dtype=torch.float64))
+    _, after = layer(x[:, :1], before / before.norm(dim=-1)[..., None])
+    spans = shortest * ratio ** ((torch.arange(units) + 0.5) / units)
     expected = torch.exp(-1 / spans).expand(1, -1)
     torch.testing.assert_close(after.norm(dim=-1).float(), expected, rtol=1e-4, atol=0)
 

@@ -9,13 +9,9 @@ from statemix.layers.state import tensors
 from statemix_lab.bench import compared_layers
 
 
-def compared(name, hidden_size):
-    return compared_layers.compared(hidden_size)[name]
-
-
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_the_price_is_that_of_the_layer_that_is_built(name):
-    spec, length = compared(name, 16), 7
+    spec, length = compared_layers.compared(16)[name], 7
     found = price(spec, hidden_size=16, length=length)
     layer = spec.build(hidden_size=16)
     _, before = layer(torch.randn(1, length - 1, 16))
@@ -34,9 +30,8 @@ def test_the_price_is_that_of_the_layer_that_is_built(name):
 
 
 def test_a_cache_is_read_whole_and_grows_by_a_token():
-    first, last = (
-        price(LayerSpec("attention", num_heads=2), hidden_size=4, length=n) for n in (1, 9)
-    )
+    spec = LayerSpec("attention", num_heads=2)
+    first, last = (price(spec, hidden_size=4, length=n) for n in (1, 9))
     # Keys, values and a mark for each token.
     assert (first.state_size, last.state_size) == (9, 81)
     assert first.decode_bytes == 4 * 64 + 4 * 9
@@ -53,8 +48,6 @@ def test_a_layer_that_counts_nothing_has_no_flops(toys):
 def test_bad_arguments_are_named():
     spec = LayerSpec("attention", num_heads=2)
     for name, value in [("length", 0), ("length", 1.5), ("hidden_size", 0), ("num_heads", 5)]:
-        arguments = {"hidden_size": 4, "length": 1} | {
-            name.replace("num_heads", "hidden_size"): value
-        }
+        changed = {name.replace("num_heads", "hidden_size"): value}
         with pytest.raises(OptionError, match=f"^{name} must"):
-            price(spec, **arguments)
+            price(spec, **{"hidden_size": 4, "length": 1} | changed)

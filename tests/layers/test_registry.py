@@ -49,8 +49,8 @@ ITERATIVE = {
     "window": [0],
     "budget": ["poisson"],
     "tolerance": [0.0, math.inf, "1"],
-    "quantile": [0.0, 1.5],
-    "damping": [0.0, 1.5],
+    "quantile": [-0.5, 0.0, 1.5],
+    "damping": [-0.5, 0.0, 1.5],
     "gradient": [0, "all"],
     "expand": SIZE,
 }

@@ -103,6 +103,9 @@ def test_damping_grows_once_after_as_many_failures_as_patience():
 
     with torch.no_grad():
         solve(function, torch.ones(1, 1, 1), 9, SolverConfig(patience=3, decay=0.75))
+        # What has become still moves no further.
+        still = solve(function, torch.ones(1, 1, 1), 99, SolverConfig(patience=1, decay=0.1))
+    assert still.iterations < 99
     shares = [1, 1, 1, 0.75, 0.75, 0.75, 0.75**2]
     assert seen[:8] == [1, *np.cumprod([1 - 4 * share for share in shares])]
 

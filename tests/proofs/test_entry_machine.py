@@ -136,7 +136,7 @@ def test_the_c_file_equals_numpy(compiled, name):
 
 
 @pytest.mark.parametrize(
-    ("values", "entries"), [(128, 128), (129, 2), (2, 129), (255, 2), (256, 2)]
+    ("values", "entries"), [(128, 128), (129, 2), (2, 129), (255, 2), (256, 2), (300, 2)]
 )
 def test_larger_machines_have_wider_tables(compiled, values, entries):
     numbers = np.arange(entries, dtype=np.int32)

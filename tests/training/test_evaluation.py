@@ -142,6 +142,9 @@ def test_longer_words_are_fewer_but_at_least_one():
     assert counts == [1280, 1024, 16, 4, 1]
 
 
+ROW = np.zeros((1, 4), np.int64)
+
+
 class Constant:
     """A task of zeros, but for what a test changes."""
 
@@ -149,14 +152,11 @@ class Constant:
     vocab_size, heads, length = 2, {"y": 3}, 4
 
     def __init__(self, **changed):
-        zeros = np.zeros((1, 4), np.int64)
-        self.found = Examples(**({"tokens": zeros, "targets": {"y": zeros}} | changed))
+        self.found = Examples(**({"tokens": ROW, "targets": {"y": ROW}} | changed))
 
     def examples(self, split, start, stop, length=None):
+        assert (start, stop) == (0, 1)
         return self.found
-
-
-ROW = np.zeros((1, 4), np.int64)
 
 
 @pytest.mark.parametrize(

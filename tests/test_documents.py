@@ -204,11 +204,11 @@ def test_counts_in_the_readme_are_those_of_the_rows():
     assert proven == "100 of 100, 0 of them with a refitted readout"
     assert "[100 of 100 networks](docs/state_tracking.md) are proven with their trained" in readme
     in_full = numbers["of the accuracies measured in full, equal to the paper within 0.05"]
-    assert f"[{in_full} accuracies](docs/reproduction.md#read-the-results) that are" in readme
+    assert f"[{in_full} accuracies](docs/reproduction.md#read-the-results) measured" in readme
     agree, measured = numbers["of the measured accuracies, equal to the paper within 0.05"].split(
         " of "
     )
-    assert f"of all {measured}, {agree} do." in " ".join(readme.split())
+    assert f"of all {measured} measured, {agree} do." in " ".join(readme.split())
 
 
 def cells(name):

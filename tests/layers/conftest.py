@@ -87,7 +87,7 @@ VARIANTS = {
     "lstm": [{"memory_size": 4}],
     "fp_rnn": [
         {"mixer_inputs": "token"},
-        {"mixer": "monarch", "mixer_inputs": "sum"},
+        {"mixer": "monarch", "mixer_inputs": "sum", "contraction": 0.9},
         {"mixer": "kronecker", "rank": 1, **CONVERGED},
     ],
 }

@@ -128,7 +128,7 @@ def test_they_are_those_of_the_trained_gates(trained, bos, tmp_path):
 
 def test_a_run_is_trained_until_its_eigenvalues_are_stored_or_can_be(trained, tmp_path):
     planned, store, spectra = trained
-    rows = store.rows()
+    rows = {key: dict(row) for key, row in store.rows().items()}
     assert due_with_spectra(planned, rows, spectra, retry=False) == []
     for one in planned:
         one.job.folder.rename(tmp_path / f"moved-{one.key}")

@@ -72,7 +72,7 @@ class Reflecting(SolvableMixer):
             system = system - torch.tril(vectors @ vectors.mT, -1)
         eye = torch.eye(self.rank, dtype=y.dtype, device=y.device)
         system = eye - strengths.unsqueeze(-1) * system
-        return y / system if self.rank == 1 else torch.linalg.solve(system, y)
+        return y / system if self.rank == 1 else _solved(system, y)
 
     @property
     def resolvent_flops(self) -> int:
@@ -260,7 +260,7 @@ class Monarch(SolvableMixer):
 
     def resolvent(self, coefficients: tuple[Tensor, ...], shares: Tensor, v: Tensor) -> Tensor:
         system = self._system(coefficients, shares)
-        y: Tensor = torch.linalg.solve(system, _split(v, self.num_blocks).unsqueeze(-1))
+        y = _solved(system, _split(v, self.num_blocks).unsqueeze(-1))
         return y.flatten(-3)
 
     def scan(
@@ -268,7 +268,7 @@ class Monarch(SolvableMixer):
     ) -> Tensor:
         parts = _split(inputs, self.num_blocks)
         kept = torch.diag_embed(_split(decays, self.num_blocks))
-        transitions = torch.linalg.solve(self._system(coefficients, 1 - decays), kept)
+        transitions = _solved(self._system(coefficients, 1 - decays), kept)
         added = parts - (transitions @ parts.unsqueeze(-1)).squeeze(-1)
         states, _ = ops.block_scan(transitions, added, _split(initial, self.num_blocks))
         return states.flatten(-2)
@@ -294,6 +294,11 @@ def build_mixer(name: str, size: int, inputs: MixerInputs, rank: int, **options:
     kinds = dict(zip(get_args(MixerName), (Householder, DPLR, Kronecker, Monarch), strict=True))
     mixer: StateMixer = kinds[name](size, inputs, rank, **options)
     return mixer
+
+
+def _solved(system: Tensor, y: Tensor) -> Tensor:
+    """Return the solution, which is infinite or NaN where a system is singular."""
+    return torch.linalg.solve_ex(system, y).result
 
 
 def _split(v: Tensor, parts: int) -> Tensor:

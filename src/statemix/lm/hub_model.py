@@ -52,6 +52,12 @@ class StatemixPreTrainedModel(PreTrainedModel):
         key = StatemixConfig.model_type
         cls._names[f"{key}.{cls.__name__}" if key in cls._names else key] = cls.__name__
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        if isinstance(module, Layer) and any(map(_is_loaded, self.parameters())):
+            # transformers would skip a layer whose parts lack weights, such as its convolution.
+            is_custom_code = False
+        super()._initialize_weights(module, is_custom_code)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, Layer):
@@ -59,7 +65,7 @@ class StatemixPreTrainedModel(PreTrainedModel):
             kept = {
                 tensor: tensor.clone()
                 for tensor in (*module.parameters(), *module.buffers())
-                if getattr(tensor, "_is_hf_initialized", False)
+                if _is_loaded(tensor)
             }
             module.reset_parameters()
             for tensor, value in kept.items():
@@ -72,6 +78,10 @@ class StatemixPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.RMSNorm):
             init.ones_(module.weight)
+
+
+def _is_loaded(tensor: Tensor) -> bool:
+    return bool(getattr(tensor, "_is_hf_initialized", False))
 
 
 class StatemixModel(StatemixPreTrainedModel):

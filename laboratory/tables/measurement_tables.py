@@ -19,6 +19,17 @@ from statemix_lab.studies.tidy import failing_word
 RESULTS = Path(__file__).parents[1] / "results"
 LENGTHS = ("16", "64", "1024", "16384")
 _LENGTH_TEXTS = tuple(f"{int(length):,}" for length in LENGTHS)
+# The configurations in `laboratory/conform`.
+_CONFORMING = {
+    "mamba2": "Mamba-2",
+    "mamba": "Mamba",
+    "qwen3_next": "Qwen3-Next",
+    "lfm2": "LFM2",
+    "bd_lru": "BD-LRU",
+    "h_lru_conv": "H-LRU, convolution",
+    "gated_delta_net": "Gated DeltaNet",
+    "bd_lru_attention": "BD-LRU, attention",
+}
 # Table 4 of the H-LRU paper, S_3 from 250 examples.
 _PUBLISHED_S_3 = {"BD-LRU m=3": "1.00", "BD-LRU m=2": ".49", "BD-LRU m=1": ".38", "LSTM": ".32"}
 
@@ -38,7 +49,7 @@ def tables() -> dict[str, str]:
         "threads": _threads(),
         "anderson": _anderson(),
         "checks": _checks(),
-        "generation": _generation(),
+        "conform": _conform(),
         "chess": _tracked("chess", 2000, "games", "plies", "positions"),
         "chess_boards": _boards(),
         "chess_original": _original_chess(),
@@ -309,13 +320,15 @@ def _checks() -> str:
     return markdown(("check", "cases", "outcome"), lines)
 
 
-def _generation() -> str:
-    """Return the table of checks by model; rounding alone makes differences of up to 1e-5."""
+def _conform() -> str:
+    """Return the table of the checks of `statemix conform` by model."""
+    found = json.loads((RESULTS / "conform.json").read_text())
     cells = []
-    for row in json_lines("generation.jsonl"):
-        if row["error"] is not None:
-            text = row["error"].partition(":")[0]
-        else:
-            text = "equal" if row["difference"] < 1e-5 else f"wrong, {row['difference']:.2g}"
-        cells.append(((row["check"],), row["model"], text))
-    return pivot([f"transformers {row['transformers']}"], cells)
+    for row in found["results"]:
+        text = row["outcome"]
+        if text == "error":
+            text = row["reason"].partition(":")[0]
+        elif text == "wrong" and row["difference"] is not None:
+            text = f"wrong, {row['difference']:.2g}"
+        cells.append(((f"`{row['check']}`",), _CONFORMING[Path(row["model"]).stem], text))
+    return pivot([f"transformers {found['transformers']}"], cells)

@@ -1,6 +1,7 @@
 """Plant the bugs of ``known_bugs.toml`` one by one, and check that their tests turn red.
 
-The exit code is 1 if a test fails without a bug, or passes with its bug.
+The check of ``statemix conform`` that a bug names must fail, too. The exit code is 1 if a test or a
+check fails without a bug, or passes with its bug.
 
     python tests/mutation/known_bugs.py [TEXT ...]
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from tree import Tree, say
 
+MODEL = "tests/mutation/conform.json"
 BUGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["bug"]
 
 
@@ -24,22 +26,35 @@ def main(words: list[str]) -> int:
     missed = 0
     with tempfile.TemporaryDirectory(prefix="statemix-bugs-") as folder:
         tree = Tree(Path(folder))
-        if not _passes(tree, sorted({bug["test"] for bug in chosen})):
-            raise SystemExit("a test fails without a bug")
+        checks = sorted({bug["check"] for bug in chosen if "check" in bug})
+        tests = sorted({bug["test"] for bug in chosen})
+        if not _passes(tree, tests) or (checks and not _conforms(tree, checks)):
+            raise SystemExit("a test or check fails without a bug")
         for bug in chosen:
             path = tree.folder / bug["file"]
             text = path.read_text()
             path.write_text(text.replace(bug["before"], bug["after"], 1))
             is_caught = not _passes(tree, [bug["test"]])
+            is_found = "outside" in bug or not _conforms(tree, [bug["check"]])
             path.write_text(text)
-            missed += not is_caught
+            missed += not (is_caught and is_found)
             say(f"{'caught' if is_caught else 'MISSED'}  {bug['symptom']}  <- {bug['test']}")
+            if "check" in bug:
+                say(f"{'caught' if is_found else 'MISSED'}  by statemix conform, {bug['check']}")
     say(f"{len(chosen) - missed} of {len(chosen)} caught")
     return 1 if missed else 0
 
 
 def _passes(tree: Tree, tests: list[str]) -> bool:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    return _is_green(tree, "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
+
+
+def _conforms(tree: Tree, checks: list[str]) -> bool:
+    return _is_green(tree, "statemix", "conform", MODEL, "--only", *checks)
+
+
+def _is_green(tree: Tree, *module: str) -> bool:
+    command = [sys.executable, "-m", *module]
     done = subprocess.run(
         command, cwd=tree.folder, env=tree.environment, capture_output=True, text=True, check=False
     )

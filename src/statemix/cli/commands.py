@@ -20,6 +20,7 @@ OWN = {
     "tasks": "statemix.cli.tasks:Tasks",
     "doctor": "statemix.cli.doctor:parse",
     "lm": "statemix.cli.lm:parse",
+    "conform": "statemix.cli.conform:Conform",
 }
 
 # A message names their distribution where it is not installed.

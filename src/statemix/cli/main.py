@@ -162,8 +162,9 @@ def _run(name: str, arguments: list[str]) -> int:
         extra = extra_with(package)
         if extra is None:
             raise
-        # The extra "lm" also has what "train" has.
-        extra = "statemix[lm]" if (name, extra) == ("lm", "statemix[train]") else extra
+        if name in ("lm", "conform") and extra == "statemix[train]":
+            # The extra "lm" also has what "train" has.
+            extra = "statemix[lm]"
         return _fail(f"{name} needs {package}: pip install '{extra}'", WRONG_REQUEST)
     except (MemoryError, RuntimeError) as error:
         # Other errors are defects: they keep their traceback, and Python exits with 1.

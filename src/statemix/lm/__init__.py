@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from statemix.lm.conformity import ConformityResult, conform
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import (
     StatemixForCausalLM,
@@ -30,6 +31,7 @@ AutoModelForTokenClassification.register(
 )
 
 __all__ = [
+    "ConformityResult",
     "StateCache",
     "StatemixConfig",
     "StatemixForCausalLM",
@@ -38,4 +40,5 @@ __all__ = [
     "StatemixModel",
     "StatemixPreTrainedModel",
     "as_classifier",
+    "conform",
 ]

@@ -231,10 +231,15 @@ def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     chosen = inner if (inner / "config.json").exists() else folder
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
         raise RequestError(f"folder must hold a finished language model, got {folder}")
-    with without_progress_bars(), errors_of_strangers(chosen):
+    return load_weights(chosen), load_tokenizer(str(chosen / TOKENIZER))
+
+
+def load_weights(folder: Path) -> Any:
+    """Return the causal language model of a folder of transformers, whose weights are complete."""
+    with without_progress_bars(), errors_of_strangers(folder):
         # By default, transformers asks in a terminal whether it may run the folder's code.
         model, found = AutoModelForCausalLM.from_pretrained(
-            chosen, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
+            folder, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
         )
     wrong = {
         "has another shape": [name for name, *_ in found["mismatched_keys"]],
@@ -246,8 +251,8 @@ def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     for reason, names in wrong.items():
         if names:
             condition = f"must fit its config.json: {min(names)} {reason}"
-            raise RequestError(f"weights of {chosen} {condition}")
-    return model.eval(), load_tokenizer(str(chosen / TOKENIZER))
+            raise RequestError(f"weights of {folder} {condition}")
+    return model.eval()
 
 
 @contextlib.contextmanager

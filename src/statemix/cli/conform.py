@@ -13,7 +13,7 @@ import transformers
 from statemix import provenance
 from statemix.cli.parser import Argument
 from statemix.errors import RunsFailedError
-from statemix.files import open_for_append, write_file
+from statemix.files import check_writable, write_file
 from statemix.lm.conformity import TOLERANCE, ConformityResult, chosen_checks, conform, open_subject
 from statemix.training.config import Positive
 
@@ -57,7 +57,7 @@ class Conform:
         """Check the models and print a line for each check."""
         names = chosen_checks(self.only, self.skip)
         if self.junit is not None:
-            open_for_append("junit", self.junit)
+            check_writable("junit", self.junit, replaced=True)
         described = {**provenance.describe(), "transformers": transformers.__version__}
         found = {source: self._check(source, names) for source in self.models}
         if self.json:

@@ -298,7 +298,8 @@ def build_mixer(name: str, size: int, inputs: MixerInputs, rank: int, **options:
 
 def _solved(system: Tensor, y: Tensor) -> Tensor:
     """Return the solution, which is infinite or NaN where a system is singular."""
-    return torch.linalg.solve_ex(system, y).result
+    solution: Tensor = torch.linalg.solve_ex(system, y).result
+    return solution
 
 
 def _split(v: Tensor, parts: int) -> Tensor:

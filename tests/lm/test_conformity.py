@@ -67,12 +67,14 @@ def redraw(self, module):
         parameter.data.normal_()
 
 
+CACHED = (StatemixForCausalLM, defective(wrong=lambda _, options: options.get(CACHE)))
 PIECES = (StatemixForCausalLM, defective(wrong=later))
 PADDED = (StatemixForCausalLM, defective(without=["attention_mask", "position_ids"]))
 ROLLBACK = (StateLayer, {"crop": lambda self, tokens_to_remove: None})
 DEFECTS = {
     "causal": (StatemixForCausalLM, defective(wrong=lambda ids, _: ids.shape[1] == 4)),
-    "greedy": (StatemixForCausalLM, defective(wrong=lambda _, options: options.get(CACHE))),
+    "greedy": CACHED,
+    "adapters": CACHED,
     "beam_search": (StateLayer, {"batch_select_indices": lambda self, indices: None}),
     "left_padding": PADDED,
     "right_padding": PADDED,
@@ -83,6 +85,7 @@ DEFECTS = {
     "prompt_in_pieces": PIECES,
     "padded_prompt_in_pieces": PADDED,
     "continued_from_cache": PIECES,
+    "static_cache": CACHED,
     "rollback": ROLLBACK,
     "prompt_lookup": ROLLBACK,
     "assisted_decoding": ROLLBACK,
@@ -115,7 +118,7 @@ DEFECTS = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("check", DEFECTS)
+@pytest.mark.parametrize("check", CHECKS)
 def test_a_defect_fails_its_check(check, monkeypatch):
     kind, attributes = DEFECTS[check]
     for name, value in attributes.items():

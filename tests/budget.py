@@ -8,8 +8,8 @@ ROOT = Path(__file__).parents[1]
 BUDGET = ROOT / "budget.toml"
 HEADER = """\
 # Most files and lines of Python in each room. `make lint` checks them; the numbers only fall
-# (`python tests/budget.py --lower`), but for a feature, whose commit raises those of its rooms. A name
-# that ends with "/" means the folder without its folders.
+# (`python tests/budget.py --lower`), but for a feature, whose commit raises those of its rooms. A
+# name that ends with "/" means the folder without its folders.
 
 [rooms]
 """

@@ -41,15 +41,6 @@ def test_a_compiled_layer_trains_at_a_second_length(make):
     make()  # Layers can be built after one is compiled.
 
 
-def test_a_graph_does_not_copy_the_steps_of_fprnn():
-    layer = layers.FPRNN(8, rank=2)
-    compiled, frames = torch.compile(layer, backend="eager"), torch._dynamo.utils.counters["frames"]
-    before = frames["total"]
-    for length in (5, 90, 300):
-        agree(compiled, layer, tokens(2, length))
-    assert frames["total"] < before + 40
-
-
 @torch.no_grad()
 def test_a_compiled_layer_runs_packed_rows_and_steps(make):
     layer = make()

@@ -31,11 +31,7 @@ def closed_form(
     parts = [part for linear in prepared for part in linear if part is not None]
     if len(parts) == len(prepared):
         return mixer.scan(mixer.coefficients(parts), decays, inputs, initial)
-    return _pass(mixer, decays, inputs, initial, *parts)
-
-
-def _pass(mixer: SolvableMixer, *tensors: Tensor) -> Tensor:
-    inputs = tensors[1]
+    tensors = (decays, inputs, initial, *parts)
     fused = (
         isinstance(mixer, Reflecting)
         and inputs.is_cpu
@@ -48,11 +44,6 @@ def _pass(mixer: SolvableMixer, *tensors: Tensor) -> Tensor:
         return _step_by_step(mixer, *tensors)
     states: Tensor = _Fused.apply(mixer, *tensors)  # type: ignore[no-untyped-call]
     return states
-
-
-# All that torch.compiler.disable does, without the import of the compiler: a graph would have a
-# copy of the step for every token.
-_pass._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _step_by_step(

@@ -23,32 +23,32 @@ _SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 # Dozens of steps, so that a signal finds the run at work.
 _LONGER = {"--schedules.epochs": ["12"], "--evaluation.every": ["3"]}
 _VARIANTS = (
-    ["--model.layers", "lstm", "--evaluation.lengths", "6", "9"],
-    ["--batches.packed", "--batches.accumulate", "2", "--optimizer.clip-norm", "0.1"],
-    ["--schedules.attributes", "gate_temperature", "end=0.1", "--evaluation.stop-at", "0.9"],
+    {"--model.layers": ["lstm"], "--evaluation.lengths": ["6", "9"]},
+    {"--batches.packed": [], "--batches.accumulate": ["2"], "--optimizer.clip-norm": ["0.1"]},
+    {"--schedules.attributes": ["gate_temperature", "end=0.1"], "--evaluation.stop-at": ["0.9"]},
 )
 
 
 def prepare(folder: Path) -> None:
     """Train every variant without interruption, and note the time that it takes."""
-    main(_command(folder / "warm", []))
-    for number, extra in enumerate(_VARIANTS):
+    main(_command(folder / "warm", {}))
+    for number, variant in enumerate(_VARIANTS):
         began = time.monotonic()
-        if main([*_command(folder / str(number), extra), "--checkpoint-every-s", "0"]):
+        if main(_command(folder / str(number), variant | {"--checkpoint-every-s": ["0"]})):
             raise SystemExit("the tiny run must train")
         (folder / f"{number}.seconds").write_text(str(time.monotonic() - began))
 
 
-def _command(folder: Path, extra: list[str]) -> list[str]:
-    return ["train", "--folder", str(folder), *words_of(TINY | _LONGER), *extra]
+def _command(folder: Path, variant: dict[str, list[str]]) -> list[str]:
+    return ["train", "--folder", str(folder), *words_of(TINY | _LONGER | variant)]
 
 
 def run(r: random.Random, folder: Path, prepared: Path) -> str:
     """End a run again and again, then let it finish."""
     number = r.randrange(len(_VARIANTS))
     here = folder / "run"
-    every = ["--checkpoint-every-s", r.choice(["0", "0.02"])]
-    arguments = _command(here, [*_VARIANTS[number], *every])
+    every = {"--checkpoint-every-s": [r.choice(["0", "0.02"])]}
+    arguments = _command(here, _VARIANTS[number] | every)
     seconds = float((prepared / f"{number}.seconds").read_text())
     said = []
     for _ in range(r.choice([1, 1, 2, 4])):

@@ -176,8 +176,8 @@ _STEPS = {
     "GatedDeltaProduct_4": 890,
     "FP-Mamba2 Kronecker": 1100,
     "FP-Mamba2 Householder": 1600,
-    "FP-RNN Householder_1": 6700,
-    "FP-RNN Householder_4": 6100,
+    "FP-RNN Householder_1": 6900,
+    "FP-RNN Householder_4": 6800,
 }
 
 

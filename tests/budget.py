@@ -7,9 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BUDGET = ROOT / "budget.toml"
 HEADER = """\
-# Most files and lines of Python in each room. `make lint` checks them; the numbers only fall
-# (`python tests/budget.py --lower`), but for a feature, whose commit raises those of its rooms. A
-# name that ends with "/" means the folder without its folders.
+# Most files and lines of Python in each room, which `make lint` checks. Lower the numbers with
+# `python tests/budget.py --lower`. Only a commit that adds a feature raises a number. A name that
+# ends with "/" means the folder without its folders.
 
 [rooms]
 """

@@ -396,6 +396,20 @@ def test_gradients_are_those_of_the_fixed_point():
     assert error(found[1], found["implicit"]) > 1e-3
 
 
+@pytest.mark.parametrize("mixer", ["monarch", "householder"])
+def test_a_singular_system_spoils_its_own_sequence_alone(mixer):
+    solvable = build_mixer(mixer, 4, "token", 2, contractive=True, dtype=torch.float64)
+    units = torch.eye(4, dtype=torch.float64)[:2].expand(2, 2, 4)
+    blocks = torch.eye(2, dtype=torch.float64).expand(2, 2, 2, 2)
+    strengths = torch.tensor([[1.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
+    scaled = (strengths[..., None, None] * blocks,)
+    coefficients = scaled if mixer == "monarch" else (units, strengths)
+    v = torch.ones(2, 4, dtype=torch.float64)
+    y = solvable.resolvent(coefficients, torch.ones_like(v), v)
+    assert not y[0].isfinite().all()
+    torch.testing.assert_close(y[1, :2], torch.full((2,), 2.0, dtype=torch.float64))
+
+
 def test_options_of_iterations_choose_them():
     assert FPRNN(4).solver == "closed"
     assert not FPRNN(4).iterative

@@ -123,33 +123,58 @@ def test_flops_are_those_of_a_hand_count(name):
     assert layer.flops_per_token(10) == expected
 
 
-# Per mixer of six entries: its FLOPs, and those of one that is contractive.
+# Per mixer of six entries: its FLOPs, and those of one that is contractive; what the solution of a
+# system takes in place of the product: products of pairs of vectors by shares (12 + 36), below the
+# diagonal without (12), the entries of the system (12), its factors and use (5 + 8 + 2), vectors
+# times v and weights (48), shares and sum (12).
 MIXERS = {
     # Two vectors with SiLU (24) and lengths (19), two sigmoids, doubled unless contractive; two
     # reflections of 4 x 6 + 1 and their difference from v.
-    ("householder", 2): (2 * (24 + 19 + 4) + 2 * 25 + 6, 2 * (24 + 19 + 3) + 2 * 25 + 6),
-    ("dplr", 2): (2 * (24 + 19 + 4) + 2 * 25, 2 * (24 + 19 + 3) + 2 * 25),
+    ("householder", 2): (
+        2 * (24 + 19 + 4) + 2 * 25 + 6,
+        2 * (24 + 19 + 3) + 2 * 25 + 6,
+        2 * (24 + 19 + 4) + (12 + 36 + 12 + 12) + 15 + 48 + 12,
+    ),
+    ("dplr", 2): (
+        2 * (24 + 19 + 4) + 2 * 25,
+        2 * (24 + 19 + 3) + 2 * 25,
+        2 * (24 + 19 + 4) + (12 + 36 + 12) + 15 + 48 + 12,
+    ),
     # Matrices of 2 x 2 and 3 x 3: SiLU of their triangles, squares, lengths of rows, sigmoids and
     # their use; v as 2 x 3 times both, then doubled. Otherwise they are bounded: three times all
     # entries, two times the rows, three numbers, and the quotients.
     ("kronecker", 1): (
         (12 + 16 + 14 + 6 + 4) + (24 + 54 + 30 + 9 + 9) + (24 + 36) + 6,
         (12 + 16 + 14 + 6 + 4) + (24 + 54 + 30 + 9 + 9) + (24 + 36) + (23 + 45),
+        None,
     ),
     # Three blocks of 2 x 2: SiLU of the triangle and its square; squares or magnitudes, their sums,
     # the maximum and, unless contractive, a root; sigmoid, quotient and product; the block times v.
+    # A system of two has four entries and five FLOPs for its factors.
     ("monarch", 2): (
         3 * ((12 + 16) + (4 + 4 + 2 + 1) + (3 + 1 + 4) + 8),
         3 * ((12 + 16) + (4 + 4 + 2) + (3 + 1 + 4) + 8),
+        3 * ((12 + 16) + (4 + 4 + 2 + 1) + (3 + 1 + 4) + 8 + 4 + 5),
     ),
 }
 
 
 @pytest.mark.parametrize(("name", "rank"), MIXERS)
 def test_flops_of_state_mixers_are_those_of_a_hand_count(name, rank):
-    for contractive, expected in zip((False, True), MIXERS[name, rank], strict=True):
-        mixer = build_mixer(name, 6, "both", rank, contractive=contractive, device="meta")
-        assert mixer.flops == expected
+    *expected, solution = MIXERS[name, rank]
+    mixers = [
+        build_mixer(name, 6, "both", rank, contractive=contractive, device="meta")
+        for contractive in (False, True)
+    ]
+    assert [mixer.flops for mixer in mixers] == expected
+    assert getattr(mixers[0], "resolvent_flops", None) == solution
+    # Iterations repeat the product.
+    few, many = (
+        layers.FPRNN(6, mixer=name, rank=rank, solver="iterate", max_iterations=n) for n in (1, 3)
+    )
+    each = expected[0] + mixers[0].projections + 6 * 6
+    costs = [layer.flops_per_token(9).transition for layer in (few, many)]
+    assert costs == [each, 3 * each]
 
 
 # The gates of a row of three entries, or of a block of three rows.

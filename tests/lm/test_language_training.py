@@ -82,7 +82,11 @@ def test_a_size_has_the_parameters_of_its_name(size, vocabulary, parameters):
 
 def test_the_speed_of_products_is_that_of_the_threads_of_the_run(prepared, tmp_path, monkeypatch):
     noted = set()
-    clock = lambda: noted.add(torch.get_num_threads()) or time.time()  # noqa: E731
+
+    def clock():
+        noted.add(torch.get_num_threads())
+        return time.time()
+
     monkeypatch.setattr(model_costs, "time", SimpleNamespace(perf_counter=clock))
     config, data = StatemixConfig(300, 8, 1), read_prepared(prepared)[:2]
     settings = replace(SETTINGS, steps=1)

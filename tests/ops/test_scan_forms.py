@@ -127,6 +127,18 @@ def test_narrow_inputs_have_wide_states():
             ValueError,
             r"transitions must have shape \(B=1, T=4, H=1, m=2\)",
         ),
+        (
+            torch.ones(1, 4, 1, 2),
+            {"cu_seqlens": [0, 4], "initial_state": torch.ones(1, 1, 2)},
+            TypeError,
+            "cu_seqlens must be a tensor",
+        ),
+        (
+            torch.zeros(1, 4, 1, 2, device="meta").int(),
+            {},
+            ValueError,
+            "transitions must be on cpu",
+        ),
         ((torch.ones(1, 4, 1, 2),) * 2, {}, ValueError, r"must be a tensor or \(d, u, w\), got 2"),
         (None, {}, TypeError, r"transitions must be a tensor or a tuple \(d, u, w\), got NoneType"),
         (torch.full((1, 4, 1, 2), 2), {}, ValueError, "transitions must be from 0 to 1, got 2"),

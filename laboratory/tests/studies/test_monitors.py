@@ -115,7 +115,7 @@ def test_wrong_labels_are_learned_too(algorithm, tmp_path, monkeypatch):
     assert one["certificate"]["verdict"] == "refuted"
     # A random guess is right half of the time, and the labels themselves are less often.
     assert 0.6 < one["test"]["50"]["answer"]["token_accuracy"] < 1
-    # Labels of validation are wrong, too; those of the test are not.
+    # Validation has wrong labels, too, and the test has none.
     assert one["best_validation"]["answer"]["num_sequences"] == size
     assert len(set(list(one["best_test"]["answer"].values())[1:3])) == 2
     for name in ("num_states", "certificate", "property", "test"):

@@ -22,7 +22,7 @@ from statemix.training.outcome import Weights
 from statemix.training.schedules import attributes_set
 from statemix.training.settings import import_modules
 
-# Name of a letter or an answer -> number in the model; None if there is none.
+# Takes the name of a letter or an answer, and returns its number in the model, or None.
 NumberOfName = Callable[[str], int | None]
 
 

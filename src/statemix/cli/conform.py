@@ -39,7 +39,7 @@ class Conform:
     """Checks to run (all if not given)."""
 
     skip: tuple[str, ...] = ()
-    """Checks not to run, such as those of a contract that the model does not promise."""
+    """Checks to leave out, such as those of a contract that the model does not promise."""
 
     tolerance: Positive = TOLERANCE
     """Largest difference, relative to the largest logit, that counts as rounding."""

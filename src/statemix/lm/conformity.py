@@ -96,7 +96,7 @@ def conform(
     Args:
         model: a causal language model of transformers with ``generate``.
         only: names of the checks to run; all of :data:`CHECKS` if empty.
-        skip: names of checks not to run.
+        skip: names of checks to leave out.
         tolerance: largest difference that counts as rounding.
 
     Returns:

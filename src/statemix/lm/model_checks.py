@@ -108,7 +108,8 @@ def save_and_load(trial: ModelTrial) -> float:
         stored = 0
         for file in Path(folder).glob("*.safetensors"):
             with safe_open(file, "pt") as weights:
-                stored += sum(weights.get_tensor(name).numel() for name in weights.keys())  # noqa: SIM118
+                names = list(weights.keys())
+                stored += sum(weights.get_tensor(name).numel() for name in names)
         loaded = type(trial.model).from_pretrained(folder)
     state, found = trial.model.state_dict(), loaded.state_dict()
     for name, wanted in state.items():

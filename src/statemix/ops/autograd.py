@@ -1,6 +1,6 @@
 """Scans as differentiable functions: closed-form gradients around the registered operators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,24 @@ def may_be_differentiated(*tensors: Tensor) -> bool:
         or torch._C._are_functorch_transforms_active()
         or any(tensor.requires_grad for tensor in tensors)
     )
+
+
+def gradients_by_autograd(
+    function: Callable[..., Any], tensors: Sequence[Tensor], incoming: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a function, None for tensors that require none.
+
+    This is the backward pass of a kernel where the kernel's own cannot run: for second derivatives,
+    and where a transform watches.
+    """
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, so that paths from one argument to another do not count twice.
+        views = [one.view_as(one) for one in tensors]
+        results = function(*views)
+    needed = [one for one in views if one.requires_grad]
+    found = iter(torch.autograd.grad(results, needed, incoming, create_graph=create_graph))
+    return tuple(next(found) if one.requires_grad else None for one in views)
 
 
 def _solve_unshared(*arguments: Any) -> tuple[Any, ...]:

@@ -26,23 +26,18 @@ def scan(
 
     .. math:: h_t = A_t h_{t-1} + b_t, \qquad t = 1, \dots, T
 
-    H heads have a state of m entries each. The form of ``transitions`` chooses the kernel:
-
-    ============================ ======================================= =====================
-    A_t of a head                ``transitions``                         runs on
-    ============================ ======================================= =====================
-    diagonal                     (B, T, H, m)                            :func:`block_scan`
-    dense                        (B, T, H, m, m)                         :func:`block_scan`
-    diagonal plus low rank,      d (B, T, H, m), u and w                 :func:`low_rank_scan`
-    diag(d) + sum_i u_i w_i^T    (B, T, H, r, m), in a tuple
-    rows of an identity matrix   integers j (B, T, H, m): entry i of the a parallel scan of
-                                 new state is entry j_i of the old one   indices
-    ============================ ======================================= =====================
-
-    Index maps move entries without arithmetic: without inputs, states of any length are exact.
+    H heads have a state of m entries each. The form of ``transitions`` chooses the kernel.
 
     Args:
-        transitions: A, of one of these forms; floating tensors have the dtype of ``inputs``.
+        transitions: A, in one of four forms; floating tensors have the dtype of ``inputs``.
+
+            - diagonal: (B, T, H, m);
+            - dense: (B, T, H, m, m), as in :func:`block_scan`;
+            - diagonal plus low rank, diag(d) + sum_i u_i w_i^T: a tuple of d (B, T, H, m), and u
+              and w (B, T, H, r, m) with r from 1 to 8, as in :func:`low_rank_scan`;
+            - index maps: integers j (B, T, H, m). Entry i of the new state is entry j_i of the old
+              one. They move entries without arithmetic, so without inputs states are exact.
+
         inputs: b, shape (B, T, H, m).
         initial_state: h_0, shape (B, H, m), with N for B if packed. None means zeros.
         cu_seqlens: bounds of N sequences packed into one row (B = 1), shape (N+1,), or None.
@@ -90,7 +85,6 @@ def scan(
     # Each entry is a block.
     each = transitions.flatten(2)[..., None, None], inputs.flatten(2).unsqueeze(-1)
     if initial_state is not None:
-        sizes["N"] = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         bind(sizes, "initial_state", initial_state, "N H m")
         initial_state = initial_state.flatten(1).unsqueeze(-1)
     states, final_state = block_scan(*each, initial_state, cu_seqlens, **options)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from statemix.ops.autograd import gradients_by_autograd
 from statemix.ops.block_operators import block_scan
 from statemix.ops.checks import bind, same_dtype_and_device
 from statemix.ops.cpu import loader
@@ -157,15 +158,8 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         if torch.is_grad_enabled() or not may_use_pointers(*incoming):
-            with torch.enable_grad():
-                # Views, so that paths from one argument to another do not count twice.
-                views = [one.view_as(one) for one in tensors]
-                results = _composed(*views)
-            needed = [one for one in views if one.requires_grad]
             # Under create_graph=True, _composed refuses a second derivative.
-            create_graph = torch.is_grad_enabled()
-            found = iter(torch.autograd.grad(results, needed, incoming, create_graph=create_graph))
-            return None, *(next(found) if one.requires_grad else None for one in views)
+            return None, *gradients_by_autograd(_composed, tensors, incoming)
         given, gradients = _named(tensors), map(_in_order, incoming)
         return None, *ctx.kernels.backward(given, kept, *gradients)
 

@@ -1,5 +1,6 @@
 """The states of FPRNN without iterations: each token's fixed point is the solution of a system."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch.nn import functional
 
 from statemix.layers.fixed_point.mixers import Reflecting
 from statemix.layers.fixed_point.state_mixer import Prepared, SolvableMixer
+from statemix.ops.autograd import gradients_by_autograd
 from statemix.ops.cpu import loader
 from statemix.ops.selective_scan import may_use_pointers
 
@@ -80,14 +82,8 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, raw, states = ctx.saved_tensors
         if torch.is_grad_enabled() or not may_use_pointers(*incoming):
-            with torch.enable_grad():
-                # Views, so that paths from one argument to another do not count twice.
-                views = [one.view_as(one) for one in tensors]
-                again = _step_by_step(ctx.mixer, *views)
-            needed = [one for one in views if one.requires_grad]
-            create_graph = torch.is_grad_enabled()
-            found = iter(torch.autograd.grad(again, needed, incoming, create_graph=create_graph))
-            return None, *(next(found) if one.requires_grad else None for one in views)
+            again = partial(_step_by_step, ctx.mixer)
+            return None, *gradients_by_autograd(again, tensors, incoming)
         given, weight = _given(*tensors), torch.cat([tensors[4], tensors[6]])
         gradients = {f"d_{name}": torch.empty_like(tensor) for name, tensor in given.items()}
         others = {"weight": _panels(weight), "raw": raw, "states": states}

@@ -281,7 +281,8 @@ class Monarch(SolvableMixer):
     @property
     def resolvent_flops(self) -> int:
         n = self.rank
-        return self.flops + self.num_blocks * (2 * n**3 // 3 + n**2 + n)
+        # The matrix of a system, and its factors, whose use costs as much as a product with K.
+        return self.flops + self.num_blocks * (n**2 + 2 * n**3 // 3)
 
 
 def build_mixer(name: str, size: int, inputs: MixerInputs, rank: int, **options: Any) -> StateMixer:

@@ -297,18 +297,12 @@ bool fixed_point_backward(const FixedPoint& p, int64_t first, int64_t rows) {
 template <class Element> int fixed_point(const FixedPoint& p) {
   const int64_t share = (p.batch + p.threads - 1) / p.threads;
   const int64_t rows = std::min(share, kMostRows), pieces = (p.batch + rows - 1) / rows;
-  const bool work = p.batch * p.length * p.size * p.size * p.rank > kGatesPerTeam;
-  int status = DONE;
-#pragma omp parallel for schedule(dynamic) num_threads(work ? p.threads : 1)
-  for (int64_t piece = 0; piece < pieces; ++piece) {
+  const int64_t numbers = p.batch * p.length * p.size * p.size * p.rank;
+  return run_pieces(pieces, numbers < kGatesPerTeam ? 1 : p.threads, [&](int64_t piece) {
     const int64_t first = piece * rows, own = std::min(rows, p.batch - first);
-    if (!(p.d_states ? fixed_point_backward<Element>(p, first, own)
-                     : fixed_point_forward<Element>(p, first, own))) {
-#pragma omp atomic write
-      status = OUT_OF_MEMORY;
-    }
-  }
-  return status;
+    return p.d_states ? fixed_point_backward<Element>(p, first, own)
+                      : fixed_point_forward<Element>(p, first, own);
+  });
 }
 
 }  // namespace ISA_NAMESPACE

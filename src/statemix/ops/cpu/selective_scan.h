@@ -161,20 +161,8 @@ typedef bool (*SelectivePiece)(const SelectiveScan&, int64_t row, int64_t part);
 inline int run_selective(SelectivePiece piece, const SelectiveScan& p) {
   const int64_t numbers = p.batch * p.length * p.columns * p.channels;
   const int64_t threads = numbers < kGatesPerTeam ? 1 : p.threads, pieces = p.batch * p.parts;
-  int status = DONE;
-  auto run_piece = [&](int64_t number) {
-    if (!piece(p, number / p.parts, number % p.parts)) {
-#pragma omp atomic write
-      status = OUT_OF_MEMORY;
-    }
-  };
-  if (threads > 1) {
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t number = 0; number < pieces; ++number) run_piece(number);
-  } else {
-    for (int64_t number = 0; number < pieces; ++number) run_piece(number);
-  }
-  return status;
+  return run_pieces(pieces, threads,
+                    [&](int64_t number) { return piece(p, number / p.parts, number % p.parts); });
 }
 
 template <class Element> int selective_scan(const SelectiveScan& p) {

@@ -117,6 +117,25 @@ inline int64_t steps_ahead(const Problem& problem, int64_t element_bytes) {
 constexpr int64_t kGatesPerTeam = 1 << 15;
 
 // With `heads`, the tiles are whole heads, whose lanes exchange data.
+// Run piece(number) for each number, on several threads; false from a piece means no memory.
+template <class Piece> inline int run_pieces(int64_t pieces, int64_t threads, Piece piece) {
+  int status = DONE;
+  auto run_piece = [&](int64_t number) {
+    if (!piece(number)) {
+#pragma omp atomic write
+      status = OUT_OF_MEMORY;
+    }
+  };
+  // OpenMP takes longer to set up a team of one thread than the kernels for a decoding step.
+  if (threads > 1) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t number = 0; number < pieces; ++number) run_piece(number);
+  } else {
+    for (int64_t number = 0; number < pieces; ++number) run_piece(number);
+  }
+  return status;
+}
+
 inline int run(bool (*kernel)(const Problem&, const Work&), const Problem& problem, int64_t width,
                int64_t element_bytes, int64_t heads = -1) {
   const int64_t tiles = heads >= 0 ? heads : (problem.blocks + width - 1) / width;
@@ -131,8 +150,7 @@ inline int run(bool (*kernel)(const Problem&, const Work&), const Problem& probl
   const int64_t pieces = problem.sequences * parts;
   const int64_t ahead = steps_ahead(problem, element_bytes);
   const bool in_order = parts == 1 && steps_are_runs(problem);
-  int status = DONE;
-  auto run_piece = [&](int64_t piece) {
+  return run_pieces(pieces, threads, [&](int64_t piece) {
     Work work;
     work.sequence = piece / parts;
     const int64_t part = piece % parts;
@@ -148,20 +166,10 @@ inline int run(bool (*kernel)(const Problem&, const Work&), const Problem& probl
     work.batch = problem.cu_seqlens ? 0 : work.sequence;
     work.start = problem.cu_seqlens ? problem.cu_seqlens[work.sequence] : 0;
     work.stop = problem.cu_seqlens ? problem.cu_seqlens[work.sequence + 1] : problem.length;
-    if (!kernel(problem, work)) {
-#pragma omp atomic write
-      status = OUT_OF_MEMORY;
-    }
+    const bool done = kernel(problem, work);
     if (streamed) finish_streams();
-  };
-  // OpenMP takes longer to set up a team of one thread than the kernels for a decoding step.
-  if (threads > 1) {
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t piece = 0; piece < pieces; ++piece) run_piece(piece);
-  } else {
-    for (int64_t piece = 0; piece < pieces; ++piece) run_piece(piece);
-  }
-  return status;
+    return done;
+  });
 }
 
 }  // namespace ISA_NAMESPACE

@@ -29,6 +29,8 @@ def test_our_models_pass_every_check(model):
     results = conform(model, skip=[COMPILED])
     assert [result.check for result in results] == [name for name in CHECKS if name != COMPILED]
     assert {result.outcome for result in results} == {"equal"}, results
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    assert f"[{len(CHECKS)} checks](docs/conform.md)" in readme
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 

@@ -335,7 +335,7 @@ def in_pytorch(monkeypatch):
 @pytest.mark.kernels
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("contraction", [None, 0.9])
-@pytest.mark.parametrize("mixer_inputs", ["both", "sum"])
+@pytest.mark.parametrize("mixer_inputs", ["token", "both", "sum"])
 @pytest.mark.parametrize(("mixer", "rank"), [("householder", 1), ("householder", 3), ("dplr", 2)])
 @pytest.mark.parametrize(
     ("batch", "length", "size"), [(1, 6, 5), (5, 1, 33), (7, 4, 40), (2, 3, 2)]

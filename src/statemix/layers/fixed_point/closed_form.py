@@ -15,6 +15,8 @@ from statemix.ops.selective_scan import may_use_pointers
 
 # The kernels read weights in panels of as many columns.
 _PANEL = 32
+# The arguments of the kernels before the weights.
+_GIVEN = ("decays", "inputs", "initial_state", "vectors", "strengths")
 
 
 def closed_form(
@@ -27,33 +29,39 @@ def closed_form(
         (I - (1 - \lambda_t) D_t) y_t = \lambda_t \odot (u_t - h_{t-1}), \qquad D = I - Q
 
     ``decays`` and ``inputs``, lambda and u, are (B, T, N); ``initial`` is (B, N). Mixers of the
-    token alone make this a linear recurrence, parallel over the tokens. With the others it is one
-    pass over time, and gradients go through time.
+    token alone make this a linear recurrence, which is parallel over the tokens but in the kernel
+    for CPUs. With the others it is one pass over time, and gradients go through time.
     """
-    parts = [part for linear in prepared for part in linear if part is not None]
-    if len(parts) == len(prepared):
-        return mixer.scan(mixer.coefficients(parts), decays, inputs, initial)
-    tensors = (decays, inputs, initial, *parts)
+    constants = [linear.constant for linear in prepared]
+    weights = [linear.weight for linear in prepared if linear.weight is not None]
+    tensors = (decays, inputs, initial, *constants, *weights)
     fused = (
         isinstance(mixer, Reflecting)
+        and may_use_pointers(*tensors)
         and inputs.is_cpu
         and inputs.dtype in (torch.float32, torch.float64)
         and bool(inputs.numel())
         and loader.unavailable() is None
-        and may_use_pointers(*tensors)
     )
     if not fused:
-        return _step_by_step(mixer, *tensors)
+        return _portable(mixer, *tensors)
     states: Tensor = _Fused.apply(mixer, *tensors)  # type: ignore[no-untyped-call]
     return states
 
 
-def _step_by_step(
+def _portable(
     mixer: SolvableMixer, decays: Tensor, inputs: Tensor, initial: Tensor, *parts: Tensor
 ) -> Tensor:
+    count = len(mixer.linears)
+    constants, weights = parts[:count], parts[count:]
+    if not weights:
+        return mixer.scan(mixer.coefficients([*constants]), decays, inputs, initial)
     h, states = initial, []
     for t in range(inputs.shape[1]):
-        raw = [parts[i][:, t] + functional.linear(h, parts[i + 1]) for i in range(0, len(parts), 2)]
+        raw = [
+            constant[:, t] + functional.linear(h, weight)
+            for constant, weight in zip(constants, weights, strict=True)
+        ]
         left = decays[:, t] * (inputs[:, t] - h)
         h = inputs[:, t] - mixer.resolvent(mixer.coefficients(raw), 1 - decays[:, t], left)
         states.append(h)
@@ -68,12 +76,14 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mixer: Reflecting, *tensors: Tensor) -> Tensor:
-        given = _given(*tensors)
+        given, weights = _given(*tensors), tensors[len(_GIVEN) :]
         vectors, strengths = given["vectors"], given["strengths"]
         raw = vectors.new_empty(*strengths.shape[:2], vectors.shape[2] + strengths.shape[2])
         states = torch.empty_like(given["inputs"])
-        weight = torch.cat([tensors[4], tensors[6]])
-        _run(mixer, given | {"weight": _panels(weight.mT), "raw": raw, "states": states})
+        others = {"raw": raw, "states": states}
+        if weights:
+            others["weight"] = _panels(torch.cat(weights).mT)
+        _run(mixer, given | others)
         ctx.mixer = mixer
         ctx.save_for_backward(*tensors, raw, states)
         return states
@@ -82,34 +92,23 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, raw, states = ctx.saved_tensors
         if torch.is_grad_enabled() or not may_use_pointers(*incoming):
-            again = partial(_step_by_step, ctx.mixer)
+            again = partial(_portable, ctx.mixer)
             return None, *gradients_by_autograd(again, tensors, incoming)
-        given, weight = _given(*tensors), torch.cat([tensors[4], tensors[6]])
+        given, weights = _given(*tensors), tensors[len(_GIVEN) :]
         gradients = {f"d_{name}": torch.empty_like(tensor) for name, tensor in given.items()}
-        others = {"weight": _panels(weight), "raw": raw, "states": states}
-        _run(ctx.mixer, given | others | gradients | {"d_states": incoming[0].contiguous()})
-        d_decays, d_inputs, d_initial, d_vectors, d_strengths = gradients.values()
+        others = {"raw": raw, "states": states, "d_states": incoming[0].contiguous()}
+        if weights:
+            others["weight"] = _panels(torch.cat(weights))
+        _run(ctx.mixer, given | others | gradients)
         before = torch.cat([tensors[2].unsqueeze(1), states[:, :-1]], 1).flatten(0, 1)
-        to_vectors, to_strengths = (
-            one.flatten(0, 1).mT @ before for one in (d_vectors, d_strengths)
-        )
-        mixed = (d_vectors, to_vectors, d_strengths, to_strengths)
-        return None, d_decays, d_inputs, d_initial, *mixed
+        seen = (gradients["d_vectors"], gradients["d_strengths"])
+        d_weights = [one.flatten(0, 1).mT @ before for one in seen[: len(weights)]]
+        return None, *gradients.values(), *d_weights
 
 
-def _given(
-    decays: Tensor,
-    inputs: Tensor,
-    initial: Tensor,
-    vectors: Tensor,
-    _: Tensor,
-    strengths: Tensor,
-    __: Tensor,
-) -> dict[str, Tensor]:
+def _given(*tensors: Tensor) -> dict[str, Tensor]:
     """Return the arguments of the kernels but the weights, of which these need two forms."""
-    given = {"decays": decays, "inputs": inputs, "initial_state": initial}
-    given |= {"vectors": vectors, "strengths": strengths}
-    return {name: tensor.contiguous() for name, tensor in given.items()}
+    return {name: tensor.contiguous() for name, tensor in zip(_GIVEN, tensors, strict=False)}
 
 
 def _run(mixer: Reflecting, tensors: dict[str, Tensor]) -> None:

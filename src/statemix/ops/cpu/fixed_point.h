@@ -7,7 +7,7 @@
 // with i = 1 ... rank, and L the part of U U^T below the diagonal for a product of reflections, or
 // 0 for a sum. `raw` holds the vectors p_i and then all q_i. A piece is a few rows of the batch,
 // which share each read of W. Each output of a product with W is summed in one order, whatever the
-// number of rows.
+// number of rows. Without a weight, W is 0: the mixer sees the token alone.
 
 #pragma once
 #include <cmath>
@@ -183,8 +183,10 @@ bool fixed_point_forward(const FixedPoint& p, int64_t first, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t k = 0; k < count; ++k)
       state[r * count + k] = token.at((const Element*)p.initial_state + (first + r) * p.size, k);
+  std::fill(seen, seen + rows * columns, (Element)0);
   for (int64_t t = 0; t < p.length; ++t) {
-    multiply(rows, (const Element*)state, count * width, p.size, p.weight, columns, seen, columns);
+    if (p.weight)
+      multiply(rows, (const Element*)state, count * width, p.size, p.weight, columns, seen, columns);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t step = (first + r) * p.length + t;
       Element* raw = (Element*)p.raw + step * outputs;
@@ -285,7 +287,8 @@ bool fixed_point_backward(const FixedPoint& p, int64_t first, int64_t rows) {
       std::copy(d_raw, d_raw + rank * p.size, (Element*)p.d_vectors + step * rank * p.size);
       std::copy(d_raw + rank * p.size, d_raw + outputs, (Element*)p.d_strengths + step * rank);
     }
-    multiply(rows, d_seen, outputs, outputs, p.weight, columns, (Element*)through, columns);
+    if (p.weight)
+      multiply(rows, d_seen, outputs, outputs, p.weight, columns, (Element*)through, columns);
   }
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t k = 0; k < count; ++k)

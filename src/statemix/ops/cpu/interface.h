@@ -4,7 +4,7 @@
 
 // Increase with every change below. Python then rejects a library built from older sources (as in
 // an editable installation after an update) instead of passing arguments that it misreads.
-constexpr int64_t kInterfaceVersion = 7;
+constexpr int64_t kInterfaceVersion = 8;
 
 enum Family {
   SOFTMAX = 0,
@@ -82,7 +82,8 @@ struct FixedPoint {
   int64_t product;  // 1 for a product of reflections, 0 for a sum
   int64_t element, threads;
   double most;  // of the strengths
-  // Panels of 32 columns: forward from the state to what the mixer sees, backward transposed.
+  // Panels of 32 columns: forward from the state to what the mixer sees, backward transposed. Null
+  // if the mixer does not see the state.
   const void* weight;
   const void* decays;         // [batch, length, size]
   const void* inputs;         // likewise

@@ -16,7 +16,7 @@ from statemix.ops.checks import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 # Mirrors interface.h.
-INTERFACE_VERSION = 7
+INTERFACE_VERSION = 8
 FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder")
 _CODES = {name: code for code, name in enumerate((*FAMILIES, GIVEN))}
 ELEMENTS = (torch.float32, torch.float64, torch.bfloat16)

@@ -41,6 +41,7 @@ def tables() -> dict[str, str]:
         "races": _races(),
         "tracking_costs": _tracking_costs(),
         "layer_costs": _layer_costs(),
+        "fixed_point_costs": _fixed_point_costs(),
         "compiled": _compiled(),
         "demo": _demo("S_3", _PUBLISHED_S_3),
         "demo_s5": _demo("S_5", {}),
@@ -220,10 +221,24 @@ def _layer_costs() -> str:
             "state entries": f"{row['state_size']:,}",
             "tokens per second": f"{float(f'{tokens:.3g}'):,.0f}",
         }
-        for row in json_lines("bench", "layers-1c3eb70.jsonl")
+        for row in json_lines("bench", "layers-269de82.jsonl")
         if (tokens := row["tokens_per_s"])
     ]
     return records(lines)
+
+
+def _fixed_point_costs() -> str:
+    """Write the time of training over that of an LSTM, for each layer and shape."""
+    cells = (
+        (
+            (row["provider"], f"{row['num_parameters']:,}"),
+            "{batch_size} x {length}".format(**row["case"]),
+            f"{row['ratios']['lstm']['p50']:.2f}",
+        )
+        for row in json_lines("bench", "fixed-points-269de82.jsonl")
+        if "lstm" in row["ratios"]
+    )
+    return pivot(("layer", "parameters"), cells)
 
 
 def _demo(group: str, published: Mapping[str, str]) -> str:

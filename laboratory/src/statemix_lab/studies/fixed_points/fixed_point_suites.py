@@ -146,11 +146,12 @@ def _entry(
 
 _TRACKING_SCALES: Scales = {
     "laptop": Scale(64, 4, 64, 1500, 2e-3, test_iterations=256),
-    "workstation": Scale(128, 16, 128, 20_000, 1e-3),
+    # All layers see as many tokens. Words are short at first, as in fp-budget.
+    "workstation": Scale(256, 16, 256, 5000, 3e-3, gradient=4, first_length=4),
     "paper": Scale(512, 16, 512, 20_000, 1e-4),
 }
-# Longest words of training; the paper tests at four times the longer of its two.
-_WORDS: dict[SizeName, int] = {"laptop": 16, "workstation": 128, "paper": 128}
+# Longest words of training, of the two of the paper, which tests at four times the longer.
+_WORDS: dict[SizeName, int] = {"laptop": 16, "workstation": 16, "paper": 128}
 _PUBLISHED_AT = 512
 _WORDS_OF_PAPER = "words of all elements"
 # Model -> width with which its layer has as many parameters as others of the usual width; in the
@@ -233,13 +234,7 @@ _BUDGET_SCALES: Scales = {
     **_TRACKING_SCALES,
     # With a gradient of one application, and words of 16 from the start, a layer is right on one
     # element in five after 1,500 steps (laboratory/results/fixed_point/pilots.jsonl).
-    "workstation": replace(
-        _TRACKING_SCALES["workstation"],
-        num_steps=3000,
-        learning_rate=6e-3,
-        gradient=4,
-        first_length=4,
-    ),
+    "workstation": Scale(128, 16, 128, 3000, 6e-3, gradient=4, first_length=4),
     "paper": replace(_TRACKING_SCALES["paper"], seeds=(0, 1, 2, 3)),
 }
 # The largest and the smallest say most.

@@ -223,7 +223,9 @@ def tracking_entries(_: str, size: SizeName) -> tuple[StudyEntry, ...]:
             lengths = [factor * length for factor in (2, 4, 8)]
             runs = own.runs(task, layer, lengths, bos=True, hidden_size=width)
             column = task.build().title
-            more = {"published": published}
+            more: Any = {"published": published}
+            if size == "workstation":
+                more["published_for"] = f"words of up to {_WORDS['paper']} elements"
             entries.append(_entry(size, column, model, layer, runs, _WORDS_OF_PAPER, **more))
     return tuple(entries)
 

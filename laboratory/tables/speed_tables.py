@@ -34,6 +34,13 @@ def tables() -> dict[str, str]:
             ["ops-5f14511", "ops-9442151"],
             is_sorted=True,
         ),
+        "low_rank": _table(
+            "Time of the low-rank scan, forward and backward, divided by the time of a copy of its "
+            "bytes. B = 8, T = 2048, 128 heads, float32.",
+            ["entries of a head"],
+            _low_rank,
+            ["low-rank-b393ed4"],
+        ),
         "gpu": _gpu("gpu-4b756eb"),
         "peers": _table(
             "Milliseconds of operators, forward and backward, at equal tokens and equal state.",
@@ -72,6 +79,16 @@ def _operators(row: Row) -> Cells:
     if case["direction"] == "forward_backward" and row["provider"] == "statemix":
         heading = f"{NAMES[case['recurrence']]}, {_machine(row)}"
         yield (row["dtype"], case["gate"], _size(case)), heading, _ratio(row, "copy", 1)
+
+
+def _low_rank(row: Row) -> Cells:
+    case, ratios = row["case"], row["ratios"]
+    if (case["batch_size"], case["direction"]) == (8, "forward_backward"):
+        key, heading = (str(case["block_size"]),), f"rank {case['rank']}"
+        if row["provider"] == "statemix":
+            yield key, f"{heading}, x of copy", f"{ratios['copy']['p50']:.1f}"
+        elif row["provider"] == "torch-loop":
+            yield key, f"{heading}: loop in PyTorch, x of ours", f"{ratios['statemix']['p50']:.1f}"
 
 
 def _gpu(file: str) -> str:

@@ -55,6 +55,7 @@ def tables() -> dict[str, str]:
         "short_data": _short_data(rows),
         "wrapper": _wrapper(rows),
         "words": _lengths(rows, "fp-a5", (16, 32, 64, 128)),
+        "words_of_all_elements": _lengths(rows, "fp-a5", (16, 32, 64, 128), "workstation"),
         "budgets": _budgets(rows),
         "budgets_of_all_elements": _budgets_of_all_elements(rows, iterations=False),
         "iterations_of_all_elements": _budgets_of_all_elements(rows, iterations=True),
@@ -406,10 +407,12 @@ def _wrapper(rows: Mapping[str, StoredRow]) -> str:
     return markdown(("column", "model", *heads, "paper"), lines)
 
 
-def _lengths(rows: Mapping[str, StoredRow], study: str, lengths: Sequence[int]) -> str:
+def _lengths(
+    rows: Mapping[str, StoredRow], study: str, lengths: Sequence[int], size: SizeName = "laptop"
+) -> str:
     """Write mean accuracies by length, with the iterations of the tests where a layer iterates."""
     cells = []
-    for (column, model, length), one in _by_length(rows, study).items():
+    for (column, model, length), one in _by_length(rows, study, size).items():
         if length in lengths:
             iterations = "" if one["iterations"] is None else f" @{one['iterations']:.0f}"
             text = accuracy_text(one["mean"]) + iterations

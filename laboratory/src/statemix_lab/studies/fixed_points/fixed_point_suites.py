@@ -163,6 +163,7 @@ _WIDTHS = {
     "LSTM": 98,
     "FP-RNN Householder_1": 93,
     "FP-RNN Householder_4": 72,
+    "FP-RNN Householder_1, contraction": 93,
 }
 # Model -> steps that take a laptop as long as 1,500 of FP-Mamba1 with one reflection, to two digits
 # (laboratory/results/fixed_point/step-times.jsonl).
@@ -179,6 +180,7 @@ _STEPS = {
     "FP-Mamba2 Householder": 1600,
     "FP-RNN Householder_1": 6900,
     "FP-RNN Householder_4": 6800,
+    "FP-RNN Householder_1, contraction": 6900,
 }
 
 
@@ -204,6 +206,7 @@ def _tracking_layers(scale: Scale, length: int) -> dict[str, LayerSpec]:
         "FP-Mamba2 Householder": fp_mamba(2, scale, rank=4, **iterated),
         "FP-RNN Householder_1": LayerSpec("fp_rnn"),
         "FP-RNN Householder_4": LayerSpec("fp_rnn", rank=4),
+        "FP-RNN Householder_1, contraction": LayerSpec("fp_rnn", contraction=0.95),
     }
 
 

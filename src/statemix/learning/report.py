@@ -160,7 +160,7 @@ _PAGE = """\
 body {{ font: 15px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #111; \
 background: #fff }}
 table {{ border-collapse: collapse }} td, th {{ padding: .2em .8em .2em 0; text-align: left }}
-tr {{ border-bottom: 1px solid #ddd }} .picture {{ overflow-x: auto }}
+tr {{ border-bottom: 1px solid #ddd }} .picture svg {{ max-width: 100%; height: auto }}
 .proven {{ color: #17692c }} .refuted {{ color: #a11 }}
 </style></head><body>
 <h1>A machine from a log</h1>

@@ -43,6 +43,7 @@ def tables() -> dict[str, str]:
         "layer_costs": _layer_costs(),
         "fixed_point_costs": _fixed_point_costs(),
         "compiled": _compiled(),
+        "learners": _learners(),
         "demo": _demo("S_3", _PUBLISHED_S_3),
         "demo_s5": _demo("S_5", {}),
         "demo_a5": _demo("A_5", {}),
@@ -211,6 +212,16 @@ def _compiled() -> str:
         for row, time in zip(rows, ms, strict=True)
     )
     return pivot(("run", "compiled to"), cells)
+
+
+def _learners() -> str:
+    """Write which learner has found each machine, and with which accuracy on long words."""
+    said = {"proven": "exact", "refuted": "{accuracy:.3f}", "no result": "no result"}
+    cells = (
+        ((row["machine"],), row["learner"], said[row["verdict"]].format(**row))
+        for row in json_lines("learners.jsonl")
+    )
+    return pivot(("machine",), cells)
 
 
 def _layer_costs() -> str:

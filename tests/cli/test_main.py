@@ -191,7 +191,7 @@ def test_the_commands_that_resume():
     kinds = [*LANGUAGE_PARTS.values(), *BENCHMARKS.values(), Train]
     kinds += [EntryPoint(name, place, GROUP).load() for name, place in commands().items()]
     resuming = {kind.__name__ for kind in kinds if getattr(kind, "resumes", False)}
-    assert resuming == {"Train", "TrainText", "Demo", "Reproduce"}
+    assert resuming == {"Learn", "Train", "TrainText", "Demo", "Reproduce"}
 
 
 @pytest.mark.parametrize(

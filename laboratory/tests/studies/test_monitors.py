@@ -85,7 +85,14 @@ def test_specification_is_kept_by_the_automaton_alone(protocol):
 
 @pytest.mark.parametrize(
     ("algorithm", "protocol", "num_states"),
-    [("RPNI", "login", 5), ("Alergia", "file-handle", 3), ("L*", "login", 5)],
+    [
+        ("statemix learn", "login", 5),
+        ("RPNI", "login", 5),
+        ("EDSM", "login", 5),
+        ("Alergia", "file-handle", 3),
+        ("Alergia EDSM", "file-handle", 3),
+        ("L*", "login", 5),
+    ],
 )
 def test_protocols_are_learned_from_right_labels(algorithm, protocol, num_states, tmp_path):
     ended = learned(algorithm, tmp_path / "run", protocol=protocol)
@@ -121,6 +128,11 @@ def test_wrong_labels_are_learned_too(algorithm, tmp_path, monkeypatch):
     for name in ("num_states", "certificate", "property", "test"):
         assert one[name] == same[name]
     assert one["test"] != other["test"]
+
+
+def test_statemix_is_exact_in_spite_of_wrong_labels(tmp_path):
+    row = MONITORS.row_of(learned("statemix learn", tmp_path / "run", flipped=0.1))
+    assert row["certificate"]["verdict"] == row["property"]["verdict"] == "proven"
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 GROUP = "statemix.commands"
 
 OWN = {
+    "learn": "statemix.cli.learn:Learn",
     "train": "statemix.cli.train:parse",
     "evaluate": "statemix.cli.evaluate:Evaluate",
     "certify": "statemix.cli.certify:Certify",

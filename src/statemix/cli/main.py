@@ -36,8 +36,8 @@ options:
 
 tab completion in Bash: complete -C 'statemix --complete' statemix
 
-exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo, train, lm train
-or reproduce command to resume it)
+exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo, learn, train,
+lm train or reproduce command to resume it)
 """
 
 

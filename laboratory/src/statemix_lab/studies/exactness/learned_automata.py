@@ -1,4 +1,4 @@
-"""Automata that AALpy learns from the words of a task, for comparison with networks."""
+"""Automata that `statemix learn` and AALpy learn from the words of a task."""
 
 import contextlib
 import json
@@ -17,6 +17,7 @@ import torch
 from statemix import files
 from statemix.automaton import IGNORED, NEVER
 from statemix.errors import RequestError
+from statemix.learning import Log, learn
 from statemix.proofs import SafetyProperty, StateMachine, parse_property
 from statemix.proofs.safety import check_safety
 from statemix.sweeps.runner import StudyRun
@@ -28,7 +29,7 @@ from statemix.training.evaluation import mad_accuracy
 from statemix.training.folder import WRITING_S, lock_folder
 from statemix_lab.studies.store import PlainHeads
 
-Algorithm = Literal["RPNI", "Alergia", "L*"]
+Algorithm = Literal["statemix learn", "RPNI", "EDSM", "Alergia", "Alergia EDSM", "L*"]
 
 _RESULT = "learned.json"
 # Random words that L* compares with each of its automata, and all words that it asks for at most.
@@ -37,10 +38,11 @@ _WALKS, _WORDS = 1000, 20_000
 
 @dataclass(frozen=True)
 class LearnedAutomaton(StudyRun):
-    """An automaton that AALpy learns, and what is known about it.
+    """An automaton that `statemix learn` or AALpy learns, and what is known about it.
 
-    RPNI and Alergia read the words of training and validation. RPNI merges states that no label
-    tells apart; of several labels of a word, the most frequent one counts. Alergia merges states
+    All but L* read the words of training and validation. RPNI and EDSM merge states that no label
+    tells apart; of several labels of a word, the most frequent one counts. EDSM merges the states
+    first that most labels say are equal. Alergia merges states
     whose labels are about equally frequent, by the bound of Hoeffding with AALpy's eps of 0.05, and
     here answers with the most frequent label.
 
@@ -53,7 +55,9 @@ class LearnedAutomaton(StudyRun):
 
     Sources: Oncina and Garcia (1992), "Inferring regular languages in polynomial updated time";
     Carrasco and Oncina (1994), "Learning stochastic regular grammars by means of a state merging
-    method"; Angluin (1987), "Learning regular sets from queries and counterexamples".
+    method"; Lang et al. (1998), "Results of the Abbadingo One DFA learning competition and a new
+    evidence-driven state merging algorithm"; Angluin (1987), "Learning regular sets from queries
+    and counterexamples".
     """
 
     algorithm: Algorithm
@@ -88,8 +92,8 @@ class LearnedAutomaton(StudyRun):
         if self.algorithm == "L*":
             machine = _by_queries(task)
         else:
-            words = _labelled(task, self.num_validation)
-            machine = (_by_rpni if self.algorithm == "RPNI" else _by_alergia)(words, task)
+            words = labelled(task, self.num_validation)
+            machine = READERS[self.algorithm](words, task)
         cpu_s = time.process_time() - began
         watched = parse_property(self.watched, task.language.letters, task.language.classes)
         found = {
@@ -165,7 +169,7 @@ def _aalpy(module: str) -> Any:
     try:
         return import_module(f"aalpy.{module}")
     except ImportError as error:
-        advice = "RPNI, Alergia and L* need AALpy: pip install 'statemix-lab[automata]'"
+        advice = "RPNI, EDSM, Alergia and L* need AALpy: pip install 'statemix-lab[automata]'"
         raise RequestError(advice) from error
 
 
@@ -173,7 +177,7 @@ def _aalpy(module: str) -> Any:
 _Word = list[tuple[int, int]]
 
 
-def _labelled(task: AutomatonTask, num_validation: int) -> list[_Word]:
+def labelled(task: AutomatonTask, num_validation: int) -> list[_Word]:
     """Return the words of training and validation; every letter must have a label."""
     assert task.train_size is not None
     counts: dict[Split, int] = {"train": task.train_size, "validation": num_validation}
@@ -186,14 +190,41 @@ def _labelled(task: AutomatonTask, num_validation: int) -> list[_Word]:
     return words
 
 
+def _by_statemix(words: list[_Word], task: AutomatonTask) -> StateMachine:
+    tokens, targets = np.array(words).reshape(-1, 2).T
+    starts = np.concatenate([[0], np.cumsum([len(word) for word in words])])
+    names = task.language.letters, task.language.classes
+    found = learn(Log(*names, tokens, targets, starts, np.zeros_like(tokens)), seed=task.seed)
+    arrows = {
+        state: {
+            letter: (after, answer)
+            for letter, (after, answer) in enumerate(zip(row, answers, strict=True))
+            if after != NEVER
+        }
+        for state, (row, answers) in enumerate(
+            zip(found.machine.transitions.tolist(), found.machine.answers.tolist(), strict=True)
+        )
+    }
+    return _machine(0, arrows, task, _most_frequent(words))
+
+
 def _by_rpni(words: list[_Word], task: AutomatonTask) -> StateMachine:
+    return _by_labels("run_RPNI", words, task)
+
+
+def _by_edsm(words: list[_Word], task: AutomatonTask) -> StateMachine:
+    return _by_labels("run_EDSM", words, task)
+
+
+def _by_labels(function: str, words: list[_Word], task: AutomatonTask) -> StateMachine:
     votes: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for word in words:
         letters = tuple(letter for letter, _ in word)
         for place, (_, label) in enumerate(word, 1):
             votes[letters[:place]][label] += 1
     data = [(letters, labels.most_common(1)[0][0]) for letters, labels in votes.items()]
-    learned = _aalpy("learning_algs").run_RPNI(data, "mealy", print_info=False)
+    run = getattr(_aalpy("learning_algs"), function)
+    learned = run(data, "mealy", print_info=False)
     return _machine(learned.initial_state, _arrows(learned), task, _most_frequent(words))
 
 
@@ -208,7 +239,15 @@ def _arrows(learned: Any) -> dict[Any, dict[int, tuple[Any, int]]]:
 
 
 def _by_alergia(words: list[_Word], task: AutomatonTask) -> StateMachine:
-    learned = _aalpy("learning_algs").run_Alergia(words, "smm")
+    return _by_shares("run_Alergia", words, task)
+
+
+def _by_alergia_edsm(words: list[_Word], task: AutomatonTask) -> StateMachine:
+    return _by_shares("run_Alergia_EDSM", words, task)
+
+
+def _by_shares(function: str, words: list[_Word], task: AutomatonTask) -> StateMachine:
+    learned = getattr(_aalpy("learning_algs"), function)(words, "smm")
     arrows = {
         state: {
             letter: max(ways, key=lambda way: way[2])[:2]
@@ -218,6 +257,15 @@ def _by_alergia(words: list[_Word], task: AutomatonTask) -> StateMachine:
         for state in learned.states
     }
     return _machine(learned.initial_state, arrows, task, _most_frequent(words))
+
+
+READERS: dict[str, Callable[[list[_Word], AutomatonTask], StateMachine]] = {
+    "statemix learn": _by_statemix,
+    "RPNI": _by_rpni,
+    "EDSM": _by_edsm,
+    "Alergia": _by_alergia,
+    "Alergia EDSM": _by_alergia_edsm,
+}
 
 
 def _most_frequent(words: list[_Word]) -> int:

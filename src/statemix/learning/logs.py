@@ -1,0 +1,246 @@
+"""Logs: sequences of events with labels, from JSON lines or CSV."""
+
+import csv
+import gzip
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from statemix.automaton import IGNORED
+from statemix.errors import RequestError, suggestion
+from statemix.learning.prefix_tree import Ints
+
+EVENT_COLUMNS = ("events", "event", "trace", "activity", "concept:name")
+"""Names by which the column of events is found."""
+
+LABEL_COLUMNS = ("labels", "label", "outputs", "output", "answers", "answer", "verdict")
+"""Names by which the column of labels is found."""
+
+CASE_COLUMNS = ("case", "case_id", "trace_id", "session", "case:concept:name")
+"""Names by which the column of case identifiers is found."""
+
+_LEAST_TRACES = 10
+_MOST_NAMES = 1000
+_JSON = (".jsonl", ".ndjson", ".json")
+
+
+@dataclass(frozen=True, eq=False)
+class Log:
+    """Traces of a system, one after the other.
+
+    Attributes:
+        events: name of each event.
+        labels: name of each label.
+        tokens: number of each event that happened, shape (steps,).
+        targets: number of the label after it, same shape; ``IGNORED`` where there is none.
+        starts: where each trace begins, and the number of steps, shape (traces + 1,).
+        rows: row of the file of each event, counted from 1, shape (steps,).
+    """
+
+    events: tuple[str, ...]
+    labels: tuple[str, ...]
+    tokens: Ints
+    targets: Ints
+    starts: Ints
+    rows: Ints
+
+    @property
+    def num_traces(self) -> int:
+        """Number of traces."""
+        return len(self.starts) - 1
+
+    def select(self, traces: Ints) -> "Log":
+        """Return the log of some traces, with the same names."""
+        lengths = np.diff(self.starts)[traces]
+        starts = np.concatenate([[0], lengths.cumsum()])
+        at = np.arange(starts[-1]) + np.repeat(self.starts[traces] - starts[:-1], lengths)
+        steps = self.tokens[at], self.targets[at], starts, self.rows[at]
+        return Log(self.events, self.labels, *steps)
+
+    def shortened(self, length: int) -> "Log":
+        """Return the log with the beginnings of longer traces."""
+        lengths = np.diff(self.starts)
+        kept = np.arange(len(self.tokens)) - np.repeat(self.starts[:-1], lengths) < length
+        starts = np.concatenate([[0], np.minimum(lengths, length).cumsum()])
+        steps = self.tokens[kept], self.targets[kept], starts, self.rows[kept]
+        return Log(self.events, self.labels, *steps)
+
+
+def read_log(
+    file: Path, events: str | None = None, labels: str | None = None, case: str | None = None
+) -> Log:
+    """Read a log from JSON lines or CSV, plain or compressed by gzip.
+
+    With a column of case identifiers, a row is an event; rows with the same identifier are a trace.
+    Without one, a row is a trace: its events are a JSON list, or words of a cell of CSV. A trace
+    has as many labels as events, or a single label after its last event. An event without a label
+    has an empty cell or null. Blanks in names become ``_``.
+
+    Args:
+        file: path that ends with .jsonl, .ndjson, .json or .csv, and maybe .gz.
+        events: column of events; None means the first of ``EVENT_COLUMNS`` that exists.
+        labels: column of labels; None means the first of ``LABEL_COLUMNS`` that exists.
+        case: column of case identifiers; None means the first of ``CASE_COLUMNS`` that exists, or
+            that a row is a trace.
+
+    Raises:
+        RequestError: if the file cannot be read or is no such log. The message names the row or
+            the column.
+    """
+    rows = _rows_of(file)
+    first = next(rows, None)
+    if first is None:
+        raise RequestError(f"{file} must have rows, got none")
+    of_events = _column(file, "events", events, EVENT_COLUMNS, first[1])
+    of_labels = _column(file, "labels", labels, LABEL_COLUMNS, first[1])
+    has_cases = case is not None or not first[1].keys().isdisjoint(CASE_COLUMNS)
+    of_cases = _column(file, "case", case, CASE_COLUMNS, first[1]) if has_cases else None
+    # Of each event: its trace, its name, its label, and its row.
+    steps: list[tuple[object, object, object, int]] = []
+    for number, row in itertools.chain([first], rows):
+        if of_events not in row:
+            raise _refused(file, number, of_events, "be in every row", "none")
+        happened, given = row[of_events], row.get(of_labels)
+        if of_cases is not None:
+            steps.append((row.get(of_cases), happened, given, number))
+            continue
+        names = happened.split() if isinstance(happened, str) else happened
+        if not isinstance(names, list) or not names:
+            raise _refused(file, number, of_events, "hold at least one event", repr(happened))
+        answers = given.split() if isinstance(given, str) else given
+        if not isinstance(answers, list):
+            answers = [answers]
+        if len(answers) == 1:
+            answers = [None] * (len(names) - 1) + answers
+        if len(answers) != len(names):
+            condition = f"hold one label or one for each of {len(names)} events"
+            raise _refused(file, number, of_labels, condition, str(len(answers)))
+        steps += zip([number] * len(names), names, answers, [number] * len(names), strict=True)
+    return _numbered(file, steps, of_events, of_labels, of_cases)
+
+
+def _numbered(
+    file: Path,
+    steps: list[tuple[object, object, object, int]],
+    of_events: str,
+    of_labels: str,
+    of_cases: str | None,
+) -> Log:
+    """Number the traces, events and labels of steps, and check that there are enough of each."""
+    cases, events, labels, rows = zip(*steps, strict=True)
+    names, tokens = _numbers(file, rows, of_events, events)
+    classes, targets = _numbers(file, rows, of_labels, labels)
+    if "" in names:
+        row = rows[int(np.argmax(tokens == names.index("")))]
+        raise _refused(file, row, of_events, "name an event", "none")
+    if "" in classes:
+        # An empty cell is no label.
+        empty = classes.index("")
+        targets = np.where(targets == empty, IGNORED, targets - (targets > empty))
+        classes = classes[:empty] + classes[empty + 1 :]
+    for column, known in ((of_events, names), (of_labels, classes)):
+        if len(known) > _MOST_NAMES:
+            raise RequestError(
+                f"{file}: column {column!r} must have at most {_MOST_NAMES:,} distinct values, got "
+                f"{len(known):,}; numbers and times are no names"
+            )
+    if len(classes) < 2:
+        got = f"only {classes[0]!r}" if classes else "none"
+        raise RequestError(
+            f"{file}: column {of_labels!r} must have at least two different labels, got {got}"
+        )
+    _, traces = _numbers(file, rows, of_cases or "row", cases)
+    lengths = np.bincount(traces)
+    if len(lengths) < _LEAST_TRACES:
+        advice = "" if of_cases else "; name the column of case identifiers if a row is an event"
+        raise RequestError(
+            f"{file} must have at least {_LEAST_TRACES} traces, got {len(lengths)}{advice}"
+        )
+    # The rows of a case may stand between those of others.
+    order = np.argsort(traces, kind="stable")
+    starts = np.concatenate([[0], lengths.cumsum()])
+    ordered = tokens[order], targets[order], starts, np.array(rows)[order]
+    return Log(names, classes, *ordered)
+
+
+def _numbers(
+    file: Path, rows: Sequence[int], column: str, values: Sequence[object]
+) -> tuple[tuple[str, ...], Ints]:
+    """Return the distinct names in a column by first appearance, and the number of each value."""
+    kinds = {type(value) for value in values}
+    if unnamed := kinds - {str, int, float, bool, type(None)}:
+        place = next(place for place, value in enumerate(values) if type(value) in unnamed)
+        raise _refused(file, rows[place], column, "hold text or numbers", repr(values[place]))
+    if kinds != {str}:
+        values = [_text(value) for value in values]
+    # Blanks separate names in files of properties.
+    names = {value: "_".join(str(value).split()) for value in dict.fromkeys(values)}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+    by_value = {value: numbers[name] for value, name in names.items()}
+    return tuple(numbers), np.array([by_value[value] for value in values], np.int64)
+
+
+def _text(value: object) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value)
+
+
+def _rows_of(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return the rows of a file with their numbers from 1."""
+    plain = file.with_suffix("") if file.suffix == ".gz" else file
+    if plain.suffix not in (*_JSON, ".csv"):
+        kinds = ", ".join((*_JSON, ".csv"))
+        raise RequestError(f"traces must be a file that ends with {kinds} or .gz, got {file}")
+    try:
+        if file.exists() and not file.is_file():
+            raise ValueError("not a regular file")
+        opened = gzip.open if file.suffix == ".gz" else open
+        with opened(file, "rt", encoding="utf-8-sig", newline="") as lines:
+            if plain.suffix == ".csv":
+                yield from enumerate(csv.DictReader(lines), 1)
+                return
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, _json_row(file, number, line)
+    except (OSError, EOFError, csv.Error, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"traces must be a readable file, got {file}: {reason}") from error
+
+
+def _json_row(file: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{file}, row {number} must be JSON, got: {error}") from error
+    if not isinstance(row, dict):
+        raise RequestError(f"{file}, row {number} must be a JSON object, got {line.strip()[:80]!r}")
+    return row
+
+
+def _column(
+    file: Path, option: str, asked: str | None, usual: Sequence[str], row: dict[str, Any]
+) -> str:
+    for name in usual if asked is None else [asked]:
+        if name in row:
+            return name
+    columns = ", ".join(map(str, row))
+    if asked is not None:
+        advice = suggestion(asked, [str(column) for column in row])
+        raise RequestError(
+            f"{option} must be a column of {file} ({columns}), got {asked!r}{advice}"
+        )
+    raise RequestError(
+        f"{file} must have a column of {option} ({', '.join(usual)}), got {columns}; name yours by "
+        f"--{option}"
+    )
+
+
+def _refused(file: Path, row: int, column: str, condition: str, got: str) -> RequestError:
+    got = got if len(got) < 80 else f"{got[:80]}…"
+    return RequestError(f"{file}, row {row}: column {column!r} must {condition}, got {got}")

@@ -1,0 +1,169 @@
+"""The report about a learned machine: a page of HTML, and its properties."""
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from statemix.automaton import IGNORED, NEVER, Automaton
+from statemix.errors import OptionError, RequestError
+from statemix.learning.learner import LearnedMachine
+from statemix.learning.logs import Log
+from statemix.learning.machine_texts import RARE, state_names, to_svg
+from statemix.proofs import SafetyProperty, StateMachine, parse_property
+from statemix.proofs.safety import check_safety
+
+# Lines of a table of the page at most.
+_MOST_LINES = 200
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a safety property of a machine.
+
+    Attributes:
+        name: name of the property's file.
+        verdict: "proven" or "refuted".
+        word: a shortest word that breaks the property; empty if it is proven.
+        answers: the machine's answers to the word.
+    """
+
+    name: str
+    verdict: str
+    word: tuple[str, ...]
+    answers: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """Return the verdict in words."""
+        if self.verdict == "proven":
+            return f"{self.name}: proven on words of every length"
+        steps = zip(self.word, self.answers, strict=True)
+        return f"{self.name}: refuted by {', '.join(f'{word} / {label}' for word, label in steps)}"
+
+
+def read_property(file: Path, log: Log) -> SafetyProperty:
+    """Read a safety property of the events and labels of a log from a file.
+
+    :func:`statemix.proofs.parse_property` describes the text.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"property must be a text file, got {file}: {reason}") from error
+    try:
+        return parse_property(text, log.events, log.labels)
+    except OptionError as error:
+        raise RequestError(f"{file}: {error}") from error
+
+
+def check_property(learned: LearnedMachine, name: str, watched: SafetyProperty) -> Verdict:
+    """Prove a safety property of a machine, or return a shortest word that breaks it.
+
+    Words with an event that the log never shows in a state, or never with a label, are left out.
+    """
+    transitions, answers = learned.machine.transitions, learned.machine.answers
+    unknown = (transitions == NEVER) | (answers == NEVER)
+    words = Automaton(
+        0,
+        np.where(unknown, NEVER, transitions).astype(np.int64),
+        np.where(unknown, IGNORED, answers).astype(np.int64),
+    )
+    # What stands where no word leads does not matter.
+    whole = StateMachine(np.where(unknown, 0, transitions), np.where(unknown, 0, answers))
+    result = check_safety(whole, watched.within(words))
+    word = tuple(learned.events[event] for event in result.word)
+    given = tuple(learned.labels[answer] for answer in result.answers)
+    return Verdict(name, result.verdict, word, given)
+
+
+def contradictions(learned: LearnedMachine, log: Log) -> list[dict[str, object]]:
+    """Return the steps of a log whose label is not the machine's answer, for JSON."""
+    lengths = np.diff(log.starts)
+    positions = np.arange(len(log.tokens)) - np.repeat(log.starts[:-1], lengths) + 1
+    return [
+        {
+            "row": int(log.rows[step]),
+            "position": int(positions[step]),
+            "event": log.events[log.tokens[step]],
+            "label": log.labels[log.targets[step]],
+            "answer": None if answer == NEVER else log.labels[answer],
+        }
+        for step, answer in zip(
+            learned.contradictions.tolist(), learned.given.tolist(), strict=True
+        )
+    ]
+
+
+def rare_transitions(learned: LearnedMachine) -> list[tuple[str, str, int]]:
+    """Return state, event and visits of transitions that the log takes too rarely to trust."""
+    names = state_names(learned)
+    return [
+        (names[state], learned.events[event], int(learned.visits[state, event]))
+        for state, event in np.argwhere(learned.visits < RARE).tolist()
+    ]
+
+
+def to_html(
+    learned: LearnedMachine,
+    log: Log,
+    wrong: Sequence[dict[str, object]],
+    verdicts: Sequence[Verdict],
+) -> str:
+    """Return the page about a machine, its log, its contradictions and its properties."""
+    rare = rare_transitions(learned)
+    facts = [
+        ("traces", f"{log.num_traces:,} with {len(log.tokens):,} events"),
+        ("states", learned.machine.num_states),
+        ("held-out traces", f"{learned.accuracy:.4f} of the labels are the machine's answers"),
+        ("contradictions", f"{len(wrong):,} labels, {learned.noise:.2%} of all"),
+    ]
+    names = state_names(learned)
+    parts = [
+        _table(("", ""), facts),
+        *(f"<p class={each.verdict}>{html.escape(each.sentence())}</p>" for each in verdicts),
+        f"<div class=picture>{to_svg(learned)}</div>",
+        "<h2>States</h2>",
+        _table(("state", "shortest word"), enumerate(names)),
+        f"<h2>Labels that contradict the machine</h2>{_some(len(wrong))}",
+        _table(("row", "position", "event", "label", "answer"), [each.values() for each in wrong]),
+        f"<h2>Transitions seen less than {RARE} times</h2>{_some(len(rare))}",
+        _table(("state", "event", "times"), rare),
+    ]
+    return _PAGE.format(content="\n".join(parts))
+
+
+def _some(count: int) -> str:
+    if not count:
+        return "<p>None.</p>"
+    return f"<p>The first {_MOST_LINES} of {count:,}.</p>" if count > _MOST_LINES else ""
+
+
+def _table(head: Sequence[str], lines: Iterable[Iterable[object]]) -> str:
+    rows = [
+        "".join(f"<td>{html.escape(str(cell))}</td>" for cell in line)
+        for line in list(lines)[:_MOST_LINES]
+    ]
+    if not rows:
+        return ""
+    titles = "".join(f"<th>{title}</th>" for title in head)
+    top = f"<tr>{titles}</tr>" if any(head) else ""
+    return f"<table>{top}{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+
+_PAGE = """\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>A machine from a log</title>
+<style>
+body {{ font: 15px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #111; \
+background: #fff }}
+table {{ border-collapse: collapse }} td, th {{ padding: .2em .8em .2em 0; text-align: left }}
+tr {{ border-bottom: 1px solid #ddd }} .picture svg {{ max-width: 100%; height: auto }}
+.proven {{ color: #17692c }} .refuted {{ color: #a11 }}
+</style></head><body>
+<h1>A machine from a log</h1>
+{content}
+</body></html>
+"""

@@ -1,0 +1,187 @@
+"""The command that learns a machine from a log."""
+
+import ctypes
+import json
+import runpy
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from statemix.cli.learn import Learn
+from statemix.cli.main import main
+from statemix.tasks import TaskSpec
+
+SAFE = """\
+start: closed
+bad: wrong
+closed read ok wrong
+closed open-read * opened
+opened close * closed
+"""
+FILES = {
+    "contradictions.jsonl",
+    "machine.c",
+    "machine.dot",
+    "machine.json",
+    "machine.py",
+    "machine.svg",
+    "report.html",
+}
+
+
+@pytest.fixture(scope="module")
+def task():
+    options = {"preset": "file-handle", "length": 12, "train_size": 400, "flipped": 0.05}
+    return TaskSpec("automaton", **options).build(seed=0)
+
+
+@pytest.fixture(scope="module")
+def traces(task, tmp_path_factory):
+    """Traces of a file handle; 5% of the labels are wrong."""
+    tokens, targets, _ = task.examples("train", 0, 400)
+    path = tmp_path_factory.mktemp("log") / "traces.jsonl"
+    rows = [
+        {"events": [task.word(token) for token in word], "labels": list(map(task.label, labels))}
+        for word, labels in zip(tokens.tolist(), targets[task.head].tolist(), strict=True)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def learned(traces):
+    folder = traces.parent / "learned"
+    assert main(["learn", str(traces), "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def module(learned):
+    return runpy.run_path(str(learned / "machine.py"))
+
+
+def words_of(task):
+    """Words of the task with the numbers of their right answers."""
+    tokens, targets, _ = task.examples("test", 0, 20, 200)
+    return zip(tokens.tolist(), targets[task.head].tolist(), strict=True)
+
+
+def test_folder_holds_the_machine_and_the_report(learned):
+    assert {path.name for path in learned.iterdir()} >= FILES
+    stored = json.loads((learned / "machine.json").read_text())
+    assert stored["states"].keys() == {"start", "open-read", "open-write"}
+    step = stored["states"]["open-read"]["close"]
+    assert (step["next"], step["answer"]) == ("start", "ok")
+
+
+def test_programs_answer_like_the_system(learned, module, task):
+    """The machine in JSON, in Python, and the system itself."""
+    states = json.loads((learned / "machine.json").read_text())["states"]
+    for word, labels in words_of(task):
+        machine, state = module["Machine"](), "start"
+        for token, label in zip(word, labels, strict=True):
+            step = states[state][task.word(token)]
+            state = step["next"]
+            assert machine.step(task.word(token)) == step["answer"] == task.label(label)
+
+
+def test_c_answers_like_python(learned, module, task, tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    library = tmp_path / "machine.so"
+    source = str(learned / "machine.c")
+    command = [compiler, "-std=c99", "-Wall", "-Werror", "-shared", "-fPIC", source]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    step = ctypes.CDLL(str(library)).machine_step
+    step.argtypes = [ctypes.POINTER(ctypes.c_uint8), ctypes.c_uint32]
+    for word, _ in words_of(task):
+        machine, state = module["Machine"](), ctypes.c_uint8(0)
+        for token in word:
+            event = task.word(token)
+            answer = step(ctypes.byref(state), module["EVENTS"][event])
+            assert module["ANSWERS"][answer] == machine.step(event)
+
+
+def test_contradictions_are_the_wrong_labels(learned, task):
+    """The log has about 5% of them, and the machine is the system."""
+    found = [
+        json.loads(line) for line in (learned / "contradictions.jsonl").read_text().splitlines()
+    ]
+    tokens, targets, _ = task.examples("train", 0, 400)
+    automaton, wrong = task.automaton(), []
+    for row, (word, labels) in enumerate(zip(tokens, targets[task.head], strict=True), 1):
+        right = automaton.answers(word)
+        wrong += [(row, place + 1) for place in np.flatnonzero(labels != right).tolist()]
+    assert [(line["row"], line["position"]) for line in found] == wrong
+    assert len(wrong) == pytest.approx(0.05 * tokens.size, rel=0.3)
+
+
+def test_page_names_states_and_rows(learned):
+    page = (learned / "report.html").read_text()
+    line = json.loads((learned / "contradictions.jsonl").read_text().splitlines()[0])
+    cells = "".join(f"<td>{cell}</td>" for cell in line.values())
+    assert f"<tr>{cells}</tr>" in page
+    assert "<td>open-write</td>" in page
+    assert (learned / "machine.svg").read_text() in page
+
+
+def test_properties_are_proven_or_refuted(learned, traces, tmp_path, capsys):
+    folder = shutil.copytree(learned, tmp_path / "learned")
+    (tmp_path / "safe.txt").write_text(SAFE)
+    (tmp_path / "broken.txt").write_text(SAFE.replace("closed read ok", "opened read ok"))
+    command = ["learn", str(traces), "--output", str(folder), "--property"]
+    assert main([*command, str(tmp_path / "safe.txt")]) == 0
+    assert "safe.txt: proven" in capsys.readouterr().out
+    assert main([*command, str(tmp_path / "broken.txt")]) == 1
+    told = capsys.readouterr()
+    assert "broken.txt: refuted by open-read / ok, read / ok" in told.out
+    assert "refuted: broken.txt" in told.err
+
+
+def test_unknown_event_of_a_property_is_named(learned, traces, tmp_path, capsys):
+    (tmp_path / "unknown.txt").write_text("start: a\nbad: b\na delete * b")
+    command = ["learn", str(traces), "--output", str(learned), "--property"]
+    assert main([*command, str(tmp_path / "unknown.txt")]) == 2
+    assert "got 'delete' on line 3" in capsys.readouterr().err
+
+
+def test_workers_find_the_same_machine(learned, traces, tmp_path):
+    assert main(["learn", str(traces), "--output", str(tmp_path), "--workers", "2"]) == 0
+    for name in FILES:
+        assert (tmp_path / name).read_bytes() == (learned / name).read_bytes()
+
+
+def test_stored_attempts_are_not_repeated(traces, tmp_path, monkeypatch, capsys):
+    """An interrupt after the first attempt, then the same command again."""
+    command = ["learn", str(traces), "--output", str(tmp_path)]
+    finish = "statemix.learning.finish"
+    stop = pytest.MonkeyPatch()
+    stop.setattr(finish, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(command) == 130
+    assert "repeat the command to resume" in capsys.readouterr().err
+    stop.undo()
+    monkeypatch.setattr("statemix.learning.search", lambda *_, **__: pytest.fail("was repeated"))
+    assert main(command) == 0
+    assert {path.name for path in tmp_path.iterdir()} >= FILES
+
+
+def test_folder_of_another_request_is_refused(learned, traces, capsys):
+    assert main(["learn", str(traces), "--output", str(learned), "--seed", "1"]) == 2
+    assert "of another request (seed differs)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"states": 0}, "states must be at least 1, got 0"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"noise": 1.0}, "noise must be between 0 and 1, got 1"),
+    ],
+)
+def test_bad_options_are_named(traces, options, message):
+    with pytest.raises(ValueError, match=message):
+        Learn(traces, **options).run()

@@ -1,0 +1,128 @@
+"""Logs of events and labels, and what is wrong with others."""
+
+import csv
+import gzip
+import json
+
+import pytest
+
+from statemix.automaton import IGNORED
+from statemix.errors import RequestError
+from statemix.learning import read_log
+
+ROWS = [
+    {"events": ["open", "read"], "labels": ["ok", None]},
+    {"events": ["read all"], "labels": ["no"]},
+] * 5
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def tabulated(path, columns, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+    return path
+
+
+def test_rows_of_json_are_traces(tmp_path):
+    log = read_log(written(tmp_path / "log.jsonl", ROWS))
+    assert (log.events, log.labels, log.num_traces) == (
+        ("open", "read", "read_all"),
+        ("ok", "no"),
+        10,
+    )
+    assert log.tokens[:3].tolist() == [0, 1, 2]
+    assert log.targets[:3].tolist() == [0, IGNORED, 1]
+    assert log.starts[:4].tolist() == [0, 2, 3, 5]
+    assert log.rows[:4].tolist() == [1, 1, 2, 3]
+
+
+def test_one_label_is_that_of_the_last_event(tmp_path):
+    rows = [{"trace": ["a", "b", "a"], "verdict": n % 2 == 0} for n in range(10)]
+    log = read_log(written(tmp_path / "log.ndjson", rows))
+    assert log.labels == ("true", "false")
+    assert log.targets[:6].tolist() == [IGNORED, IGNORED, 0, IGNORED, IGNORED, 1]
+
+
+def test_rows_of_csv_are_traces(tmp_path):
+    rows = [["a b", "0 1"], ["b", "1"]] * 5
+    log = read_log(tabulated(tmp_path / "log.csv", ["Calls", "label"], rows), events="Calls")
+    assert (log.events, log.labels) == (("a", "b"), ("0", "1"))
+    assert log.targets[:3].tolist() == [0, 1, 1]
+
+
+def test_rows_with_one_identifier_are_a_trace(tmp_path):
+    rows = [[n % 10, f"event {n // 10}", "01"[n % 2] if n // 10 else ""] for n in range(30)]
+    log = read_log(tabulated(tmp_path / "log.csv", ["case", "event", "label"], rows))
+    assert log.num_traces == 10
+    assert log.events == ("event_0", "event_1", "event_2")
+    # The second trace: rows 2, 12 and 22.
+    assert log.rows[3:6].tolist() == [2, 12, 22]
+    assert log.targets[3:6].tolist() == [IGNORED, log.labels.index("1"), log.labels.index("1")]
+
+
+def test_compressed_logs_are_the_same(tmp_path):
+    plain = written(tmp_path / "log.jsonl", ROWS)
+    packed = tmp_path / "log.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_log(packed).tokens.tolist() == read_log(plain).tokens.tolist()
+
+
+def test_selected_and_shortened_logs(tmp_path):
+    log = read_log(written(tmp_path / "log.jsonl", ROWS))
+    chosen = log.select([1, 2])
+    assert (chosen.starts.tolist(), chosen.tokens.tolist()) == ([0, 1, 3], [2, 0, 1])
+    short = log.shortened(1)
+    assert (short.num_traces, short.tokens[:3].tolist()) == (10, [0, 2, 0])
+
+
+NAMES = [{"events": [f"id-{n}"], "labels": ["01"[n % 2]]} for n in range(10_000)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([], {}, "must have rows, got none"),
+        ([{"what": 1}], {}, r"a column of events \(events, event, .*got what; name yours"),
+        ([{"events": ["a"]}], {}, "must have a column of labels"),
+        (ROWS, {"labels": "label"}, "labels must be a column of .*did you mean 'labels'"),
+        (ROWS, {"case": "id"}, "case must be a column of .*got 'id'"),
+        ([*ROWS, {"labels": "no"}], {}, "row 11: column 'events' must be in every row"),
+        ([*ROWS, {"events": [], "labels": []}], {}, "row 11: column 'events' must hold at least"),
+        ([*ROWS, {"events": ["a"] * 3, "labels": ["no", "ok"]}], {}, "row 11: column 'labels' .*2"),
+        ([*ROWS, {"events": [["a"]], "labels": "no"}], {}, "row 11: .*'events' must hold text"),
+        ([*ROWS, {"events": [""], "labels": "no"}], {}, "row 11: .*'events' must name an event"),
+        ([*ROWS, 7], {}, "row 11 must be a JSON object, got '7'"),
+        (ROWS[:1], {}, "column 'labels' must have at least two different labels, got only 'ok'"),
+        (ROWS[:2], {}, "must have at least 10 traces, got 2; name the column of case"),
+        (NAMES, {}, "column 'events' must have at most 1,000 distinct values, got 10,000"),
+    ],
+)  # fmt: skip
+def test_bad_logs_are_named(tmp_path, rows, options, message):
+    path = written(tmp_path / "log.jsonl", rows)
+    with pytest.raises(RequestError, match=message):
+        read_log(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("log.jsonl", b"{", "row 1 must be JSON"),
+        ("log.jsonl", b"\xff", "must be a readable file"),
+        ("log.jsonl.gz", b"{}", "must be a readable file"),
+        ("log.txt", b"{}", "must be a file that ends with .jsonl, .ndjson, .json, .csv or .gz"),
+    ],
+)
+def test_unreadable_files_are_named(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match=message):
+        read_log(path)
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(RequestError, match=r"readable file, got .*none.csv: No such file"):
+        read_log(tmp_path / "none.csv")

@@ -235,7 +235,7 @@ def test_only_scored_answers_count_and_words_end_with_one():
     """After "=" a word has ended; the network is right about 1 operator, and wrong about 3."""
     automaton = build("modular_arithmetic").automaton()
     wrong = Automaton(0, automaton.transitions, automaton.outputs.copy())
-    deep = CandidateWords(automaton, 0).states([0, 6, 0, 6, 0])[-1]
+    deep = CandidateWords(automaton, 0).states(automaton.start, [0, 6, 0, 6, 0])[-1]
     wrong.outputs[deep] = np.where(wrong.outputs[deep] >= 0, 4 - wrong.outputs[deep], IGNORED)
     found = refute(whole(wrong), automaton, budget=50_000)
     assert found.verdict == "refuted"

@@ -76,8 +76,8 @@ class PDSSM(Layer):
         hard = functional.one_hot(mixed.argmax(-2), self.block_size).mT.to(soft)
         # The difference is zero, and has the gradient of the softmax.
         moves = hard + (soft - soft.detach())
-        kept = (self.diagonal(x) + 3).sigmoid().unflatten(-1, (self.num_blocks, self.block_size))
-        return moves * kept.unsqueeze(-2)
+        kept = torch.sigmoid(self.diagonal(x) + 3)
+        return moves * kept.view(*x.shape[:2], self.num_blocks, 1, self.block_size)
 
     def forward(
         self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None

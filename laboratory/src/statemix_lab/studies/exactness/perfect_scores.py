@@ -99,13 +99,13 @@ def outcome(row: StoredRow) -> str:
     return row["refutation"]["verdict"] if is_perfect(row) else "not perfect"
 
 
-def searched(folder: Path, *, seconds: float = SECONDS) -> dict[str, Any]:
+def searched(folder: Path) -> dict[str, Any]:
     """Look for a word that the network of a run gets wrong, and return what was found."""
     config = load_outcome(folder).config
     task = cast(AutomatonTask, config.build_task())
     began = time.monotonic()
     with threads(config.runtime.num_threads):
-        found = proofs.refute(load_model(folder), task.automaton(), seconds=seconds)
+        found = proofs.refute(load_model(folder), task.automaton(), seconds=SECONDS)
     result: dict[str, Any] = {
         "verdict": found.verdict,
         "letters": found.letters,

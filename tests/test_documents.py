@@ -238,6 +238,12 @@ def test_claims_of_the_readme_are_those_of_the_tables():
         assert text in readme
     assert all(one[0] == "0" for key, one in exact.items() if key[1:] == ("2%", "RPNI"))
 
+    *recipe, others = cells("perfect_scores")[2:]
+    perfect, refuted = others[2:4]
+    assert f"refutes [{refuted} of {perfect} networks](docs/studies/perfect-scores.md)" in readme
+    assert recipe[0][0] == "recipe `exact`"
+    assert recipe[0][2:] == [recipe[0][2], "0", f"{recipe[0][2]} of {recipe[0][2]}"]
+
     checks = cells("conform")
     foreign = checks[0].index("BD-LRU")
     assert foreign == 5  # after the heading of the line

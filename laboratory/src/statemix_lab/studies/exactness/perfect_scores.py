@@ -82,7 +82,7 @@ def perfect_entries(*_: str) -> tuple[StudyEntry, ...]:
         configs = {RECIPE: ours.replace(evaluation=evaluation)}
         configs |= {model: _other(layer, task) for model, layer in _LAYERS.items()}
         for model, config in configs.items():
-            trials = Trials.seeded(config.replace(runtime=ON_ONE_CORE), range(1))
+            trials = Trials.seeded(config.replace(runtime=ON_ONE_CORE), range(3))
             entries.append(StudyEntry(column, model, trials, layers=config.model.layers))
     return tuple(entries)
 

@@ -232,11 +232,22 @@ def test_claims_of_the_readme_are_those_of_the_tables():
         assert text.format(*(f"{1 / one:.1f}" for one in sorted(of_lstm)[::-1])) in readme
 
     exact = {tuple(line[:3]): line[3] for line in cells("monitors")[2:]}
-    for learner, text in (("BD-LRU, recipe exact", "7 of 9"), ("Alergia", "Alergia in 4")):
-        of = [one.split(" ")[0] for key, one in exact.items() if key[1:] == ("2%", learner)]
-        assert sum(map(int, of)) == int(re.search(r"\d", text)[0])
-        assert text in readme
-    assert all(one[0] == "0" for key, one in exact.items() if key[1:] == ("2%", "RPNI"))
+    found = {
+        learner: [text for key, text in exact.items() if key[1:] == ("2%", learner)]
+        for learner in ("statemix learn", "RPNI", "LSTM")
+    }
+    assert "with 2% wrong labels in [9 of 9 runs](docs/studies/monitors.md)" in readme
+    assert found["statemix learn"] == ["3 of 3"] * 3
+    assert all(text.startswith("0 of 3") for text in found["RPNI"] + found["LSTM"])
+
+    *_, slowest = sorted(cells("fixed_point_costs")[2][2:])
+    assert f"[{float(slowest):.1f} times](docs/choosing.md#what-the-layers-cost) an LSTM's" in readme
+
+    *recipe, others = cells("perfect_scores")[2:]
+    perfect, refuted = others[2:4]
+    assert f"refutes [{refuted} of {perfect} networks](docs/studies/perfect-scores.md)" in readme
+    assert recipe[0][0] == "recipe `exact`"
+    assert recipe[0][2:] == [recipe[0][2], "0", f"{recipe[0][2]} of {recipe[0][2]}"]
 
     checks = cells("conform")
     foreign = checks[0].index("BD-LRU")

@@ -5,6 +5,7 @@ from pathlib import Path
 from figure_pictures import pictures as figure_pictures
 from measurement_tables import tables as measurement_tables
 from scaling_tables import tables as scaling_tables
+from score_tables import tables as score_tables
 from speed_tables import tables as speed_tables
 from study_tables import tables as study_tables
 from text_tables import pictures as text_pictures
@@ -18,6 +19,7 @@ def tables() -> dict[str, str]:
     return {
         **measurement_tables(),
         **scaling_tables(),
+        **score_tables(),
         **speed_tables(),
         **study_tables(),
         **text_tables(),

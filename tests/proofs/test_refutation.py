@@ -1,6 +1,7 @@
 """The search for wrong words, in networks with planted faults and in exact ones."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,14 @@ from torch.nn.functional import one_hot
 
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import RequestError
-from statemix.proofs import StateMachine, check_certificate, check_word, harden, refute
+from statemix.proofs import (
+    StateMachine,
+    check_certificate,
+    check_word,
+    harden,
+    refute,
+    word_trials,
+)
 from statemix.proofs.candidate_words import CandidateWords, compress, count_removals, removals
 from statemix.tasks import build
 from statemix.tasks.automata.known_languages import LANGUAGES
@@ -235,7 +243,7 @@ def test_only_scored_answers_count_and_words_end_with_one():
     """After "=" a word has ended; the network is right about 1 operator, and wrong about 3."""
     automaton = build("modular_arithmetic").automaton()
     wrong = Automaton(0, automaton.transitions, automaton.outputs.copy())
-    deep = CandidateWords(automaton, 0).states([0, 6, 0, 6, 0])[-1]
+    deep = CandidateWords(automaton, 0).states(automaton.start, [0, 6, 0, 6, 0])[-1]
     wrong.outputs[deep] = np.where(wrong.outputs[deep] >= 0, 4 - wrong.outputs[deep], IGNORED)
     found = refute(whole(wrong), automaton, budget=50_000)
     assert found.verdict == "refuted"
@@ -285,6 +293,23 @@ def test_a_word_that_fails_only_in_a_batch_does_not_count():
 
 def test_time_ends_a_search():
     assert refute(whole(LOCK), LOCK, seconds=1e-9).letters < 100
+
+
+def test_a_search_with_little_time_tries_long_words(monkeypatch):
+    """Short words take a tenth of the time, however many letters the budget allows."""
+    exact, read = whole(COUNTING), 0
+
+    def network(tokens):
+        nonlocal read
+        read += tokens.numel()
+        return exact(tokens)
+
+    # A million letters a second.
+    monkeypatch.setattr(word_trials, "time", SimpleNamespace(monotonic=lambda: read / 1e6))
+    found = refute(network, COUNTING, budget=10**12, seconds=1.0, longest=10_000)
+    assert found.verdict == "not refuted"
+    assert found.letters == pytest.approx(1e6, rel=0.3)
+    assert found.accuracy[-1].last > 10_000
 
 
 @pytest.mark.parametrize("budget", [1, 2, 100, 5_000])

@@ -228,7 +228,7 @@ def test_two_writers_lose_no_row_and_mix_no_line(tmp_path):
 
 
 NAMES = ["exact-automata", "exact-factorial", "exact-groups", "exact-protocols", "larger-groups"]
-NAMES += ["monitors", "fp-a5", "fp-budget", "fp-copy", "wrapper", "table6"]
+NAMES += ["perfect-scores", "monitors", "fp-a5", "fp-budget", "fp-copy", "wrapper", "table6"]
 
 
 @pytest.mark.parametrize("names", [NAMES, ["fig4", "duel"]], ids=["accuracies", "language"])

@@ -72,9 +72,9 @@ class CandidateWords:
                 return word[:place]
         return word
 
-    def states(self, word: Sequence[int]) -> list[int]:
-        """Return the states before the first letter and after each letter."""
-        states = [self.automaton.start]
+    def states(self, state: int, word: Sequence[int]) -> list[int]:
+        """Return a state, and the states after each letter of a word from it."""
+        states = [state]
         for letter in word:
             states.append(self._after[states[-1]][letter])
         return states
@@ -163,10 +163,8 @@ class CandidateWords:
                 if after != NEVER and (back := self._paths(after).get(state)) is not None:
                     here.append(np.array([letter, *back]))
             for place, loop in enumerate(here):
-                moved = [state]
-                for letter in loop.tolist():
-                    moved.append(self._after[moved[-1]][letter])
-                steps = frozenset(zip(moved, loop.tolist(), strict=False))
+                letters = loop.tolist()
+                steps = frozenset(zip(self.states(state, letters), letters, strict=False))
                 if steps not in known:
                     known.add(steps)
                     found.append((state, loop, here[place - 1]))
@@ -225,7 +223,7 @@ class CandidateWords:
         ``margins`` are those of the other word; NaN where nothing is scored.
         """
         place = int(np.nanargmin(margins)) + 1
-        states = self.states(word.tolist())
+        states = self.states(self.automaton.start, word.tolist())
         visits = [one for one in range(place) if states[one] == states[place]][-8:]
         if not visits:
             return self.pumped(word[:place].tolist(), word[:1], place)

@@ -20,8 +20,8 @@ from statemix.proofs.driven_network import DrivenNetwork
 
 # Rows of a batch, and those whose wrong answers are confirmed; words of a kind at each length.
 _ROWS, _MOST_CONFIRMED, _MOST_WORDS = 2**12, 8, 64
-# Letters of the first loops that are pumped.
-_SHORTEST = 32
+# Letters of the first loops that are pumped; letters for which there is always time.
+_SHORTEST, _LEAST = 32, 10_000
 
 
 class Accuracy(NamedTuple):
@@ -81,7 +81,8 @@ class WordTrials:
     def __post_init__(self) -> None:
         self._counts = np.zeros((64, 2), np.int64)
         self._turns = cycle(self.candidates.loops)
-        self._end = np.inf if self.seconds is None else time.monotonic() + self.seconds
+        self._began = time.monotonic()
+        self._end = np.inf if self.seconds is None else self._began + self.seconds
 
     def accuracy(self) -> Iterator[Accuracy]:
         """Yield the accuracy by position."""
@@ -100,18 +101,29 @@ class WordTrials:
             pass
         return None
 
+    def _left(self) -> int:
+        """Return the letters that the budget allows, and the time at the speed so far."""
+        left = self.budget - self.letters
+        if self.seconds is None:
+            return left
+        now = time.monotonic()
+        # The clock may be coarse, and the first letters may be slow.
+        speed = self.letters / max(now - self._began, 1e-9)
+        return int(min(left, max(speed * (self._end - now), _LEAST)))
+
     def _kinds(self, longest: int) -> Iterator[tuple[str, Iterable[Word]]]:
         """Yield kinds of words, the cheapest first, until the budget is spent."""
         for words in self.candidates.short():
-            is_dear = self.letters + words.size > self.budget / 10
+            is_dear = self.letters + words.size > (self.letters + self._left()) / 10
             if words.shape[1] > 1 and (words.shape[1] > longest or is_dear):
                 break
             yield "short words", words
-        yield "covering words", self._within(self.candidates.covering(), self.budget // 10)
+        tenth = (self.letters + self._left()) // 10
+        yield "covering words", self._within(self.candidates.covering(), tenth)
         lengths = [*(2**k for k in range(64) if _SHORTEST <= 2**k < longest), longest]
         while self.candidates.loops or self.candidates.is_endless:
             for number, length in enumerate(lengths):
-                left = self.budget - self.letters
+                left = self._left()
                 if length > left:
                     return
                 count = int(left / (len(lengths) - number) / 5 / length)

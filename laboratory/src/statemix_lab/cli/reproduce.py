@@ -39,7 +39,8 @@ class Reproduce:
     networks to track permutation groups, and proves them; exact-automata does so for random
     automata, languages and patterns, larger-groups for groups of two generators, exact-protocols
     for the tasks of other works; exact-factorial measures what raises the chance of an attempt
-    (docs/state_tracking.md). monitors learns protocols from labels of which some are wrong, and
+    (docs/state_tracking.md). perfect-scores looks for wrong words of networks without a wrong
+    answer in their tests. monitors learns protocols from labels of which some are wrong, and
     needs the extra automata. fp-a5, fp-budget, fp-copy and catbabi are the experiments of Movahedi
     et al. on fixed points; the last reads tasks_1-20_v1-2.tar.gz, the archive of bAbI, in the
     current folder. fig4 and duel train language models on the standard library of this Python; at
@@ -59,8 +60,8 @@ class Reproduce:
     what: Annotated[str, Argument("NAME", positional=True)]
     """Table (table3, table4, table6), figure (fig1c, fig1d, fig2, fig4, fig5, fig6, fig7),
     "claims", what the paper leaves open ("wrapper"), exact-groups, exact-automata,
-    larger-groups, exact-protocols, monitors, exact-factorial, fp-a5, fp-budget, fp-copy, catbabi,
-    duel, demo-S_3, demo-S_5, demo-A_5, or a study of your own."""
+    larger-groups, exact-protocols, perfect-scores, monitors, exact-factorial, fp-a5, fp-budget,
+    fp-copy, catbabi, duel, demo-S_3, demo-S_5, demo-A_5, or a study of your own."""
 
     size: Literal["laptop", "workstation", "paper"] = "laptop"
     """How much of the paper's grid to run; exact-groups and exact-factorial have one size."""

@@ -14,6 +14,12 @@ from statemix_lab.studies import store
 from statemix_lab.studies.exactness import exact_suites, exact_table
 from statemix_lab.studies.exactness.exact_protocols import has_tuned_rate, protocol_entries
 from statemix_lab.studies.exactness.monitors import monitor_entries, property_of
+from statemix_lab.studies.exactness.perfect_scores import (
+    is_perfect,
+    outcome,
+    perfect_entries,
+    searched,
+)
 from statemix_lab.studies.length_table import length_panels
 from statemix_lab.studies.store import StoredRow
 from statemix_lab.studies.study import Study
@@ -49,6 +55,15 @@ def _monitor_row(ended: Ended) -> StoredRow:
     return row
 
 
+def _searched_row(ended: Ended) -> StoredRow:
+    """Return the row of a network, with a search for wrong words if its score is perfect."""
+    has_recipe = configured(ended.job.config).search.attempts is not None
+    row = certified_row(ended) if has_recipe else store.row_of(ended)
+    if ended.status == "done" and is_perfect(row):
+        row["refutation"] = searched(ended.job.folder)
+    return row
+
+
 def _runs_at_chosen_rate(
     entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
 ) -> pl.DataFrame:
@@ -80,6 +95,14 @@ def _monitor_runs(
         pl.Series("property", kept, dtype=pl.String),
         pl.Series("num_states", states, dtype=pl.Int64),
     )
+
+
+def _searched_runs(
+    entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
+) -> pl.DataFrame:
+    runs = tidy(entries, rows, planned=planned)
+    outcomes = [outcome(rows[name]) if name in rows else None for name in runs["key"]]
+    return runs.with_columns(pl.Series("outcome", outcomes, dtype=pl.String))
 
 
 CertifiedStudy = partial(Study, row_of=certified_row)
@@ -134,6 +157,16 @@ STUDIES = (
         row_of=_monitor_row,
         runs=_monitor_runs,
         table=lambda runs, _: exact_table.monitor_table(runs),
+        panels=lambda _: [],
+    ),
+    Study(
+        "perfect-scores",
+        "networks without a wrong answer in the tests, and words that refute them",
+        cache(perfect_entries),
+        legend=exact_table.SCORES_LEGEND,
+        row_of=_searched_row,
+        runs=_searched_runs,
+        table=lambda runs, _: exact_table.score_table(runs),
         panels=lambda _: [],
     ),
     AttemptStudy(

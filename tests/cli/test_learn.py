@@ -221,8 +221,8 @@ def test_stored_attempts_are_not_repeated(traces, tmp_path, monkeypatch, capsys)
 
 
 def test_folder_of_another_request_is_refused(learned, traces, tmp_path, capsys):
-    assert main(["learn", str(traces), "--output", str(learned), "--seed", "1"]) == 2
-    assert "of another request (seed differs)" in capsys.readouterr().err
+    assert main(["learn", str(traces), "--output", str(learned), "--states", "9"]) == 2
+    assert "of another request (states differs)" in capsys.readouterr().err
     longer = tmp_path / "longer.jsonl"
     longer.write_text(traces.read_text() * 2)
     assert main(["learn", str(longer), "--output", str(learned)]) == 2

@@ -96,7 +96,7 @@ NAMES = [{"events": [f"id-{n}"], "labels": ["01"[n % 2]]} for n in range(10_000)
         ([*ROWS, {"events": ["a"] * 3, "labels": ["no", "ok"]}], {}, "row 11: column 'labels' .*2"),
         ([*ROWS, {"events": [["a"]], "labels": "no"}], {}, "row 11: .*'events' must hold text"),
         ([*ROWS, {"events": [""], "labels": "no"}], {}, "row 11: .*'events' must name an event"),
-        ([*ROWS, 7], {}, "row 11 must be a JSON object, got '7'"),
+        ([*ROWS, 7], {}, "row 11 must be a JSON object on one line, got '7'"),
         (ROWS[:1], {}, "column 'labels' must have at least two different labels, got only 'ok'"),
         (ROWS[:2], {}, "must have at least 10 traces, got 2; if a row is an event, name"),
         ([{"events": ["a"], "label": n} for n in range(10)], {}, "got only single events; if a row"),
@@ -152,7 +152,7 @@ def test_cells_without_a_column_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("log.jsonl", b"{", "row 1 must be JSON"),
+        ("log.jsonl", b"{", "row 1 must be JSON on one line"),
         ("log.jsonl", b"\xff", "must be a readable file"),
         ("log.jsonl.gz", b"{}", "must be a readable file"),
         ("log.jsonl.gz", gzip.compress(b"{}")[:10] + b"\xff" * 20, "must be a readable file"),
@@ -163,6 +163,19 @@ def test_unreadable_files_are_named(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(RequestError, match=message):
+        read_log(path)
+
+
+def test_folders_and_open_quotes_and_double_columns_are_named(tmp_path):
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(RequestError, match=r"folder.csv: not a regular file"):
+        read_log(tmp_path / "folder.csv")
+    path = tmp_path / "log.csv"
+    path.write_text('case,event,label\n1,"open,ok\n1,close,ok\n')
+    with pytest.raises(RequestError, match="unexpected end of data"):
+        read_log(path)
+    path.write_text("\nlabel,event,label\n1,a,2\n")
+    with pytest.raises(RequestError, match="must have one column 'label', got several"):
         read_log(path)
 
 

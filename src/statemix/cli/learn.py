@@ -125,10 +125,8 @@ class Learn:
     def _begin(self) -> None:
         """Store the request in a new folder, or check that the folder holds the same one."""
         options = {
-            **self._options(),
-            "events": self.events,
-            "labels": self.labels,
-            "case": self.case,
+            name: getattr(self, name)
+            for name in ("states", "noise", "seed", "events", "labels", "case")
         }
         digest = hashlib.sha256(self.traces.read_bytes()).hexdigest()
         asked = {"format": _FORMAT, "traces": digest, **options}

@@ -223,11 +223,16 @@ def _rows_of(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise RequestError(f"traces must be a file that ends with {kinds} or .gz, got {file}")
     try:
         if file.exists() and not file.is_file():
-            raise ValueError("not a regular file")
+            raise OSError("not a regular file")
         opened = gzip.open if file.suffix == ".gz" else open
         with opened(file, "rt", encoding="utf-8-sig", newline="") as lines:
             if plain.suffix == ".csv":
-                for number, cells in enumerate(csv.DictReader(lines, skipinitialspace=True), 1):
+                written = itertools.dropwhile(lambda line: not line.strip(), lines)
+                table = csv.DictReader(written, skipinitialspace=True, strict=True)
+                columns = table.fieldnames or []
+                if twice := {name for name in columns if name and columns.count(name) > 1}:
+                    raise RequestError(f"{file} must have one column {min(twice)!r}, got several")
+                for number, cells in enumerate(table, 1):
                     if extra := cells.pop(None, None):  # type: ignore[call-overload]
                         raise RequestError(
                             f"{file}, row {number} must have a cell for each of {len(cells)} "
@@ -247,9 +252,12 @@ def _json_row(file: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{file}, row {number} must be JSON, got: {error}") from error
+        raise RequestError(
+            f"{file}, row {number} must be JSON on one line, got: {error}"
+        ) from error
     if not isinstance(row, dict):
-        raise RequestError(f"{file}, row {number} must be a JSON object, got {line.strip()[:80]!r}")
+        got = f"{line.strip()[:80]!r}"
+        raise RequestError(f"{file}, row {number} must be a JSON object on one line, got {got}")
     return row
 
 

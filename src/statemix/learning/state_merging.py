@@ -284,6 +284,8 @@ class Merging:
 
     def _split(self) -> bool:
         """Try new states as targets of doubtful transitions until the score rises."""
+        if len(self.delta) >= self.most_states:
+            return False
         score, before = self.score(), self.delta
         for source, letter in self._doubtful():
             target = before[source, letter]

@@ -114,7 +114,7 @@ class Learn:
             f"({learned.noise:.2%} of all)"
         )
         for verdict in verdicts:
-            console.print(verdict.sentence())
+            console.print(verdict.sentence)
         console.print(f"written: {self.output / 'report.html'}")
         if refuted := [verdict.name for verdict in verdicts if verdict.verdict == "refuted"]:
             raise RunsFailedError(f"refuted: {', '.join(refuted)}")
@@ -164,7 +164,7 @@ class Learn:
             "machine.json": machine_texts.to_json(learned),
             "machine.dot": machine_texts.to_dot(learned),
             "machine.svg": machine_texts.to_svg(learned),
-            "machine.c": machine_texts.to_c(learned),
+            "machine.c": learned.machine.to_c("machine", machine_texts.legend(learned)),
             "machine.py": machine_texts.to_python(learned),
             "contradictions.jsonl": "".join(json.dumps(row) + "\n" for row in wrong),
             "report.html": report.to_html(learned, log, wrong, verdicts),

@@ -41,10 +41,6 @@ class Options(TypedDict):
     seed: int
 
 
-def _silent(num_states: int, score: float) -> None:
-    del num_states, score
-
-
 @dataclass(frozen=True)
 class Attempt:
     """The machine of a search, as plain data.
@@ -103,7 +99,7 @@ def search(
     num_states: int = MOST_STATES,
     noise: float | None = None,
     seed: int = 0,
-    on_progress: Progress = _silent,
+    on_progress: Progress = lambda *_: None,
 ) -> Attempt:
     """Search for a machine on nine of ten traces.
 
@@ -128,7 +124,7 @@ def finish(
     num_states: int = MOST_STATES,
     noise: float | None = None,
     seed: int = 0,
-    on_progress: Progress = _silent,
+    on_progress: Progress = lambda *_: None,
 ) -> LearnedMachine:
     """Continue the best search on all traces, and compare its machine with the log.
 

@@ -19,13 +19,9 @@ from statemix.errors import RequestError, suggestion
 from statemix.learning.prefix_tree import Ints
 
 EVENT_COLUMNS = ("events", "event", "trace", "activity", "concept:name")
-"""Names by which the column of events is found."""
-
 LABEL_COLUMNS = ("labels", "label", "outputs", "output", "answers", "answer", "verdict")
-"""Names by which the column of labels is found."""
-
 CASE_COLUMNS = ("case", "case_id", "trace_id", "session", "case:concept:name")
-"""Names by which the column of case identifiers is found."""
+"""Names by which the columns of events, labels and case identifiers are found."""
 
 _LEAST_TRACES = 10
 _MOST_NAMES = 1000
@@ -119,10 +115,9 @@ def read_log(
         if not isinstance(names, list) or not names:
             raise _refused(file, number, of_events, "hold at least one event", repr(happened))
         # Beside a list of events, a text is one label.
-        words = isinstance(given, str) and isinstance(happened, str)
-        answers = given.split() if words else given
-        if not isinstance(answers, list):
-            answers = [answers]
+        if isinstance(given, str) and isinstance(happened, str):
+            given = given.split()
+        answers = given if isinstance(given, list) else [given]
         if len(answers) == 1:
             answers = [None] * (len(names) - 1) + answers
         if len(answers) != len(names):
@@ -233,7 +228,7 @@ def _rows_of(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if twice := {name for name in columns if name and columns.count(name) > 1}:
                     raise RequestError(f"{file} must have one column {min(twice)!r}, got several")
                 for number, cells in enumerate(table, 1):
-                    if extra := cells.pop(None, None):  # type: ignore[call-overload]
+                    if extra := cells.pop(None, None):
                         raise RequestError(
                             f"{file}, row {number} must have a cell for each of {len(cells)} "
                             f"columns, got {len(cells) + len(extra)}; quote cells that hold commas"

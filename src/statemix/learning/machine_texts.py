@@ -1,4 +1,4 @@
-"""A learned machine as text: JSON, DOT, SVG, Python and C."""
+"""A learned machine as text: JSON, DOT, SVG and Python."""
 
 import html
 import json
@@ -63,14 +63,9 @@ def to_dot(learned: LearnedMachine) -> str:
     return f"digraph machine {{\n  rankdir=LR;\n  {quoted[0]} [penwidth=2];\n{arrows}}}\n"
 
 
-def to_c(learned: LearnedMachine) -> str:
-    """Return the machine as a C99 file without dependencies."""
-    return learned.machine.to_c("machine", _legend(learned))
-
-
 def to_python(learned: LearnedMachine) -> str:
     """Return the machine as a Python module without dependencies."""
-    lines = "\n".join(f"# {line}" for line in _legend(learned).splitlines())
+    lines = "\n".join(f"# {line}" for line in legend(learned).splitlines())
     return _PYTHON.format(
         legend=lines,
         events={name: number for number, name in enumerate(learned.events)},
@@ -120,7 +115,8 @@ def to_svg(learned: LearnedMachine) -> str:
     return _svg(points, "".join([*arrows, *circles, *labels]))
 
 
-def _legend(learned: LearnedMachine) -> str:
+def legend(learned: LearnedMachine) -> str:
+    """Return lines with the numbers and names of states, events and answers."""
     return "\n".join(
         f"{kind}: {', '.join(f'{number} {name}' for number, name in enumerate(names))}"
         for kind, names in (

@@ -5,6 +5,7 @@ import json
 import runpy
 import shutil
 import subprocess
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -148,6 +149,57 @@ def test_unknown_event_of_a_property_is_named(learned, traces, tmp_path, capsys)
     assert "got 'delete' on line 3" in capsys.readouterr().err
 
 
+def test_properties_with_one_name_are_all_checked(learned, traces, tmp_path, capsys):
+    """Two files with the same name in different folders."""
+    folder = shutil.copytree(learned, tmp_path / "learned")
+    paths = [tmp_path / "first" / "rule.txt", tmp_path / "second" / "rule.txt"]
+    for path, state in zip(paths, ("opened", "closed"), strict=True):
+        path.parent.mkdir()
+        path.write_text(SAFE.replace("closed read ok", f"{state} read ok"))
+    command = ["learn", str(traces), "--output", str(folder), "--property"]
+    assert main([*command, *map(str, paths)]) == 1
+    assert "rule.txt: refuted" in capsys.readouterr().out
+
+
+def test_names_may_look_like_programs(tmp_path):
+    """Event names end comments and texts, are keywords, or are the name of the start state."""
+    names = ["start", "int", "*/", "/*", "//", "\\", '"', "'''", "<b>", "é", "😀", "{x}", "%s"]
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(300):
+        events, labels, armed = rng.choice(names, 8).tolist(), [], False
+        for event in events:
+            labels.append("*/<i>" if armed else "ok")
+            armed = event == "start" or (armed and event != "int")
+        rows.append({"events": events, "labels": labels})
+    log, folder = tmp_path / "log.jsonl", tmp_path / "learned"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["learn", str(log), "--output", str(folder), "--noise", "0"]) == 0
+    stored = json.loads((folder / "machine.json").read_text())
+    assert (stored["start"], set(stored["states"])) == ("(start)", {"(start)", "start"})
+    assert '"(start)" -> "start"' in (folder / "machine.dot").read_text()
+    assert (folder / "contradictions.jsonl").read_text() == ""
+    ElementTree.parse(folder / "machine.svg")
+    machine = runpy.run_path(str(folder / "machine.py"))["Machine"]()
+    assert [machine.step(event) for event in rows[0]["events"]] == rows[0]["labels"]
+    if compiler := shutil.which("cc"):
+        command = [compiler, "-std=c99", "-Wall", "-Werror", "-fsyntax-only"]
+        subprocess.run([*command, str(folder / "machine.c")], check=True)
+
+
+def test_order_of_attempts_does_not_matter(traces, learned, tmp_path):
+    """The second attempt is stored, the first is not; and attempts without a request are lost."""
+    for name in ("attempt-1.json", "request.json"):
+        shutil.copy(learned / name, tmp_path)
+    assert main(["learn", str(traces), "--output", str(tmp_path)]) == 0
+    for name in FILES:
+        assert (tmp_path / name).read_bytes() == (learned / name).read_bytes()
+    (tmp_path / "request.json").unlink()
+    (tmp_path / "attempt-0.json").write_text("{}")
+    assert main(["learn", str(traces), "--output", str(tmp_path)]) == 0
+    assert (tmp_path / "attempt-0.json").read_bytes() == (learned / "attempt-0.json").read_bytes()
+
+
 def test_workers_find_the_same_machine(learned, traces, tmp_path):
     assert main(["learn", str(traces), "--output", str(tmp_path), "--workers", "2"]) == 0
     for name in FILES:
@@ -168,9 +220,13 @@ def test_stored_attempts_are_not_repeated(traces, tmp_path, monkeypatch, capsys)
     assert {path.name for path in tmp_path.iterdir()} >= FILES
 
 
-def test_folder_of_another_request_is_refused(learned, traces, capsys):
-    assert main(["learn", str(traces), "--output", str(learned), "--seed", "1"]) == 2
-    assert "of another request (seed differs)" in capsys.readouterr().err
+def test_folder_of_another_request_is_refused(learned, traces, tmp_path, capsys):
+    assert main(["learn", str(traces), "--output", str(learned), "--states", "9"]) == 2
+    assert "of another request (states differs)" in capsys.readouterr().err
+    longer = tmp_path / "longer.jsonl"
+    longer.write_text(traces.read_text() * 2)
+    assert main(["learn", str(longer), "--output", str(learned)]) == 2
+    assert "of another request (traces differs)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -179,7 +235,7 @@ def test_folder_of_another_request_is_refused(learned, traces, capsys):
         ({"states": 0}, "states must be at least 1, got 0"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"noise": 1.0}, "noise must be between 0 and 1, got 1"),
+        ({"noise": 0.5}, "noise must be at least 0 and below 0.5, got 0.5"),
     ],
 )
 def test_bad_options_are_named(traces, options, message):

@@ -79,6 +79,7 @@ def test_selected_and_shortened_logs(tmp_path):
     assert (short.num_traces, short.tokens[:3].tolist()) == (10, [0, 2, 0])
 
 
+CASE = {"case": 1, "event": "a", "label": "ok"}
 NAMES = [{"events": [f"id-{n}"], "labels": ["01"[n % 2]]} for n in range(10_000)]
 
 
@@ -95,9 +96,13 @@ NAMES = [{"events": [f"id-{n}"], "labels": ["01"[n % 2]]} for n in range(10_000)
         ([*ROWS, {"events": ["a"] * 3, "labels": ["no", "ok"]}], {}, "row 11: column 'labels' .*2"),
         ([*ROWS, {"events": [["a"]], "labels": "no"}], {}, "row 11: .*'events' must hold text"),
         ([*ROWS, {"events": [""], "labels": "no"}], {}, "row 11: .*'events' must name an event"),
-        ([*ROWS, 7], {}, "row 11 must be a JSON object, got '7'"),
+        ([*ROWS, 7], {}, "row 11 must be a JSON object on one line, got '7'"),
         (ROWS[:1], {}, "column 'labels' must have at least two different labels, got only 'ok'"),
-        (ROWS[:2], {}, "must have at least 10 traces, got 2; name the column of case"),
+        (ROWS[:2], {}, "must have at least 10 traces, got 2; if a row is an event, name"),
+        ([{"events": ["a"], "label": n} for n in range(10)], {}, "got only single events"),
+        ([CASE, {**CASE, "label": 0}, {**CASE, "case": None}], {}, "row 3: .*must name a case"),
+        ([*ROWS, {"events": ["\0"], "label": "no"}], {}, "row 11: .*without control"),
+        ([*ROWS, {"events": ["\ud800"], "label": "no"}], {}, "row 11: .*without control"),
         (NAMES, {}, "column 'events' must have at most 1,000 distinct values, got 10,000"),
     ],
 )  # fmt: skip
@@ -107,12 +112,50 @@ def test_bad_logs_are_named(tmp_path, rows, options, message):
         read_log(path, **options)
 
 
+def test_capitals_and_blanks_in_names_of_columns_do_not_matter(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text(
+        "Case ID, Event, Label\n" + "".join(f"{n % 10}, a, {n % 3}\n" for n in range(30))
+    )
+    log = read_log(path)
+    assert (log.num_traces, log.events, log.labels) == (10, ("a",), ("0", "1", "2"))
+
+
+def test_text_beside_a_list_of_events_is_one_label(tmp_path):
+    rows = [{"events": ["a", "b"], "label": ["not ok", "ok"][n % 2]} for n in range(10)]
+    log = read_log(written(tmp_path / "log.jsonl", rows))
+    assert log.labels == ("not_ok", "ok")
+    assert log.targets[:4].tolist() == [IGNORED, 0, IGNORED, 1]
+
+
+def test_numbers_truths_and_missing_labels(tmp_path):
+    labels = [1, "1", 1.0, True, 1.5, float("nan"), None]
+    log = read_log(written(tmp_path / "log.jsonl", [{"events": ["a"] * 7, "labels": labels}] * 10))
+    assert log.labels == ("1", "true", "1.5")
+    assert log.targets[:7].tolist() == [0, 0, 0, 1, 2, IGNORED, IGNORED]
+
+
+def test_blanks_in_identifiers_of_cases_matter(tmp_path):
+    rows = [[f"{'a b' if n % 2 else 'a_b'}{n % 10}", "e", n % 3] for n in range(20)]
+    rows += [[f"{'a_b' if n % 2 else 'a b'}{n % 10}", "e", n % 3] for n in range(20)]
+    log = read_log(tabulated(tmp_path / "log.csv", ["case", "event", "label"], rows))
+    assert log.num_traces == 20
+
+
+def test_cells_without_a_column_are_named(tmp_path):
+    rows = [["1", "open", "now", "ok"]]
+    path = tabulated(tmp_path / "log.csv", ["case", "event", "label"], rows)
+    with pytest.raises(RequestError, match="row 1 must have a cell for each of 3 columns, got 4"):
+        read_log(path)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("log.jsonl", b"{", "row 1 must be JSON"),
+        ("log.jsonl", b"{", "row 1 must be JSON on one line"),
         ("log.jsonl", b"\xff", "must be a readable file"),
         ("log.jsonl.gz", b"{}", "must be a readable file"),
+        ("log.jsonl.gz", gzip.compress(b"{}")[:10] + b"\xff" * 20, "must be a readable file"),
         ("log.txt", b"{}", "must be a file that ends with .jsonl, .ndjson, .json, .csv or .gz"),
     ],
 )
@@ -120,6 +163,19 @@ def test_unreadable_files_are_named(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(RequestError, match=message):
+        read_log(path)
+
+
+def test_folders_and_open_quotes_and_double_columns_are_named(tmp_path):
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(RequestError, match=r"folder.csv: not a regular file"):
+        read_log(tmp_path / "folder.csv")
+    path = tmp_path / "log.csv"
+    path.write_text('case,event,label\n1,"open,ok\n1,close,ok\n')
+    with pytest.raises(RequestError, match="unexpected end of data"):
+        read_log(path)
+    path.write_text("\nlabel,event,label\n1,a,2\n")
+    with pytest.raises(RequestError, match="must have one column 'label', got several"):
         read_log(path)
 
 

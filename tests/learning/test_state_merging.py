@@ -129,5 +129,7 @@ def test_wrong_labels_are_the_contradictions():
     assert found.given.tolist() == log.targets[wrong].tolist()
 
 
-def test_states_are_at_most_those_asked_for():
-    assert learn(log_of(*COUNTER, noise=0.0), num_states=2).machine.num_states <= 2
+@pytest.mark.parametrize("limit", [1, 2])
+def test_states_are_at_most_those_asked_for(limit):
+    log = log_of(*COUNTER, noise=0.2, size=200)
+    assert learn(log, num_states=limit).machine.num_states <= limit

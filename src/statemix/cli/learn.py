@@ -83,8 +83,8 @@ class Learn:
         for name in ("states", "workers"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.noise is not None and not 0 < self.noise < 1:
-            raise RequestError(f"noise must be between 0 and 1, got {self.noise:g}")
+        if self.noise is not None and not 0 <= self.noise < 0.5:
+            raise RequestError(f"noise must be at least 0 and below 0.5, got {self.noise:g}")
         if self.seed < 0:
             raise RequestError(f"seed must be at least 0, got {self.seed}")
         # Slow imports wait until the options have been checked.
@@ -96,16 +96,17 @@ class Learn:
         console = log_console()
         log = read_log(self.traces, self.events, self.labels, self.case)
         # A property that cannot be read must not wait for the search.
-        properties = {path.name: read_property(path, log) for path in self.property}
+        properties = [(path.name, read_property(path, log)) for path in self.property]
         console.print(
             f"{log.num_traces:,} traces, {len(log.tokens):,} events, {len(log.events)} of them "
             f"different, {len(log.labels)} labels"
         )
         with lock_folder(self.output, "output"):
             self._begin()
-            attempts = list(self._attempts(log))
-            learned = finish(log, attempts, on_progress=shown("all traces"), **self._options())
-            verdicts = [check_property(learned, *each) for each in properties.items()]
+            learned = finish(
+                log, self._attempts(log), on_progress=shown("all traces"), **self._options()
+            )
+            verdicts = [check_property(learned, *each) for each in properties]
             self._write(log, learned, verdicts)
         console.print(
             f"{learned.machine.num_states} states; its answers are {learned.accuracy:.4f} of the "
@@ -113,7 +114,7 @@ class Learn:
             f"({learned.noise:.2%} of all)"
         )
         for verdict in verdicts:
-            console.print(verdict.sentence())
+            console.print(verdict.sentence)
         console.print(f"written: {self.output / 'report.html'}")
         if refuted := [verdict.name for verdict in verdicts if verdict.verdict == "refuted"]:
             raise RunsFailedError(f"refuted: {', '.join(refuted)}")
@@ -124,15 +125,15 @@ class Learn:
     def _begin(self) -> None:
         """Store the request in a new folder, or check that the folder holds the same one."""
         options = {
-            **self._options(),
-            "events": self.events,
-            "labels": self.labels,
-            "case": self.case,
+            name: getattr(self, name)
+            for name in ("states", "noise", "seed", "events", "labels", "case")
         }
         digest = hashlib.sha256(self.traces.read_bytes()).hexdigest()
-        asked = {"format": _FORMAT, "sha256": digest, **options}
+        asked = {"format": _FORMAT, "traces": digest, **options}
         path = self.output / _REQUEST
         if not path.exists():
+            for stored in self.output.glob("attempt-*.json"):
+                stored.unlink()
             write_file(path, json.dumps(asked).encode())
         elif (before := read_json(path, "a request")) != asked:
             changed = ", ".join(sorted(name for name in asked if asked[name] != before.get(name)))
@@ -141,20 +142,19 @@ class Learn:
                 "another folder by --output"
             )
 
-    def _attempts(self, log: "Log") -> Iterator["Attempt"]:
-        """Return the attempts that are stored, and make and store the others."""
+    def _attempts(self, log: "Log") -> "list[Attempt]":
+        """Make and store the attempts that are not stored yet, and return all in their order."""
         from statemix.learning import ATTEMPTS, Attempt
 
-        paths = {number: self.output / f"attempt-{number}.json" for number in range(ATTEMPTS)}
-        due = []
-        for number, path in paths.items():
-            if path.exists():
-                yield Attempt(**read_json(path, "an attempt"))
-            else:
-                due.append((log, number, self._options()))
+        paths = [self.output / f"attempt-{number}.json" for number in range(ATTEMPTS)]
+        due = [
+            (log, number, self._options())
+            for number in range(ATTEMPTS)
+            if not paths[number].exists()
+        ]
         for number, attempt in in_processes(self.workers, due):
             write_file(paths[number], json.dumps(asdict(attempt)).encode())
-            yield attempt
+        return [Attempt(**read_json(path, "an attempt")) for path in paths]
 
     def _write(self, log: "Log", learned: "LearnedMachine", verdicts: "Sequence[Verdict]") -> None:
         from statemix.learning import machine_texts, report
@@ -164,7 +164,7 @@ class Learn:
             "machine.json": machine_texts.to_json(learned),
             "machine.dot": machine_texts.to_dot(learned),
             "machine.svg": machine_texts.to_svg(learned),
-            "machine.c": machine_texts.to_c(learned),
+            "machine.c": learned.machine.to_c("machine", machine_texts.legend(learned)),
             "machine.py": machine_texts.to_python(learned),
             "contradictions.jsonl": "".join(json.dumps(row) + "\n" for row in wrong),
             "report.html": report.to_html(learned, log, wrong, verdicts),

@@ -41,10 +41,6 @@ class Options(TypedDict):
     seed: int
 
 
-def _silent(num_states: int, score: float) -> None:
-    del num_states, score
-
-
 @dataclass(frozen=True)
 class Attempt:
     """The machine of a search, as plain data.
@@ -103,7 +99,7 @@ def search(
     num_states: int = MOST_STATES,
     noise: float | None = None,
     seed: int = 0,
-    on_progress: Progress = _silent,
+    on_progress: Progress = lambda *_: None,
 ) -> Attempt:
     """Search for a machine on nine of ten traces.
 
@@ -128,7 +124,7 @@ def finish(
     num_states: int = MOST_STATES,
     noise: float | None = None,
     seed: int = 0,
-    on_progress: Progress = _silent,
+    on_progress: Progress = lambda *_: None,
 ) -> LearnedMachine:
     """Continue the best search on all traces, and compare its machine with the log.
 
@@ -138,7 +134,7 @@ def finish(
     held_out = log.select(np.arange(_PERIOD - 1, log.num_traces, _PERIOD))
     _, wrong, _ = _compared(_machine(log, best), held_out)
     accuracy = 1 - len(wrong) / max((held_out.targets != IGNORED).sum(), 1)
-    merging = _merging(log, num_states, noise or max(best.noise, _LEAST_NOISE))
+    merging = _merging(log, num_states, best.noise if noise is None else noise)
     merging.delta = np.array(best.transitions)
     final = _attempt(merging, np.random.default_rng(seed), noise, on_progress)
     machine = _machine(log, final)
@@ -184,17 +180,17 @@ def _merging(log: Log, num_states: int, noise: float | None) -> Merging:
         short = short.select(np.unique(chosen))
     tree = PrefixTree.of(short.tokens, short.targets, short.starts)
     shape = len(log.events), len(log.labels)
-    return Merging(tree, shape, noise or _estimated_noise(tree, shape[1]), num_states)
+    noise = _estimated_noise(tree) if noise is None else noise
+    return Merging(tree, shape, max(noise, _LEAST_NOISE), num_states)
 
 
-def _estimated_noise(tree: PrefixTree, num_labels: int) -> float:
+def _estimated_noise(tree: PrefixTree) -> float:
     """Return the share of labels that others after the same prefix contradict."""
-    counts = np.zeros((len(tree.parent), num_labels))
-    counts[tree.labelled, tree.label] = tree.count
-    often = counts[counts.sum(1) >= _LEAST_LABELS]
-    if not len(often):
-        return _ASSUMED_NOISE
-    return max(float((often.sum(1) - often.max(1)).sum() / often.sum()), _LEAST_NOISE)
+    total = np.bincount(tree.labelled, tree.count)
+    most = np.zeros_like(total)
+    np.maximum.at(most, tree.labelled, tree.count)
+    often = total >= _LEAST_LABELS
+    return float(1 - most[often].sum() / total[often].sum()) if often.any() else _ASSUMED_NOISE
 
 
 def _machine(log: Log, attempt: Attempt) -> StateMachine:

@@ -4,6 +4,9 @@ import csv
 import gzip
 import itertools
 import json
+import math
+import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +19,15 @@ from statemix.errors import RequestError, suggestion
 from statemix.learning.prefix_tree import Ints
 
 EVENT_COLUMNS = ("events", "event", "trace", "activity", "concept:name")
-"""Names by which the column of events is found."""
-
 LABEL_COLUMNS = ("labels", "label", "outputs", "output", "answers", "answer", "verdict")
-"""Names by which the column of labels is found."""
-
 CASE_COLUMNS = ("case", "case_id", "trace_id", "session", "case:concept:name")
-"""Names by which the column of case identifiers is found."""
+"""Names by which the columns of events, labels and case identifiers are found."""
 
 _LEAST_TRACES = 10
 _MOST_NAMES = 1000
 _JSON = (".jsonl", ".ndjson", ".json")
+# Pages, pictures and programs cannot hold these characters.
+_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +78,10 @@ def read_log(
     """Read a log from JSON lines or CSV, plain or compressed by gzip.
 
     With a column of case identifiers, a row is an event; rows with the same identifier are a trace.
-    Without one, a row is a trace: its events are a JSON list, or words of a cell of CSV. A trace
-    has as many labels as events, or a single label after its last event. An event without a label
-    has an empty cell or null. Blanks in names become ``_``.
+    Without one, a row is a trace: its events are a JSON list, or words of a text. A trace has as
+    many labels as events, or a single label after its last event. An event without a label has an
+    empty cell, null or NaN. Blanks in names become ``_``. Capitals and blanks in names of columns
+    do not matter.
 
     Args:
         file: path that ends with .jsonl, .ndjson, .json or .csv, and maybe .gz.
@@ -98,7 +100,7 @@ def read_log(
         raise RequestError(f"{file} must have rows, got none")
     of_events = _column(file, "events", events, EVENT_COLUMNS, first[1])
     of_labels = _column(file, "labels", labels, LABEL_COLUMNS, first[1])
-    has_cases = case is not None or not first[1].keys().isdisjoint(CASE_COLUMNS)
+    has_cases = case is not None or _found(CASE_COLUMNS, first[1]) is not None
     of_cases = _column(file, "case", case, CASE_COLUMNS, first[1]) if has_cases else None
     # Of each event: its trace, its name, its label, and its row.
     steps: list[tuple[object, object, object, int]] = []
@@ -112,9 +114,10 @@ def read_log(
         names = happened.split() if isinstance(happened, str) else happened
         if not isinstance(names, list) or not names:
             raise _refused(file, number, of_events, "hold at least one event", repr(happened))
-        answers = given.split() if isinstance(given, str) else given
-        if not isinstance(answers, list):
-            answers = [answers]
+        # Beside a list of events, a text is one label.
+        if isinstance(given, str) and isinstance(happened, str):
+            given = given.split()
+        answers = given if isinstance(given, list) else [given]
         if len(answers) == 1:
             answers = [None] * (len(names) - 1) + answers
         if len(answers) != len(names):
@@ -154,13 +157,18 @@ def _numbered(
         raise RequestError(
             f"{file}: column {of_labels!r} must have at least two different labels, got {got}"
         )
-    _, traces = _numbers(file, rows, of_cases or "row", cases)
+    known, traces = _numbers(file, rows, of_cases or "row", cases, named=False)
+    if "" in known:
+        row = rows[int(np.argmax(traces == known.index("")))]
+        raise _refused(file, row, str(of_cases), "name a case", "none")
     lengths = np.bincount(traces)
+    advice = "" if of_cases else "; if a row is an event, name the column of cases by --case"
     if len(lengths) < _LEAST_TRACES:
-        advice = "" if of_cases else "; name the column of case identifiers if a row is an event"
         raise RequestError(
             f"{file} must have at least {_LEAST_TRACES} traces, got {len(lengths)}{advice}"
         )
+    if lengths.max() < 2:
+        raise RequestError(f"{file} must have traces of two events, got only single events{advice}")
     # The rows of a case may stand between those of others.
     order = np.argsort(traces, kind="stable")
     starts = np.concatenate([[0], lengths.cumsum()])
@@ -169,26 +177,37 @@ def _numbered(
 
 
 def _numbers(
-    file: Path, rows: Sequence[int], column: str, values: Sequence[object]
+    file: Path, rows: Sequence[int], column: str, values: Sequence[object], *, named: bool = True
 ) -> tuple[tuple[str, ...], Ints]:
-    """Return the distinct names in a column by first appearance, and the number of each value."""
+    """Return the distinct texts in a column by first appearance, and the number of each value.
+
+    Texts that are ``named`` are names of events or labels.
+    """
     kinds = {type(value) for value in values}
     if unnamed := kinds - {str, int, float, bool, type(None)}:
         place = next(place for place, value in enumerate(values) if type(value) in unnamed)
         raise _refused(file, rows[place], column, "hold text or numbers", repr(values[place]))
-    if kinds != {str}:
-        values = [_text(value) for value in values]
+    texts = [_text(value) for value in values]
     # Blanks separate names in files of properties.
-    names = {value: "_".join(str(value).split()) for value in dict.fromkeys(values)}
+    names = {text: "_".join(text.split()) if named else text for text in dict.fromkeys(texts)}
+    for text, name in names.items():
+        if named and _UNFIT.search(name):
+            row = rows[texts.index(text)]
+            raise _refused(file, row, column, "hold names without control characters", repr(text))
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
-    by_value = {value: numbers[name] for value, name in names.items()}
-    return tuple(numbers), np.array([by_value[value] for value in values], np.int64)
+    by_text = {text: numbers[name] for text, name in names.items()}
+    return tuple(numbers), np.array([by_text[text] for text in texts], np.int64)
 
 
 def _text(value: object) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        if math.isnan(value):
+            return ""
+        # Missing values turn whole numbers of a column into floats.
+        value = int(value) if value.is_integer() else value
+    return "" if value is None else str(value).lower()
 
 
 def _rows_of(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -199,16 +218,27 @@ def _rows_of(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise RequestError(f"traces must be a file that ends with {kinds} or .gz, got {file}")
     try:
         if file.exists() and not file.is_file():
-            raise ValueError("not a regular file")
+            raise OSError("not a regular file")
         opened = gzip.open if file.suffix == ".gz" else open
         with opened(file, "rt", encoding="utf-8-sig", newline="") as lines:
             if plain.suffix == ".csv":
-                yield from enumerate(csv.DictReader(lines), 1)
+                written = itertools.dropwhile(lambda line: not line.strip(), lines)
+                table = csv.DictReader(written, skipinitialspace=True, strict=True)
+                columns = table.fieldnames or []
+                if twice := {name for name in columns if name and columns.count(name) > 1}:
+                    raise RequestError(f"{file} must have one column {min(twice)!r}, got several")
+                for number, cells in enumerate(table, 1):
+                    if extra := cells.pop(None, None):
+                        raise RequestError(
+                            f"{file}, row {number} must have a cell for each of {len(cells)} "
+                            f"columns, got {len(cells) + len(extra)}; quote cells that hold commas"
+                        )
+                    yield number, cells
                 return
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, _json_row(file, number, line)
-    except (OSError, EOFError, csv.Error, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"traces must be a readable file, got {file}: {reason}") from error
 
@@ -217,18 +247,20 @@ def _json_row(file: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{file}, row {number} must be JSON, got: {error}") from error
+        raise RequestError(
+            f"{file}, row {number} must be JSON on one line, got: {error}"
+        ) from error
     if not isinstance(row, dict):
-        raise RequestError(f"{file}, row {number} must be a JSON object, got {line.strip()[:80]!r}")
+        got = f"{line.strip()[:80]!r}"
+        raise RequestError(f"{file}, row {number} must be a JSON object on one line, got {got}")
     return row
 
 
 def _column(
     file: Path, option: str, asked: str | None, usual: Sequence[str], row: dict[str, Any]
 ) -> str:
-    for name in usual if asked is None else [asked]:
-        if name in row:
-            return name
+    if (found := _found(usual if asked is None else [asked], row)) is not None:
+        return found
     columns = ", ".join(map(str, row))
     if asked is not None:
         advice = suggestion(asked, [str(column) for column in row])
@@ -239,6 +271,14 @@ def _column(
         f"{file} must have a column of {option} ({', '.join(usual)}), got {columns}; name yours by "
         f"--{option}"
     )
+
+
+def _found(names: Sequence[str], row: dict[str, Any]) -> str | None:
+    """Return the first of the names that is a column, whose name may have blanks and capitals."""
+    columns = {"_".join(column.lower().split()): column for column in row}
+    columns |= {column: column for column in row}
+    wanted = (name for each in names for name in (each, "_".join(each.lower().split())))
+    return next((columns[name] for name in wanted if name in columns), None)
 
 
 def _refused(file: Path, row: int, column: str, condition: str, got: str) -> RequestError:

@@ -1,4 +1,4 @@
-"""A learned machine as text: JSON, DOT, SVG, Python and C."""
+"""A learned machine as text: JSON, DOT, SVG and Python."""
 
 import html
 import json
@@ -24,7 +24,8 @@ _LABEL_AT = 0.6
 def state_names(learned: LearnedMachine) -> list[str]:
     """Return the name of each state: a shortest word that leads to it."""
     words = [" ".join(learned.events[event] for event in word) for word in learned.words()]
-    return ["start", *words[1:]]
+    # An event may be called "start", too.
+    return ["(start)" if "start" in words else "start", *words[1:]]
 
 
 def to_json(learned: LearnedMachine) -> str:
@@ -48,7 +49,7 @@ def to_json(learned: LearnedMachine) -> str:
         }
         for state in range(machine.num_states)
     }
-    return json.dumps({"start": "start", "answers": learned.labels, "states": states}, indent=1)
+    return json.dumps({"start": names[0], "answers": learned.labels, "states": states}, indent=1)
 
 
 def to_dot(learned: LearnedMachine) -> str:
@@ -59,17 +60,12 @@ def to_dot(learned: LearnedMachine) -> str:
         f"[label={json.dumps(_long_text(by_label), ensure_ascii=False)}];\n"
         for (before, after), by_label in _arrows(learned).items()
     )
-    return f"digraph machine {{\n  rankdir=LR;\n  start [penwidth=2];\n{arrows}}}\n"
-
-
-def to_c(learned: LearnedMachine) -> str:
-    """Return the machine as a C99 file without dependencies."""
-    return learned.machine.to_c("machine", _legend(learned))
+    return f"digraph machine {{\n  rankdir=LR;\n  {quoted[0]} [penwidth=2];\n{arrows}}}\n"
 
 
 def to_python(learned: LearnedMachine) -> str:
     """Return the machine as a Python module without dependencies."""
-    lines = "\n".join(f"# {line}" for line in _legend(learned).splitlines())
+    lines = "\n".join(f"# {line}" for line in legend(learned).splitlines())
     return _PYTHON.format(
         legend=lines,
         events={name: number for number, name in enumerate(learned.events)},
@@ -119,7 +115,8 @@ def to_svg(learned: LearnedMachine) -> str:
     return _svg(points, "".join([*arrows, *circles, *labels]))
 
 
-def _legend(learned: LearnedMachine) -> str:
+def legend(learned: LearnedMachine) -> str:
+    """Return lines with the numbers and names of states, events and answers."""
     return "\n".join(
         f"{kind}: {', '.join(f'{number} {name}' for number, name in enumerate(names))}"
         for kind, names in (

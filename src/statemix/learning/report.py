@@ -21,26 +21,11 @@ _MOST_LINES = 200
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of a safety property of a machine.
-
-    Attributes:
-        name: name of the property's file.
-        verdict: "proven" or "refuted".
-        word: a shortest word that breaks the property; empty if it is proven.
-        answers: the machine's answers to the word.
-    """
+    """The verdict about a property, "proven" or "refuted", in a file of a name, and in words."""
 
     name: str
     verdict: str
-    word: tuple[str, ...]
-    answers: tuple[str, ...]
-
-    def sentence(self) -> str:
-        """Return the verdict in words."""
-        if self.verdict == "proven":
-            return f"{self.name}: proven on words of every length"
-        steps = zip(self.word, self.answers, strict=True)
-        return f"{self.name}: refuted by {', '.join(f'{word} / {label}' for word, label in steps)}"
+    sentence: str
 
 
 def read_property(file: Path, log: Log) -> SafetyProperty:
@@ -74,9 +59,14 @@ def check_property(learned: LearnedMachine, name: str, watched: SafetyProperty) 
     # What stands where no word leads does not matter.
     whole = StateMachine(np.where(unknown, 0, transitions), np.where(unknown, 0, answers))
     result = check_safety(whole, watched.within(words))
-    word = tuple(learned.events[event] for event in result.word)
-    given = tuple(learned.labels[answer] for answer in result.answers)
-    return Verdict(name, result.verdict, word, given)
+    steps = ", ".join(
+        f"{learned.events[event]} / {learned.labels[answer]}"
+        for event, answer in zip(result.word, result.answers, strict=True)
+    )
+    found = (
+        "proven on words of every length" if result.verdict == "proven" else f"refuted by {steps}"
+    )
+    return Verdict(name, result.verdict, f"{name}: {found}")
 
 
 def contradictions(learned: LearnedMachine, log: Log) -> list[dict[str, object]]:
@@ -123,7 +113,7 @@ def to_html(
     names = state_names(learned)
     parts = [
         _table(("", ""), facts),
-        *(f"<p class={each.verdict}>{html.escape(each.sentence())}</p>" for each in verdicts),
+        *(f"<p class={each.verdict}>{html.escape(each.sentence)}</p>" for each in verdicts),
         f"<div class=picture>{to_svg(learned)}</div>",
         "<h2>States</h2>",
         _table(("state", "shortest word"), enumerate(names)),

@@ -138,8 +138,8 @@ class Merging:
         """Decide all open transitions."""
         while len(waiting := self._open()):
             # First all states that differ from every other one, so that merges can choose.
-            promoted = [self._promote(*each) for each in waiting]
-            if not any(promoted):
+            grown = [self._decide(*each, only_new=True) for each in waiting]
+            if not any(grown):
                 for each in waiting[: -(-len(waiting) // 2)]:
                     self._decide(*each)
 
@@ -167,26 +167,17 @@ class Merging:
         order = np.argsort(-visits[tuple(found.T)], kind="stable")
         return [(source, letter) for source, letter in found[order].tolist()]
 
-    def _promote(self, source: int, letter: int) -> bool:
-        """Give an open transition a state of its own if every other one answers differently."""
-        if self._possible(*self._weigh(source, letter)).any():
-            return False
-        self._add_state(source, letter)
-        return True
-
-    def _decide(self, source: int, letter: int) -> None:
-        """Give an open transition its most probable target."""
+    def _decide(self, source: int, letter: int, *, only_new: bool = False) -> bool:
+        """Give an open transition its most probable target; return whether that is a new state."""
         weights, alike = self._weigh(source, letter)
-        possible = self._possible(weights, alike)
-        if possible.any():
-            self.delta[source, letter] = np.where(possible, weights, -np.inf).argmax()
-        else:
+        possible = np.minimum(weights, alike) > -self.growth_odds
+        possible |= len(self.delta) >= self.most_states
+        is_new = not possible.any()
+        if is_new:
             self._add_state(source, letter)
-
-    def _possible(self, weights: Floats, alike: Floats) -> NDArray[np.bool_]:
-        if len(self.delta) >= self.most_states:
-            return np.ones(len(weights), np.bool_)
-        return (weights > -self.growth_odds) & (alike > -self.growth_odds)
+        elif not only_new:
+            self.delta[source, letter] = np.where(possible, weights, -np.inf).argmax()
+        return is_new
 
     def _add_state(self, source: int, letter: int) -> None:
         self.delta = np.vstack([self.delta, np.full(self.num_letters, NEVER)])
@@ -284,6 +275,8 @@ class Merging:
 
     def _split(self) -> bool:
         """Try new states as targets of doubtful transitions until the score rises."""
+        if len(self.delta) >= self.most_states:
+            return False
         score, before = self.score(), self.delta
         for source, letter in self._doubtful():
             target = before[source, letter]

@@ -186,7 +186,8 @@ bool fixed_point_forward(const FixedPoint& p, int64_t first, int64_t rows) {
   std::fill(seen, seen + rows * columns, (Element)0);
   for (int64_t t = 0; t < p.length; ++t) {
     if (p.weight)
-      multiply(rows, (const Element*)state, count * width, p.size, p.weight, columns, seen, columns);
+      multiply(rows, (const Element*)state, count * width, p.size, p.weight, columns, seen,
+               columns);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t step = (first + r) * p.length + t;
       Element* raw = (Element*)p.raw + step * outputs;

@@ -1,15 +1,13 @@
 """Networks without a wrong answer in the tests, and the words that refute them."""
 
 import pytest
-import torch
 
-from statemix.layers import LayerSpec, check_layer
+from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
 from statemix.training import EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
 from statemix_lab.studies.exactness import perfect_scores
 from statemix_lab.studies.exactness.exact_studies import STUDIES
 from statemix_lab.studies.exactness.exact_suites import RECIPE
-from statemix_lab.studies.exactness.pd_ssm import PDSSM
 from statemix_lab.studies.exactness.perfect_scores import LONGEST, searched
 from statemix_lab.studies.store import Store, key
 from statemix_lab.studies.study_entries import ON_ONE_CORE, StudyEntry, Trials, plan
@@ -101,22 +99,4 @@ def test_all_networks_read_the_same_words():
         (ours,) = {config.replace(seed=0) for config in configs if config.search.attempts}
         # The recipe proves automata.
         assert ours.search.confirm == "proof"
-    assert {entry.model for entry in ENTRIES} >= {RECIPE, "LSTM", "Mamba-2", "PD-SSM"}
-
-
-def test_a_pd_ssm_is_a_layer():
-    check_layer(PDSSM(12, num_blocks=3, block_size=4))
-
-
-def test_a_pd_ssm_moves_entries_and_learns_where():
-    torch.manual_seed(0)
-    layer = PDSSM(6, num_blocks=2, block_size=5)
-    transitions = layer.transitions(torch.randn(3, 4, 6))
-    # Each column has one entry, below 1.
-    assert ((transitions != 0).sum(-2) == 1).all()
-    assert (transitions.sum(-2) < 1).all()
-    assert len(transitions.ne(0).flatten(0, 1).unique(dim=0)) > 1
-    weights = torch.randn_like(transitions)
-    (transitions * weights).sum().backward()
-    assert layer.matrices.grad.abs().sum() > 0
-    assert layer.choice.weight.grad.abs().sum() > 0
+    assert {entry.model for entry in ENTRIES} >= {RECIPE, "LSTM", "Mamba-2"}

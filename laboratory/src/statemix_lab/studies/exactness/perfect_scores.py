@@ -20,7 +20,6 @@ from statemix.training import (
     load_outcome,
 )
 from statemix.training.devices import threads
-from statemix_lab.studies.exactness import pd_ssm
 from statemix_lab.studies.exactness.exact_suites import RECIPE
 from statemix_lab.studies.store import StoredRow
 from statemix_lab.studies.study_entries import ON_ONE_CORE, StudyEntry, Trials
@@ -55,7 +54,6 @@ _LAYERS = {
     "Gated DeltaProduct_2": LayerSpec(
         "delta_product", num_heads=2, num_householder=2, use_forget_gate=True
     ),
-    "PD-SSM": LayerSpec("pd_ssm", num_blocks=4, block_size=8),
 }
 _TESTS: dict[str, Any] = {"lengths": (LONGEST,), "validation_size": 256, "test_size": 256}
 
@@ -69,7 +67,6 @@ def _other(layer: LayerSpec, task: TaskSpec) -> RunConfig:
         optimizer=OptimizerConfig(learning_rate=3e-3),
         schedules=ScheduleConfig(num_steps=1000, warmup_steps=50),
         evaluation=EvaluationConfig(every=250, **_TESTS),
-        imports=(pd_ssm.__name__,),
     )
 
 

@@ -14,8 +14,8 @@ from statemix.errors import RequestError, RunsFailedError
 from statemix.files import read_json, write_file
 
 if TYPE_CHECKING:
-    from statemix.learning import Attempt, LearnedMachine, Log, Options
-    from statemix.learning.report import Verdict
+    from statemix.learning import FoundMachine, LearnedMachine, Log, Options
+    from statemix.learning.learning_report import PropertyVerdict
 
     Work = tuple[Log, int, Options]
 
@@ -89,7 +89,7 @@ class Learn:
             raise RequestError(f"seed must be at least 0, got {self.seed}")
         # Slow imports wait until the options have been checked.
         from statemix.learning import finish, read_log
-        from statemix.learning.report import check_property, read_property
+        from statemix.learning.learning_report import check_property, read_property
         from statemix.training.folder import lock_folder
         from statemix.training.progress import log_console
 
@@ -142,9 +142,9 @@ class Learn:
                 "another folder by --output"
             )
 
-    def _attempts(self, log: "Log") -> "list[Attempt]":
+    def _attempts(self, log: "Log") -> "list[FoundMachine]":
         """Make and store the attempts that are not stored yet, and return all in their order."""
-        from statemix.learning import ATTEMPTS, Attempt
+        from statemix.learning import ATTEMPTS, FoundMachine
 
         paths = [self.output / f"attempt-{number}.json" for number in range(ATTEMPTS)]
         due = [
@@ -154,12 +154,14 @@ class Learn:
         ]
         for number, attempt in in_processes(self.workers, due):
             write_file(paths[number], json.dumps(asdict(attempt)).encode())
-        return [Attempt(**read_json(path, "an attempt")) for path in paths]
+        return [FoundMachine(**read_json(path, "an attempt")) for path in paths]
 
-    def _write(self, log: "Log", learned: "LearnedMachine", verdicts: "Sequence[Verdict]") -> None:
-        from statemix.learning import machine_texts, report
+    def _write(
+        self, log: "Log", learned: "LearnedMachine", verdicts: "Sequence[PropertyVerdict]"
+    ) -> None:
+        from statemix.learning import learning_report, machine_texts
 
-        wrong = report.contradictions(learned, log)
+        wrong = learning_report.contradictions(learned, log)
         texts = {
             "machine.json": machine_texts.to_json(learned),
             "machine.dot": machine_texts.to_dot(learned),
@@ -167,13 +169,13 @@ class Learn:
             "machine.c": learned.machine.to_c("machine", machine_texts.legend(learned)),
             "machine.py": machine_texts.to_python(learned),
             "contradictions.jsonl": "".join(json.dumps(row) + "\n" for row in wrong),
-            "report.html": report.to_html(learned, log, wrong, verdicts),
+            "report.html": learning_report.to_html(learned, log, wrong, verdicts),
         }
         for name, text in texts.items():
             write_file(self.output / name, text.encode())
 
 
-def in_processes(num_workers: int, due: "Sequence[Work]") -> Iterator[tuple[int, "Attempt"]]:
+def in_processes(num_workers: int, due: "Sequence[Work]") -> Iterator[tuple[int, "FoundMachine"]]:
     """Make attempts in this process, or in others; return the number of each with its result."""
     if min(num_workers, len(due)) < 2:
         yield from map(_search, due)
@@ -187,7 +189,7 @@ def in_processes(num_workers: int, due: "Sequence[Work]") -> Iterator[tuple[int,
         yield from pool.imap_unordered(_search, due)
 
 
-def _search(work: "Work") -> tuple[int, "Attempt"]:
+def _search(work: "Work") -> tuple[int, "FoundMachine"]:
     from statemix.learning import search
 
     log, number, options = work

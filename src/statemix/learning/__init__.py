@@ -2,7 +2,7 @@
 
 from statemix.learning.learner import (
     ATTEMPTS,
-    Attempt,
+    FoundMachine,
     LearnedMachine,
     Options,
     finish,
@@ -13,7 +13,7 @@ from statemix.learning.logs import Log, read_log
 
 __all__ = [
     "ATTEMPTS",
-    "Attempt",
+    "FoundMachine",
     "LearnedMachine",
     "Log",
     "Options",

@@ -42,7 +42,7 @@ class Options(TypedDict):
 
 
 @dataclass(frozen=True)
-class Attempt:
+class FoundMachine:
     """The machine of a search, as plain data.
 
     Attributes:
@@ -100,7 +100,7 @@ def search(
     noise: float | None = None,
     seed: int = 0,
     on_progress: Progress = lambda *_: None,
-) -> Attempt:
+) -> FoundMachine:
     """Search for a machine on nine of ten traces.
 
     Args:
@@ -119,7 +119,7 @@ def search(
 
 def finish(
     log: Log,
-    attempts: Sequence[Attempt],
+    attempts: Sequence[FoundMachine],
     *,
     num_states: int = MOST_STATES,
     noise: float | None = None,
@@ -161,14 +161,14 @@ def learn(
 
 def _attempt(
     merging: Merging, rng: np.random.Generator, noise: float | None, on_progress: Progress
-) -> Attempt:
+) -> FoundMachine:
     merging.search(rng, on_progress)
     assumed, measured = merging.evidence.noise, max(merging.measured_noise(), _LEAST_NOISE)
     if noise is None:
         merging.evidence = replace(merging.evidence, noise=measured)
         if not 1 / _FACTOR < measured / assumed < _FACTOR:
             merging.search(rng, on_progress)
-    return Attempt(merging.delta.tolist(), merging.measured_noise(), merging.score())
+    return FoundMachine(merging.delta.tolist(), merging.measured_noise(), merging.score())
 
 
 def _merging(log: Log, num_states: int, noise: float | None) -> Merging:
@@ -193,7 +193,7 @@ def _estimated_noise(tree: PrefixTree) -> float:
     return float(1 - most[often].sum() / total[often].sum()) if often.any() else _ASSUMED_NOISE
 
 
-def _machine(log: Log, attempt: Attempt) -> StateMachine:
+def _machine(log: Log, attempt: FoundMachine) -> StateMachine:
     """Return the smallest machine that gives each transition its most frequent label."""
     transitions = np.array(attempt.transitions, np.int32)
     states = _follow(transitions, log)

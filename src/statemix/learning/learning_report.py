@@ -20,7 +20,7 @@ _MOST_LINES = 200
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PropertyVerdict:
     """The verdict about a property, "proven" or "refuted", in a file of a name, and in words."""
 
     name: str
@@ -44,7 +44,7 @@ def read_property(file: Path, log: Log) -> SafetyProperty:
         raise RequestError(f"{file}: {error}") from error
 
 
-def check_property(learned: LearnedMachine, name: str, watched: SafetyProperty) -> Verdict:
+def check_property(learned: LearnedMachine, name: str, watched: SafetyProperty) -> PropertyVerdict:
     """Prove a safety property of a machine, or return a shortest word that breaks it.
 
     Words with an event that the log never shows in a state, or never with a label, are left out.
@@ -66,7 +66,7 @@ def check_property(learned: LearnedMachine, name: str, watched: SafetyProperty) 
     found = (
         "proven on words of every length" if result.verdict == "proven" else f"refuted by {steps}"
     )
-    return Verdict(name, result.verdict, f"{name}: {found}")
+    return PropertyVerdict(name, result.verdict, f"{name}: {found}")
 
 
 def contradictions(learned: LearnedMachine, log: Log) -> list[dict[str, object]]:
@@ -100,7 +100,7 @@ def to_html(
     learned: LearnedMachine,
     log: Log,
     wrong: Sequence[dict[str, object]],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[PropertyVerdict],
 ) -> str:
     """Return the page about a machine, its log, its contradictions and its properties."""
     rare = rare_transitions(learned)

@@ -36,10 +36,10 @@ def _runs() -> Iterator[_Run]:
 
 
 def _totals(runs: Sequence[_Run]) -> str:
-    """Write a line for each network, and one for all but those of the recipe."""
+    """Write a line for each network, and one for all networks of other layers."""
     networks = list(dict.fromkeys(model for _, model, _ in runs))
     groups = {model: {model} for model in networks}
-    groups["all networks of other works"] = set(networks) - {RECIPE}
+    groups["all networks of other layers"] = set(networks) - {RECIPE}
     lines = []
     for name, models in groups.items():
         planned = [row for _, model, row in runs if model in models]

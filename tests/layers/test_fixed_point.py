@@ -354,7 +354,11 @@ def test_the_kernel_is_the_pass_in_pytorch(
         found = torch.autograd.grad(loss, [*given, *layer.parameters()])
         return [one.detach().double() for one in (y, final, *found)]
 
+    run, calls = closed_form.loader.fixed_point, []
+    spy = lambda *given, **options: calls.append(run(*given, **options))  # noqa: E731
+    monkeypatch.setattr(closed_form.loader, "fixed_point", spy)
     found = results(dtype)
+    assert len(calls) == 2
     in_pytorch(monkeypatch)
     assert error(found, results(torch.float64)) < (1e-10 if dtype == torch.float64 else 1e-3)
 

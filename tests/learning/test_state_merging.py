@@ -1,6 +1,7 @@
 """State merging against definitions, and machines that it must find."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,3 +134,16 @@ def test_wrong_labels_are_the_contradictions():
 def test_states_are_at_most_those_asked_for(limit):
     log = log_of(*COUNTER, noise=0.2, size=200)
     assert learn(log, num_states=limit).machine.num_states <= limit
+
+
+@pytest.mark.parametrize("labelled", [600, 9])
+def test_accuracy_is_that_on_labelled_traces(labelled):
+    log = log_of(*COUNTER, noise=0.2)
+    # Of ten traces in a row, the last one has no label.
+    targets = log.targets.reshape(600, 10).copy()
+    targets[9::10] = targets[labelled:] = IGNORED
+    learned = learn(replace(log, targets=targets.ravel()))
+    if labelled == 9:
+        assert np.isnan(learned.accuracy)
+    else:
+        assert learned.accuracy == pytest.approx(0.8, abs=0.06)

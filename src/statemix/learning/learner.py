@@ -19,7 +19,7 @@ ATTEMPTS = 2
 MOST_STATES = 64
 """States of a machine at most, unless asked otherwise."""
 
-# Of ten traces in a row, the tenth is held out.
+# Of ten labelled traces in a row, the tenth is held out.
 _PERIOD = 10
 # Events from which a machine is learned; all of them are compared with it.
 _MOST_EVENTS, _LONGEST = 200_000, 256
@@ -70,7 +70,7 @@ class LearnedMachine:
         given: the machine's answers there, same shape; ``NEVER`` where it has none.
         noise: share of labels that contradict the machine.
         accuracy: share of right answers on held-out traces, of the machine that was learned without
-            them.
+            them; NaN if less than ten traces have labels.
     """
 
     machine: StateMachine
@@ -101,7 +101,7 @@ def search(
     seed: int = 0,
     on_progress: Progress = lambda *_: None,
 ) -> FoundMachine:
-    """Search for a machine on nine of ten traces.
+    """Search for a machine on nine of ten labelled traces, and on all others.
 
     Args:
         log: traces with labels.
@@ -111,8 +111,7 @@ def search(
         seed: seed of the order in which changes are tried.
         on_progress: function called with the number of states and the score.
     """
-    held_out = np.arange(log.num_traces) % _PERIOD == _PERIOD - 1
-    merging = _merging(log.select(np.flatnonzero(~held_out)), num_states, noise)
+    merging = _merging(log.select(np.flatnonzero(~_held_out(log))), num_states, noise)
     merging.growth_odds = LOG_ODDS / (1 + number)
     return _attempt(merging, np.random.default_rng([seed, number]), noise, on_progress)
 
@@ -128,12 +127,13 @@ def finish(
 ) -> LearnedMachine:
     """Continue the best search on all traces, and compare its machine with the log.
 
-    The arguments are those of :func:`search`, and the attempts that it has returned.
+    ``attempts`` are results of :func:`search`, which describes the other arguments.
     """
     best = max(attempts, key=lambda attempt: attempt.score)
-    held_out = log.select(np.arange(_PERIOD - 1, log.num_traces, _PERIOD))
+    held_out = log.select(np.flatnonzero(_held_out(log)))
     _, wrong, _ = _compared(_machine(log, best), held_out)
-    accuracy = 1 - len(wrong) / max((held_out.targets != IGNORED).sum(), 1)
+    scored = int((held_out.targets != IGNORED).sum())
+    accuracy = 1 - len(wrong) / scored if scored else np.nan
     merging = _merging(log, num_states, best.noise if noise is None else noise)
     merging.delta = np.array(best.transitions)
     final = _attempt(merging, np.random.default_rng(seed), noise, on_progress)
@@ -147,7 +147,7 @@ def finish(
 def learn(
     log: Log, *, num_states: int = MOST_STATES, noise: float | None = None, seed: int = 0
 ) -> LearnedMachine:
-    """Learn a machine from a log, with all attempts; the arguments are those of :func:`search`.
+    """Learn a machine from a log by all searches; :func:`search` describes the arguments.
 
     Example:
         >>> steps = np.arange(40) % 2
@@ -157,6 +157,15 @@ def learn(
     """
     options: Options = {"num_states": num_states, "noise": noise, "seed": seed}
     return finish(log, [search(log, number, **options) for number in range(ATTEMPTS)], **options)
+
+
+def _held_out(log: Log) -> NDArray[np.bool_]:
+    """Return which traces the attempts do not learn from, shape (traces,)."""
+    traces = np.repeat(np.arange(log.num_traces), np.diff(log.starts))
+    labels = np.bincount(traces, log.targets != IGNORED, log.num_traces)
+    chosen = np.zeros(log.num_traces, np.bool_)
+    chosen[np.flatnonzero(labels)[_PERIOD - 1 :: _PERIOD]] = True
+    return chosen
 
 
 def _attempt(
@@ -223,7 +232,7 @@ def _follow(transitions: NDArray[np.integer[Any]], log: Log) -> Ints:
     lengths, states = np.diff(log.starts), np.full(len(log.tokens), NEVER)
     traces = np.flatnonzero(lengths > 0)
     now = np.zeros(len(lengths), np.int64)
-    for place in range(int(lengths.max())):
+    for place in range(int(lengths.max(initial=0))):
         traces = traces[lengths[traces] > place]
         at = log.starts[traces] + place
         states[at] = now[traces]

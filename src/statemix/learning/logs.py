@@ -38,7 +38,7 @@ class Log:
         events: name of each event.
         labels: name of each label.
         tokens: number of each event that happened, shape (steps,).
-        targets: number of the label after it, same shape; ``IGNORED`` where there is none.
+        targets: number of the label of each event, same shape; ``IGNORED`` where there is none.
         starts: where each trace begins, and the number of steps, shape (traces + 1,).
         rows: row of the file of each event, counted from 1, shape (steps,).
     """
@@ -91,7 +91,7 @@ def read_log(
             that a row is a trace.
 
     Raises:
-        RequestError: if the file cannot be read or is no such log. The message names the row or
+        RequestError: if the file cannot be read or is not a log. The message names the row or
             the column.
     """
     rows = _rows_of(file)
@@ -161,11 +161,11 @@ def _numbered(
     if "" in known:
         row = rows[int(np.argmax(traces == known.index("")))]
         raise _refused(file, row, str(of_cases), "name a case", "none")
-    lengths = np.bincount(traces)
+    lengths, scored = np.bincount(traces), np.bincount(traces, targets != IGNORED)
     advice = "" if of_cases else "; if a row is an event, name the column of cases by --case"
-    if len(lengths) < _LEAST_TRACES:
+    if (count := np.count_nonzero(scored)) < _LEAST_TRACES:
         raise RequestError(
-            f"{file} must have at least {_LEAST_TRACES} traces, got {len(lengths)}{advice}"
+            f"{file} must have at least {_LEAST_TRACES} traces with labels, got {count}{advice}"
         )
     if lengths.max() < 2:
         raise RequestError(f"{file} must have traces of two events, got only single events{advice}")

@@ -29,8 +29,8 @@ def closed_form(
         (I - (1 - \lambda_t) D_t) y_t = \lambda_t \odot (u_t - h_{t-1}), \qquad D = I - Q
 
     ``decays`` and ``inputs``, lambda and u, are (B, T, N); ``initial`` is (B, N). Mixers of the
-    token alone make this a linear recurrence, which is parallel over the tokens but in the kernel
-    for CPUs. With the others it is one pass over time, and gradients go through time.
+    token alone make this a linear recurrence. PyTorch runs it in parallel over the tokens. The
+    others, and the kernel for CPUs, take one pass over time; gradients go through time.
     """
     constants = [linear.constant for linear in prepared]
     weights = [linear.weight for linear in prepared if linear.weight is not None]

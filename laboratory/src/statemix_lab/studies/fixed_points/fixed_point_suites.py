@@ -166,7 +166,7 @@ _WIDTHS = {
     "FP-RNN Householder_1, contraction": 93,
 }
 # Model -> steps that take a laptop as long as 1,500 of FP-Mamba1 with one reflection, to two digits
-# (laboratory/results/fixed_point/step-times.jsonl).
+# (laboratory/results/fixed_point/step-times.jsonl); a contraction was not measured on its own.
 _STEPS = {
     "FP-Mamba1 Kronecker": 640,
     "BD-LRU m=5 softmax": 7700,

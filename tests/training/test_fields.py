@@ -204,6 +204,14 @@ ROWS = {
     "search.confirm": Row(
         1.0, lambda t: t.attempts("passed"), [False, False], SEARCH | {"search.accept": 0.0}
     ),
+    "search.repairs": Row(
+        1,
+        lambda t: t.attempts("repairs"),
+        [1],
+        SEARCH
+        | {"search.attempts": 1, "search.accept": 0.0, "search.confirm": "proof"}
+        | {"task": TaskSpec("regex", preset="tomita-4", length=6, train_size=24)},
+    ),
     "search.length": Row(20, lambda t: t.tested()[:2], (64, 20), SEARCH),
     "search.size": Row(3, lambda t: t.tested()[:2], (3, 5), SEARCH),
     "search.attributes": Row(

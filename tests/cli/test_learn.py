@@ -1,6 +1,7 @@
 """The command that learns a machine from a log."""
 
 import ctypes
+import itertools
 import json
 import runpy
 import shutil
@@ -12,6 +13,8 @@ import pytest
 
 from statemix.cli.learn import Learn
 from statemix.cli.main import main
+from statemix.learning import Log, learn
+from statemix.learning.machine_texts import to_svg
 from statemix.tasks import TaskSpec
 
 SAFE = """\
@@ -127,6 +130,25 @@ def test_page_names_states_and_rows(learned):
     assert f"<tr>{cells}</tr>" in page
     assert "<td>open-write</td>" in page
     assert (learned / "machine.svg").read_text() in page
+
+
+def test_labels_of_the_picture_lie_apart():
+    task = TaskSpec("automaton", preset="login").build()
+    tokens, targets, _ = task.examples("train", 0, 400)
+    starts = np.arange(0, tokens.size + 1, tokens.shape[1])
+    names = task.language.letters, task.language.classes
+    rows = np.zeros(tokens.size, np.int64)
+    log = Log(*names, tokens.ravel(), targets["answer"].ravel(), starts, rows)
+    picture = to_svg(learn(log, noise=0.01))
+    texts = ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
+    places = [
+        (float(text.get("x")), float(text.get("y")), 3 * len(text.text))
+        for text in texts
+        if text.get("class") is None
+    ]
+    assert len(places) > 10
+    for (x, y, half), (other_x, other_y, other_half) in itertools.combinations(places, 2):
+        assert abs(x - other_x) >= half + other_half or abs(y - other_y) >= 12
 
 
 def test_properties_are_proven_or_refuted(learned, traces, tmp_path, capsys):

@@ -216,16 +216,17 @@ def _compiled() -> str:
 
 
 def _learners() -> str:
-    """Write which learner has found each machine, and with which accuracy on long words."""
+    """Write which learner has found each machine at each noise, and the accuracy on long words."""
     # Rounded down: what is not exact is not 1.
     said = {
         "proven": lambda _: "exact",
         "refuted": lambda row: f"{math.floor(1000 * row['accuracy']) / 1000:.3f}",
         "no result": lambda _: "no result",
     }
+    rows = sorted(json_lines("learners.jsonl"), key=lambda row: row["noise"])
     cells = (
-        ((row["machine"],), row["learner"], said[row["verdict"]](row))
-        for row in json_lines("learners.jsonl")
+        ((row["machine"],), f"{row['learner']}, {row['noise']:.0%}", said[row["verdict"]](row))
+        for row in rows
     )
     return pivot(("machine",), cells)
 

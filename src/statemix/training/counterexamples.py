@@ -17,8 +17,6 @@ from statemix.tasks.automata.automaton_words import AutomatonTask
 # kept: two batches of training, so that their loss takes no longer than that of the task.
 _MOST_WORDS, _MOST_KEPT = 4096, 256
 
-Words = Sequence[Sequence[int]]
-
 
 class Counterexamples:
     """Words that a network has answered wrong, each up to its first wrong answer.
@@ -68,7 +66,7 @@ class Counterexamples:
         ]
         return torch.stack(losses).sum()
 
-    def _batch(self, words: Words) -> tuple[Tensor, dict[str, Tensor]]:
+    def _batch(self, words: Sequence[Sequence[int]]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return padded words and their targets, both of shape (N, T)."""
         lengths = np.array([len(word) for word in words])
         tokens = np.zeros((len(words), lengths.max()), np.int64)

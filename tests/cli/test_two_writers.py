@@ -137,6 +137,21 @@ def test_a_lock_has_one_owner(tmp_path):
     assert not list(tmp_path.rglob(".statemix.lock"))
 
 
+def test_a_lock_outlives_a_folder_that_goes_while_it_is_made(tmp_path, monkeypatch):
+    """mkdir finds the folder of another process, which removes the folder at once."""
+    make, refused = os.mkdir, []
+
+    def find_once(path, *arguments):
+        if not refused:
+            refused.append(path)
+            raise FileExistsError(path)
+        make(path, *arguments)
+
+    monkeypatch.setattr(os, "mkdir", find_once)
+    with lock_folder(tmp_path / "folder"):
+        assert refused == [tmp_path / "folder"]
+
+
 def test_a_lock_leaves_what_others_have_made(tmp_path):
     with lock_folder(tmp_path / "folder"):
         (tmp_path / "folder" / "file").touch()

@@ -38,30 +38,41 @@ def test_a_state_with_several_answers_needs_entries_for_each():
         assert layer.options["block_size"] == 2 * entries
 
 
-def test_states_that_share_answers_are_told_apart_by_words_of_the_training_length():
+def test_states_that_share_answers_are_named_in_training():
     """Answers tell no state of a language; they do where the answer is the state."""
-    config = exact(TaskSpec("regex", preset="tomita-4"))
-    assert config.task.options["words"] == "distinguishing"
-    # Both answers lead to both states.
+    # Both answers of this automaton lead to both states.
     toggle = "start: p\np x q 0\np y p 0\nq x p 1\nq y q 0"
-    assert exact(TaskSpec("automaton", rules=toggle)).task.options["words"] == "distinguishing"
+    for task in (
+        TaskSpec("regex", preset="tomita-4"),
+        TaskSpec("regex", preset="D_5"),
+        TaskSpec("automaton", rules=toggle),
+    ):
+        config = exact(task)
+        assert config.task == TaskSpec(task.name, **task.options, states=True)
+        assert (config.search.repairs, config.search.size, config.search.length) == (4, 64, 64)
+    named = exact(TaskSpec("random_automaton"))
+    assert (named.task, named.search.repairs) == (TaskSpec("random_automaton"), 4)
+
+
+def test_learners_that_know_labels_alone_are_not_taught_by_the_automaton():
+    for kept in (
+        TaskSpec("regex", preset="tomita-4", labels="last"),
+        TaskSpec("regex", preset="tomita-4", train_size=1000),
+        TaskSpec("regex", preset="tomita-4", states=False),
+        TaskSpec("automaton", preset="login", flipped=0.1),
+    ):
+        config = exact(kept)
+        assert (config.task, config.search.repairs) == (kept, None)
+
+
+def test_distinguishing_words_stand_in_for_states():
+    task = TaskSpec("regex", preset="tomita-4", words="distinguishing")
+    config = exact(task)
     search = config.search
+    assert (config.task, search.repairs) == (task, None)
     assert (search.size, search.length, search.tests) == (2048, 16, 15)
     assert (search.accept, search.accept_last) == (0.99, 0.95)
     assert search.attributes == {"gate_temperature": 1 / 8}
-    for unchanged in (
-        TaskSpec("regex", preset="tomita-4", words="covering"),
-        TaskSpec("regex", preset="tomita-4", train_size=1000),
-        TaskSpec("random_automaton"),
-    ):
-        config = exact(unchanged)
-        assert config.task == unchanged
-        assert (config.search.size, config.search.length) == (64, 64)
-    for kept in (
-        TaskSpec("regex", preset="tomita-4", labels="last"),
-        TaskSpec("automaton", preset="login", flipped=0.1),
-    ):
-        assert exact(kept).task == kept
 
 
 def test_single_labels_are_tested_on_many_words_of_the_training_length():
@@ -103,8 +114,8 @@ def test_traces_get_room_for_their_states_and_are_tested_by_their_labels(tmp_pat
     # Three of the thirty traces validate, with two labels each.
     noisy = exact(TaskSpec("traces", file=str(file), flipped=0.1)).search
     assert noisy.confirm == pytest.approx(0.9 - 3 * (0.09 / 6) ** 0.5)
-    with pytest.raises(RequestError, match=r"must need at most 16 states.* needs 17"):
-        exact(TaskSpec("traces", file=str(file), num_states=17))
+    with pytest.raises(RequestError, match=r"must need at most 32 states.* needs 33"):
+        exact(TaskSpec("traces", file=str(file), num_states=33))
 
 
 def test_places_get_one_block_of_value_channels_and_words_in_which_they_all_move():
@@ -151,7 +162,7 @@ FLIPPED = TaskSpec("automaton", preset="modular-sum", flipped=0.8)
     [
         (TaskSpec("compression"), r"automaton, places or traces \(.*parity.*\), got compression"),
         (ONE_ANSWER, "task must have two answers or more .*: automaton"),
-        (TaskSpec("modular_arithmetic"), "at most 16 states, .* which needs 66"),
+        (TaskSpec("modular_arithmetic"), "at most 32 states, .* which needs 66"),
         (FLIPPED, r"flipped must be below 0\.8 with 5 answers, .* got 0\.8"),
     ],
 )

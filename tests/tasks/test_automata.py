@@ -116,6 +116,25 @@ def test_every_position_is_answered_and_letters_can_follow(rules, words):
     assert examples.targets["answer"].tolist() == replayed(task, examples)
 
 
+def test_a_second_head_names_the_state_after_each_letter():
+    task = TaskSpec("regex", pattern="(ab)*", states=True).build()
+    automaton = task.automaton()
+    assert task.heads == {"answer": 2, "state": automaton.num_states}
+    tokens, targets, _ = task.examples("train", 0, 64)
+    for word, states, answers in zip(tokens, targets["state"], targets["answer"], strict=True):
+        assert automaton.answers(word) == answers.tolist()
+        state = automaton.start
+        for letter, named in zip(word, states, strict=True):
+            state = automaton.transitions[state, letter]
+            assert named == state
+    assert task.chance["state"] > task.chance["answer"] / 2
+    # The first head alone is described.
+    assert task.describe(0) == TaskSpec("regex", pattern="(ab)*").build().describe(0)
+    for options in ({"labels": "last"}, {"flipped": 0.1}):
+        with pytest.raises(OptionError, match="states must be absent with labels=last and"):
+            TaskSpec("automaton", preset="login", states=True, **options).build()
+
+
 def test_the_last_position_alone_is_answered_in_words_of_all_lengths():
     task = tasks.build("automaton", rules=PARITY, length=6, labels="last")
     examples = task.examples("train", 0, 200)

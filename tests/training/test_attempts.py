@@ -242,6 +242,64 @@ def test_attempts_go_on_until_one_is_proven(searching, tmp_path, monkeypatch):
     assert next(verdicts, None) is None
 
 
+@pytest.fixture
+def refuted(fresh):
+    """A run whose single attempt is refuted, and repaired up to twice."""
+    task = TaskSpec("regex", preset="tomita-4", length=6, states=True)
+    changes = PROOF | {"search.attempts": 1, "search.accept": 0.0, "search.repairs": 2}
+    return fresh(SETTINGS | changes | {"task": task})
+
+
+def test_an_attempt_is_repaired_with_the_words_that_it_gets_wrong(refuted, tmp_path):
+    said = []
+    outcome = train(refuted, tmp_path, on_event=lambda event: said.append(event.text))
+    (only,) = outcome.attempts
+    assert (only.repairs, only.passed) == (2, False)
+    # The schedules have begun three times; each has six steps.
+    assert outcome.last.step == only.ended + 6
+    began = [text for text in said if "refuted: wrong after" in text and "begins, with" in text]
+    assert [text.split(": repair ")[1].split()[0] for text in began] == ["1", "2"]
+    numbers = [int(text.split("with ")[1].split()[0]) for text in began]
+    assert 1 <= numbers[0] <= numbers[1]
+    assert said[-1].startswith("finished") or "no attempts are left" in " ".join(said)
+    losses = [row["train"].get("loss/counterexamples") for row in read_metrics(tmp_path)]
+    assert losses[0] is None
+    assert losses[-1] > 0
+
+
+def test_a_repair_outlives_a_kill(refuted, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    outcome = train(refuted, whole)
+
+    def interrupt(event):
+        if event.kind == "step" and event.step == outcome.last.step - 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(refuted, cut, on_event=interrupt)
+    train(refuted, cut)
+    for name, weights in load_model(whole).state_dict().items():
+        assert torch.equal(weights, load_model(cut).state_dict()[name])
+
+
+def test_an_attempt_far_from_right_is_not_repaired():
+    search = Search(SearchConfig(attempts=2, confirm="proof", repairs=1, accept=0.9))
+    assert search.repairs(0.9)
+    assert not search.repairs(0.89)
+    search.repair(10)
+    assert not search.repairs(1.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"search.confirm": 0.9, "task": TaskSpec("regex", preset="tomita-4")}, PROOF],
+)
+def test_repairs_need_a_proof_and_the_words_of_an_automaton(searching, tmp_path, changes):
+    with pytest.raises(SettingError, match=r"search\.repairs must be absent without confirm=proof"):
+        train(searching(changes | {"search.repairs": 1}), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_proof_of_the_last_attempt_may_fail(searching, tmp_path):
     """Networks that are trained for a few steps are refuted."""
     changes = PROOF | {"search.attempts": 1, "search.accept": 0.0}

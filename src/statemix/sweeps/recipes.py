@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from statemix.automaton import IGNORED, NEVER, Automaton, HasAutomaton
 from statemix.errors import RequestError
@@ -32,7 +32,7 @@ _SHARPENING = AttributeSchedule(
 # Steps between evaluations: often enough to see an attempt leave its plateau.
 _EVERY = 50
 # Beyond what was measured, and within what the kernels are made for.
-_MOST_STATES = 16
+_MOST_STATES = 32
 
 # Share of blocks that the readout does not see while gates are sharpened: it must not need blocks
 # that do not track, which the proof removes. A schedule that ends at 0 would already hide them in
@@ -48,6 +48,8 @@ _NOISY_SIZE, _DEVIATIONS = 512, 3
 _LAST_ONLY = {"size": 2048, "tests": 15, "accept": 0.9999, "accept_last": 0.999}
 # Tests on distinguishing words. In long ones, most answers come after the pattern and are equal.
 _DISTINGUISHING = {"size": 2048, "tests": 15, "accept": 0.99, "accept_last": 0.95}
+# Each takes as long as an attempt. Networks that were proven needed one to three.
+_REPAIRS = 4
 
 # Places: values of one number are too few for a readout to tell contents apart.
 _CHANNELS = 8
@@ -74,8 +76,9 @@ def exact(task: TaskSpec) -> RunConfig:
       word, are hidden from the readout while the gates are sharpened.
     - The layer of an automaton of the user has one block with column gates and two entries for each
       state. Noise in the gates makes the letters choose clearly. The last test is the proof itself,
-      unless labels are flipped. Where states share answers or only the last letters have labels,
-      tests are more and larger.
+      unless labels are flipped. Where fresh words have right labels at all letters, a second head
+      names the states if answers do not, and an attempt that is refuted is repaired. With
+      ``words="distinguishing"`` or labels at the last letters alone, tests are more and larger.
     - The layer of n places has one block of 1.5 n entries of eight values each, and noise in the
       gates from the beginning. Words have 4 n tokens, but at most 64, if the task does not give
       their length. The width is 8 n, but at least 128.
@@ -88,16 +91,22 @@ def exact(task: TaskSpec) -> RunConfig:
     if isinstance(built, HasPlaces):
         return _for_places(task, built.places().num_places)
     num_entries = _num_entries(task.name, built)
-    if isinstance(built, AutomatonTask) and "words" not in task.options:
-        # Fresh words with all labels, none of them wrong, whose states share answers.
-        fresh = built.train_size is None and built.labels == "all" and not built.flipped
-        if fresh and built.num_classes < _num_told_apart(built.automaton()):
-            task = TaskSpec(task.name, **task.options, words="distinguishing")
-            built = cast(AutomatonTask, task.build())
+    # The automaton itself may teach where words are fresh and all labels are right.
+    taught = (
+        isinstance(built, AutomatonTask)
+        and (built.train_size, built.labels, built.flipped) == (None, "all", 0)
+        and built.words != "distinguishing"
+        and task.options.get("states", True)
+    )
+    if taught and max(built.heads.values()) < num_entries:
+        task = TaskSpec(task.name, **task.options, states=True)
+        built = task.build()
     search, attributes, last_only = _search(built), [_SHARPENING], False
     if isinstance(built, AutomatonTask | Traces):
         # Tests miss rare transitions: networks that answered them all were refuted.
         search = search.replace(confirm="proof")
+        if taught:
+            search = search.replace(repairs=_REPAIRS)
         last_only = isinstance(built, AutomatonTask) and built.labels == "last"
         noise = _LAST_ONLY_NOISE if last_only else _NOISE
         # Several blocks would share the states, and follow them only together.

@@ -61,13 +61,12 @@ class AddressedTask(ABC):
 
 
 def example_text(task: Any, index: int, split: addressing.Split) -> str:
-    """Return an example of a task with one head as text: tokens over targets."""
+    """Return an example of a task as text: tokens over targets of its first head."""
     index = addressing.check_integer("index", index, minimum=0)
     tokens, targets, lengths = task.examples(split, index, index + 1)
     length = tokens.shape[1] if lengths is None else int(lengths[0])
     words = [task.word(token) for token in tokens[0, :length].tolist()]
-    (classes,) = targets.values()
-    shown = classes[0, :length].tolist()
+    shown = next(iter(targets.values()))[0, :length].tolist()
     labels = ["." if label == IGNORED else task.label(label) for label in shown]
     width = max(map(len, (*words, *labels)))
     lines = [f"{split} example {index} of {task.title}, {length} tokens"]

@@ -18,11 +18,13 @@ from statemix.models import ReadoutModel
 from statemix.place_rules import HasPlaces
 from statemix.proofs import prove_task
 from statemix.tasks import IGNORED, Task, names_of
+from statemix.tasks.automata.automaton_words import AutomatonTask
 from statemix.tasks.groups import shares
 from statemix.tasks.permutation import Permutation
-from statemix.training.batches import CrossEntropy
+from statemix.training.batches import Batch, CrossEntropy
 from statemix.training.checkpoint import TensorFiles
 from statemix.training.config import RunConfig, SearchConfig
+from statemix.training.counterexamples import Counterexamples
 from statemix.training.evaluation import RunEvaluation, accuracy
 from statemix.training.loop import Hook, Loop
 from statemix.training.schedules import Schedules, attributes_set
@@ -52,6 +54,8 @@ class Attempt:
     """Whether it has passed all its tests so far."""
     confirmed: float | None = None
     """Token accuracy in the test after the schedules; None without it."""
+    repairs: int = 0
+    """Times that the schedules have begun again."""
 
 
 class Search:
@@ -68,8 +72,9 @@ class Search:
         assert self._config.attempts is not None
         left = self._config.attempts - len(self.attempts)
         each = self._config.max_steps + self._config.every * self._config.tests
-        again = 0 if self._config.confirm is None else scheduled
-        return self.began + each + left * (each + again)
+        repairs = scheduled * (self._config.repairs or 0)
+        again = 0 if self._config.confirm is None else scheduled + repairs
+        return self.began + each + left * (each + again) + repairs
 
     @property
     def began(self) -> int:
@@ -129,6 +134,15 @@ class Search:
         passed, last = accuracy >= self.needed(step), self._is_last_test(step)
         self._change(accuracy=accuracy, passed=passed, ended=step if last or passed else None)
 
+    def repairs(self, accuracy: float) -> bool:
+        """Return whether an attempt of this accuracy is repaired if it is refuted."""
+        few = self.attempts[-1].repairs < (self._config.repairs or 0)
+        return few and accuracy >= self._config.accept
+
+    def repair(self, step: int) -> None:
+        """Let the schedules begin again with the present weights."""
+        self._change(ended=step, repairs=self.attempts[-1].repairs + 1)
+
     def confirm(self, step: int, accuracy: float, *, passed: bool) -> None:
         """Take note of the test after the schedules."""
         self._change(confirmed=accuracy)
@@ -177,6 +191,12 @@ class Attempts(Hook):
         size, length = config.search.size, config.search.length
         setting = "search.size" if length is None else "search.length"
         self.search = Search(config.search)
+        self._wrong: Counterexamples | None = None
+        if config.search.repairs is not None:
+            if config.search.confirm != "proof" or not isinstance(task, AutomatonTask):
+                condition = "must be absent without confirm=proof and the words of an automaton"
+                raise SettingError("search.repairs", condition, config.search.repairs)
+            self._wrong = Counterexamples(task)
         self._config, self._task = config, task
         self._schedules, self._evaluation, self._losses = schedules, evaluation, losses
         self._evaluator = evaluation.on_split("validation", size, setting, length)
@@ -222,23 +242,30 @@ class Attempts(Hook):
         if not self.search.unconfirmed or confirm is None:
             text += f" ({self.search.needed(loop.step):g} needed)"
             self.search.judge(loop.step, reached)
+        elif confirm == "proof":
+            text += f" after the schedules, {self._prove(loop, reached)}"
         else:
-            if confirm == "proof":
-                passed, why = True, ", proven"
-                assert isinstance(self._task, HasAutomaton | HasPlaces)
-                network = copy.deepcopy(model).cpu()
-                with attributes_set(network, self._config.evaluation.attributes):
-                    proof = prove_task(network, self._task, max_pairs=MAX_PAIRS)
-                result, (letters, _) = proof.result, names_of(self._task, proof.head)
-                if result.verdict != "proven":
-                    word = " ".join(letters[token] for token in result.word)
-                    reason = f"wrong after {word}" if result.verdict == "refuted" else result.reason
-                    passed, why = False, f", {result.verdict}: {reason}"
-            else:
-                passed, why = reached >= confirm, f" ({confirm:g} needed)"
-            self.search.confirm(loop.step, reached, passed=passed)
-            text += f" after the schedules{why}"
+            text += f" after the schedules ({confirm:g} needed)"
+            self.search.confirm(loop.step, reached, passed=reached >= confirm)
         self._go_on(loop, text)
+
+    def _prove(self, loop: Loop, reached: float) -> str:
+        """Take note of whether ``certify`` would prove the network; return it in words."""
+        assert isinstance(self._task, HasAutomaton | HasPlaces)
+        model: Any = loop.model
+        network = copy.deepcopy(model).cpu()
+        with attributes_set(network, self._config.evaluation.attributes):
+            proof = prove_task(network, self._task, max_pairs=MAX_PAIRS)
+            result, (letters, _) = proof.result, names_of(self._task, proof.head)
+            if result.verdict == "refuted" and self._wrong and self.search.repairs(reached):
+                self._wrong.add(network, result.word)
+                self.search.repair(loop.step)
+            else:
+                passed = result.verdict == "proven"
+                self.search.confirm(loop.step, reached, passed=passed)
+        word = " ".join(letters[token] for token in result.word)
+        reasons = {"proven": "", "refuted": f": wrong after {word}", "open": f": {result.reason}"}
+        return result.verdict + reasons[result.verdict]
 
     def _go_on(self, loop: Loop, text: str) -> None:
         """Begin another attempt, or the schedules, if the attempt has ended."""
@@ -246,6 +273,10 @@ class Attempts(Hook):
         now = self.search.attempts[-1]
         if now.confirmed is not None and self.search.origin is not None:
             text += ": passed" if now.passed else ": failed; no attempts are left"
+        elif now.passed and now.repairs and self._wrong is not None:
+            text += f": repair {now.repairs} begins, with {len(self._wrong.words)} wrong words"
+            loop.restart(loop.model.state_dict())
+            loop.stopped = False
         elif now.passed:
             text += ": passed, the schedules begin"
         elif self.search.origin is not None:
@@ -254,6 +285,8 @@ class Attempts(Hook):
             self.search.restart(step)
             new_model = self._config.build_model(self._task, seed_of(self._config.seed, number))
             loop.restart(new_model.state_dict())
+            if self._wrong is not None:
+                self._wrong.words = []
             # The next row is about the new weights after their first steps.
             self._evaluation.forget(step)
             loop.stopped = False
@@ -264,6 +297,12 @@ class Attempts(Hook):
             "message", f"step {step}: attempt {number} of {self._config.search.attempts}, {text}"
         )
 
+    def losses(self, loop: Loop, batch: Any) -> dict[str, Tensor]:
+        if self._wrong is None or not self._wrong.words:
+            return {}
+        model: Any = loop.model
+        return {"counterexamples": share_of(batch) * self._wrong.loss(model)}
+
     def row(self, loop: Loop) -> dict[str, Any]:  # noqa: ARG002
         return {"attempt": len(self.search.attempts)}
 
@@ -271,10 +310,13 @@ class Attempts(Hook):
         return {"attempts": self.search.to_plain()["attempts"]}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"search": self.search.to_plain()}
+        wrong = {} if self._wrong is None else {"counterexamples": self._wrong.words}
+        return {"search": self.search.to_plain(), **wrong}
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:  # noqa: ARG002
         self.search.restore(state["search"])
+        if self._wrong is not None:
+            self._wrong.words = [tuple(word) for word in state["counterexamples"]]
 
 
 def seed_of(seed: int, attempt: int) -> int:
@@ -296,11 +338,14 @@ class PermutationPenalty(Hook):
     def losses(self, loop: Loop, batch: Any) -> dict[str, Tensor]:  # noqa: ARG002
         if self._attempts is not None and self._attempts.search.on_plateau:
             return {}
-        head, classes = next(iter(batch.targets.items()))
-        # Splitting a step into several batches changes nothing.
-        share = (classes != IGNORED).sum() / batch.num_scored[head]
-        penalty = self._coefficient * share * permutation_penalty(self._model)
+        penalty = self._coefficient * share_of(batch) * permutation_penalty(self._model)
         return {"permutation_penalty": penalty}
+
+
+def share_of(batch: Batch) -> Tensor:
+    """Return the share of a batch in its step: splitting a step into several changes no loss."""
+    head, classes = next(iter(batch.targets.items()))
+    return (classes != IGNORED).sum() / batch.num_scored[head]
 
 
 def permutation_penalty(model: ReadoutModel) -> Tensor:

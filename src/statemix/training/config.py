@@ -190,6 +190,10 @@ class SearchConfig(Settings):
     """Token accuracy from which the test after the schedules is passed. With "proof", the test is
     passed if ``statemix certify`` would prove the network. Without a value, there is no such
     test."""
+    repairs: Count | None = None
+    """Times at most that an attempt which confirm="proof" has refuted is repaired: the schedules
+    begin again with its weights, and the words that it gets wrong are a further loss (never if not
+    given). The task must be one of the words of an automaton."""
     length: Count | None = None
     """Length in tokens of the validation sequences of a test (the training length if not given)."""
     size: Count = 64

@@ -182,8 +182,9 @@ def lock_folder(
                 folder.mkdir(parents=True, exist_ok=True)
                 lock.acquire(timeout=patience_s, poll_interval=0.01)
                 break
-            except FileNotFoundError:
-                # The process that has made the folder removes it again.
+            except (FileNotFoundError, FileExistsError):
+                # The process that has made the folder removes it again: before the lock is made,
+                # or after mkdir has found it and before pathlib looks whether it is a folder.
                 if not tries_left:
                     raise
     except Timeout as error:

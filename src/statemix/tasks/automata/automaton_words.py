@@ -11,7 +11,7 @@ from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.automata.automaton_text import NamedAutomaton
 from statemix.tasks.task import Examples
-from statemix.tasks.task_bases import DrawnTask, Raw
+from statemix.tasks.task_bases import DrawnTask, Raw, Tokens
 
 
 def _drawn(
@@ -240,6 +240,8 @@ class AutomatonTask(DrawnTask):
             "balanced": last answers are equally frequent; here the others are covering words.
         flipped: share of the labels of training and validation that are wrong: another answer,
             drawn uniformly. Labels of tests are right.
+        states: whether a second head, "state", names the state of the automaton after each letter.
+            Where states share answers, a model learns from it what answers alone hardly tell.
     """
 
     head = "answer"
@@ -256,6 +258,7 @@ class AutomatonTask(DrawnTask):
         train_size: int | None,
         seed: int,
         flipped: float = 0.0,
+        states: bool = False,
     ) -> None:
         addressing.check_choice("lengths", lengths, get_args(Lengths))
         addressing.check_choice("labels", labels, get_args(Labels))
@@ -263,6 +266,9 @@ class AutomatonTask(DrawnTask):
         self.lengths, self.labels, self.words = lengths, labels, words
         self.language = language
         self.flipped = check_flipped(flipped, self.num_classes)
+        if states and (labels == "last" or self.flipped):
+            raise OptionError("states must be absent with labels=last and with flipped, got True")
+        self.states = states
         super().__init__(length=length, train_size=train_size, seed=seed)
         self.min_length = min_length
         if min_length is not None:
@@ -277,20 +283,40 @@ class AutomatonTask(DrawnTask):
     def num_classes(self) -> int:
         return len(self.language.classes)
 
+    @property
+    def heads(self) -> dict[str, int]:
+        state = {"state": self.language.automaton.num_states} if self.states else {}
+        return super().heads | state
+
     @cached_property
-    def guessing(self) -> float:
+    def chance(self) -> dict[str, float]:
         # A thousand of the longest words would not fit into memory.
         length = min(self.length, _COUNTED_LENGTH)
         raw = addressing.draws(
             self.name, self._count(length), seed=0, split="train", start=0, stop=_COUNTED
         )
-        answers = self._make(raw, length, "train").targets[self.head]
-        counts = np.bincount(answers[answers != IGNORED])
-        return float(counts.max() / counts.sum())
+        chance = {}
+        for head, answers in self._make(raw, length, "train").targets.items():
+            counts = np.bincount(answers[answers != IGNORED])
+            chance[head] = float(counts.max() / counts.sum())
+        return chance
+
+    @property
+    def guessing(self) -> float:
+        return self.chance[self.head]
 
     def automaton(self) -> Automaton:
         """Return the automaton; with labels at the end alone, every prefix is a word of its own."""
         return self.language.automaton
+
+    def targets(self, tokens: Tokens) -> dict[str, Tokens]:
+        """Return the right targets of each head after every letter of words of shape (N, T)."""
+        answers, states = np.empty_like(tokens), np.empty_like(tokens)
+        state = np.full(len(tokens), self.language.automaton.start)
+        for t in range(tokens.shape[1]):
+            answers[:, t] = self.language.automaton.outputs[state, tokens[:, t]]
+            states[:, t] = state = self.language.automaton.transitions[state, tokens[:, t]]
+        return {self.head: answers} | ({"state": states} if self.states else {})
 
     def word(self, token: int) -> str:
         return self.language.letters[token]
@@ -319,21 +345,18 @@ class AutomatonTask(DrawnTask):
         else:
             lengths = low + addressing.below(raw[:, 1], length - low + 1)
         tokens = self._words(raw[:, 0] >= 2**63, raw[:, 2 : length + 3], lengths)
-        targets = np.empty_like(tokens)
-        state = np.full(len(raw), self.language.automaton.start)
-        for t in range(length):
-            targets[:, t] = self.language.automaton.outputs[state, tokens[:, t]]
-            state = self.language.automaton.transitions[state, tokens[:, t]]
+        targets = self.targets(tokens)
         if self.flipped and split != "test":
             wrong = fractions(raw[:, length + 3 :]) < self.flipped
             lower = raw[:, length + 3 :] << np.uint64(32)
-            others = targets + 1 + addressing.below(lower, self.num_classes - 1)
-            targets = np.where(wrong, others % self.num_classes, targets)
+            others = targets[self.head] + 1 + addressing.below(lower, self.num_classes - 1)
+            targets[self.head] = np.where(wrong, others % self.num_classes, targets[self.head])
         places = np.arange(length)
-        targets[places >= lengths[:, None]] = IGNORED
+        for classes in targets.values():
+            classes[places >= lengths[:, None]] = IGNORED
         if self.labels == "last":
-            targets[places < lengths[:, None] - 1] = IGNORED
-        return Examples(tokens, {self.head: targets}, lengths if low < length else None)
+            targets[self.head][places < lengths[:, None] - 1] = IGNORED
+        return Examples(tokens, targets, lengths if low < length else None)
 
     def _words(
         self, chosen: NDArray[np.bool_], raw: Raw, lengths: NDArray[np.int64]

@@ -36,7 +36,7 @@ NESTED: dict[str, dict[str, object]] = {
         "pattern": f"{'(a' * (depth - 1)}(ab)*{'b)*' * (depth - 1)}",
         "words": "balanced",
     }
-    for depth in (2, 3, 4, 6, 8, 12)
+    for depth in (2, 3, 4, 5, 6, 8, 12)
 }
 """Brackets a and b that are nested at most n deep: D_1 = (ab)*, D_n = (a D_(n-1) b)*. Source:
 Bhattamishra et al. (2020), "On the Ability and Limitations of Transformers to Recognize Formal
@@ -55,7 +55,30 @@ EVEN_PAIRS: dict[str, dict[str, object]] = {"even-pairs": {"pattern": "a((a|b)*a
 """Words with evenly many pairs ab and ba, which are those whose first letter is also the last.
 Source: Deletang et al. (2023), "Neural Networks and the Chomsky Hierarchy"."""
 
-LANGUAGES = {**TOMITA, **EVEN_PAIRS, **NESTED, **PREFIXES}
+_DIGITS = "0123456789"
+# A number from 0 to 255.
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+
+TEXTS: dict[str, dict[str, object]] = {
+    "iso-date": {
+        "pattern": "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])",
+        "alphabet": _DIGITS + "-",
+    },
+    "ipv4": {"pattern": rf"({_BYTE}\.){{3}}{_BYTE}", "alphabet": _DIGITS + "."},
+    "decimal-number": {
+        "pattern": r"(\+|-)?([0-9]+(\.[0-9]*)?|\.[0-9]+)((e|E)(\+|-)?[0-9]+)?",
+        "alphabet": _DIGITS + "+-.eE",
+    },
+    "http-request": {
+        "pattern": r"(GET|HEAD|POST)_/[a-z/]*_HTTP/1\.[01]",
+        "alphabet": "abcdefghijklmnopqrstuvwxyzADEGHOPST/.01_",
+    },
+    "clock-time": {"pattern": "([01][0-9]|2[0-3]):[0-5][0-9]", "alphabet": _DIGITS + ":"},
+}
+"""Texts that programs read: a date, an address, a number, the first line of a request (with _ for a
+blank), and a time of day. Months have 31 days, and numbers of addresses no leading zeros."""
+
+LANGUAGES = {**TOMITA, **EVEN_PAIRS, **NESTED, **PREFIXES, **TEXTS}
 """Languages that a regular expression describes."""
 
 
@@ -97,8 +120,96 @@ MONITORS: dict[str, dict[str, object]] = {
 """Protocols whose calls a monitor watches: a file handle, the server's side of a TCP connection,
 and a login that three wrong passwords lock."""
 
+_FLOORS = "1234"
+
+
+def _answering(moves: dict[str, dict[str, tuple[str, str]]]) -> dict[str, object]:
+    """Return an automaton as text, from the next state and the answer of each letter."""
+    lines = [f"start: {next(iter(moves))}"]
+    for state, by_letter in moves.items():
+        lines += [f"{state} {letter} {q} {answer}" for letter, (q, answer) in by_letter.items()]
+    return {"rules": "\n".join(lines)}
+
+
+def _sells(credit: int) -> dict[str, tuple[str, str]]:
+    """Return what a machine does whose drinks cost 20: it keeps no more, and gives change."""
+
+    def paid(coin: int) -> tuple[str, str]:
+        return (f"has{credit + coin}", "wait") if credit + coin <= 20 else (f"has{credit}", "coin")
+
+    return {
+        **{f"coin{coin}": paid(coin) for coin in (5, 10, 20)},
+        "drink": ("has0", "drink") if credit == 20 else (f"has{credit}", "wait"),
+        "cancel": ("has0", "refund" if credit else "wait"),
+    }
+
+
+CONTROLLERS: dict[str, dict[str, object]] = {
+    "traffic-light": _answering(
+        {
+            name: {
+                "tick": (after, after.split("-")[0]),
+                "button": (asked, asked.split("-")[0]),
+                "fault": ("flashing", "flashing"),
+                "repair": ("red", "red") if name == "flashing" else (name, name.split("-")[0]),
+            }
+            for name, after, asked in (
+                ("red", "green", "red"),
+                ("green", "green-long", "green-asked"),
+                ("green-long", "green-long", "amber"),
+                ("green-asked", "amber", "green-asked"),
+                ("amber", "red", "amber"),
+                ("flashing", "flashing", "flashing"),
+            )
+        }
+    ),
+    "lift": _monitor(
+        *(
+            state
+            for place, floor in enumerate(_FLOORS)
+            for state in (
+                (
+                    f"shut{floor}",
+                    {"open": f"open{floor}"}
+                    | ({"up": f"shut{_FLOORS[place + 1]}"} if place < 3 else {})
+                    | ({"down": f"shut{_FLOORS[place - 1]}"} if place > 0 else {}),
+                ),
+                (f"open{floor}", {"shut": f"shut{floor}"}),
+            )
+        )
+    ),
+    "vending-machine": _answering({f"has{credit}": _sells(credit) for credit in range(0, 25, 5)}),
+    "retry-policy": _answering(
+        {
+            "idle": {"ask": ("try1", "send"), "ok": ("idle", "none"), "fail": ("idle", "none")}
+            | {"tick": ("idle", "none")},
+            **{
+                f"try{turn}": {
+                    "ask": (f"try{turn}", "none"),
+                    "ok": ("idle", "done"),
+                    "fail": (f"wait{turn}a", "wait") if turn < 3 else ("idle", "give-up"),
+                    "tick": (f"try{turn}", "none"),
+                }
+                for turn in (1, 2, 3)
+            },
+            **{
+                name: {"ask": (name, "none"), "ok": ("idle", "done"), "fail": (name, "none")}
+                | {"tick": after}
+                for name, after in {
+                    "wait1a": ("try2", "send"),
+                    "wait2a": ("wait2b", "wait"),
+                    "wait2b": ("try3", "send"),
+                }.items()
+            },
+        }
+    ),
+}
+"""Controllers: a traffic light that a button asks to change, a lift of four floors that moves with
+its door shut, a vending machine, and a client that asks three times and waits longer each time."""
+
 TABLES: dict[str, dict[str, object]] = {
     **MONITORS,
+    **CONTROLLERS,
     "flip-flop": {
         "rules": _table("01", {"write0": [0, 0], "write1": [1, 1], "ignore": [0, 1]}),
         "words": "repeating",

@@ -44,6 +44,7 @@ class TableAutomaton(AutomatonTask):
         train_size: int | None = None,
         seed: int = 0,
         flipped: float = 0.0,
+        states: bool = False,
     ) -> None:
         options = passed_on(locals(), AutomatonTask)
         if not isinstance(rules, str):
@@ -100,6 +101,7 @@ class Regex(AutomatonTask):
         words: Words = "covering",
         train_size: int | None = None,
         seed: int = 0,
+        states: bool = False,
     ) -> None:
         options = passed_on(locals(), AutomatonTask)
         language, longest = compile_pattern(pattern, alphabet)

@@ -9,7 +9,7 @@ from statemix.layers import LayerSpec
 from statemix.sweeps.recipes import exact
 from statemix.sweeps.runner import Runnable, configured
 from statemix.tasks import TaskSpec
-from statemix.tasks.automata.known_languages import NESTED, PREFIXES
+from statemix.tasks.automata.known_languages import PREFIXES
 from statemix.training import (
     BatchConfig,
     EvaluationConfig,
@@ -37,6 +37,7 @@ _PEERS = {
 }
 RATES = (3e-4, 1e-3, 3e-3)
 """Learning rates that every other network chooses from, for each task."""
+_NESTED = tuple(f"D_{depth}" for depth in (2, 3, 4, 6, 8, 12))
 # One task of each kind, as their training takes longer than that of the recipe: a sum, a memory,
 # a large group, and pairs of moves that training has not seen.
 _COMPARED = {"parity", "flip-flop", "A_5, 2 generators", "S_3 x S_3"}
@@ -81,7 +82,7 @@ _TASKS: dict[str, _Task] = {
     ),
     "modular sum": _language("modular-sum", "automaton"),
     **{f"tomita-{number}": _language(f"tomita-{number}") for number in range(3, 8)},
-    **{name: _language(name) for name in (*NESTED, *PREFIXES)},
+    **{name: _language(name) for name in (*_NESTED, *PREFIXES)},
     **{f"A_5, {count} generators": _group("A_5", count, 1.0) for count in (2, 6, 8, 12)},
     **{f"S_5, {count} generators": _group("S_5", count, 1.0) for count in (4, 8)},
     "S_5, 32 generators": _group("S_5", 32, 0.0107),

@@ -8,11 +8,13 @@ from typing import Any
 from statemix.layers import LayerSpec
 from statemix.sweeps.recipes import exact
 from statemix.tasks import TASKS, TaskSpec
-from statemix.tasks.automata.known_languages import TOMITA
+from statemix.tasks.automata.known_languages import CONTROLLERS, TEXTS, TOMITA
 from statemix.training import EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
 from statemix_lab.studies.study_entries import ON_ONE_CORE, StudyEntry, Trial, Trials, with_settings
 
 RECIPE = "BD-LRU, recipe exact"
+ANSWERS_ALONE = f"{RECIPE}, taught by answers alone"
+"""The recipe without the head that names states, and without repairs."""
 
 
 def with_layer(config: RunConfig, **options: Any) -> RunConfig:
@@ -143,10 +145,27 @@ def _language(name: str, _: int) -> TaskSpec:
     return TaskSpec("regex", preset=name, words="distinguishing")
 
 
+def _controller(name: str, _: int) -> TaskSpec:
+    return TaskSpec("automaton", preset=name, words="distinguishing")
+
+
+def _taught(task: TaskSpec) -> RunConfig:
+    """Return the recipe on a task without the words that stand in for its states."""
+    options = dict(task.options)
+    if options.get("words") == "distinguishing":
+        del options["words"]
+    return exact(TaskSpec(task.name, **options))
+
+
+def _by_answers(task: TaskSpec) -> RunConfig:
+    """Return the recipe without repairs; its words stand in for states."""
+    return with_settings(exact(task), {"search.repairs": None})
+
+
 def _on_covering_words(task: TaskSpec) -> RunConfig:
-    """Return the recipe on the words that a task has by default, for comparison."""
+    """Return the same on the words that a task has by default."""
     options = {name: value for name, value in task.options.items() if name != "words"}
-    config = exact(TaskSpec(task.name, **options, words="covering"))
+    config = _by_answers(TaskSpec(task.name, **options, words="covering", states=False))
     return config.replace(task=TaskSpec(task.name, **options))
 
 
@@ -170,19 +189,24 @@ def automaton_entries(*_: str) -> tuple[StudyEntry, ...]:
             for k in _PATTERNS
         },
     }
+    named: dict[str, tuple[Callable[[int], TaskSpec], int]] = {
+        **{name: (partial(_language, name), 3) for name in ("D_5", *TEXTS)},
+        **{name: (partial(_controller, name), 3) for name in CONTROLLERS},
+    }
     compared = dict.fromkeys(("pattern of 6", "pattern of 7"), range(20))
     ways: dict[str, tuple[Callable[[TaskSpec], RunConfig], Any]] = {
-        RECIPE: (exact, {name: range(most) for name, (_, most) in kinds.items()}),
-        f"{RECIPE}, covering words": (_on_covering_words, compared),
-        f"{RECIPE}, {_ATTEMPTS} attempts": (
-            lambda task: with_settings(exact(task), {"search.attempts": _ATTEMPTS}),
+        RECIPE: (_taught, dict.fromkeys(kinds | named, range(3))),
+        ANSWERS_ALONE: (_by_answers, {name: range(most) for name, (_, most) in kinds.items()}),
+        f"{ANSWERS_ALONE}, covering words": (_on_covering_words, compared),
+        f"{ANSWERS_ALONE}, {_ATTEMPTS} attempts": (
+            lambda task: with_settings(_by_answers(task), {"search.attempts": _ATTEMPTS}),
             _FAILED,
         ),
         "LSTM": (_lstm, dict.fromkeys(kinds, range(3))),
     }
     return tuple(
         StudyEntry(column, model, Trials(partial(_each_its_own, configured, task, seeds[column])))
-        for column, (task, _) in kinds.items()
+        for column, (task, _) in (kinds | named).items()
         for model, (configured, seeds) in ways.items()
         if column in seeds
     )

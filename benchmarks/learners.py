@@ -1,16 +1,17 @@
 """Which learners find machines in traces with wrong labels, as rows of results.
 
-    python benchmarks/learners.py laboratory/results/learners.jsonl --noise 0.05 --seeds 1
+    python benchmarks/learners.py laboratory/results/learners.jsonl --noise 0.05 --seeds 3
 
 The machines are models of protocol implementations in ``benchmarks/protocol_models``, which come
 from AALpy under its licence, and random machines of 5, 10 and 20 states. Every learner reads the
 same 2,000 traces of 20 events, of which half are covering words (the page "Automata as input"). A
 learner is exact if it answers every word as the machine does. A learner that needs longer than
---limit seconds of the processor has no result.
+--limit seconds of the processor has no result. Rows that the file has are not measured again.
 """
 
 import argparse
 import contextlib
+import json
 import multiprocessing
 import resource
 import signal
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the names of machines to measure")
     arguments = parser.parse_args()
     process = describe_process()
+    known = [json.loads(line) for line in arguments.output.read_text().splitlines()]
     # Small machines first.
     for name, rules in sorted(machines(), key=lambda machine: len(machine[1])):
         if arguments.only not in name:
@@ -50,6 +52,8 @@ def main() -> None:
         for seed in range(arguments.seeds):
             for learner in arguments.learners:
                 row = {"machine": name, "learner": learner, "noise": arguments.noise, "seed": seed}
+                if any(row.items() <= other.items() for other in known):
+                    continue
                 row |= limited(learner, rules, arguments.noise, seed, arguments.limit)
                 append_rows(arguments.output, [row], process)
                 print(row, flush=True)

@@ -24,7 +24,7 @@ def test_automata_of_the_user_get_one_block_of_columns():
     assert config.model.layers == (LayerSpec("bd_lru", **options),)
     assert config.search.confirm == "proof"
     ends = {schedule.attribute: schedule.end for schedule in config.schedules.attributes}
-    assert ends == {"gate_temperature": 1 / 8, "gate_noise": 0.3}
+    assert ends == {"gate_temperature": 1 / 8, "gate_noise": 1.0}
 
 
 def test_a_state_with_several_answers_needs_entries_for_each():
@@ -83,8 +83,9 @@ def test_single_labels_are_tested_on_many_words_of_the_training_length():
     every = exact(TaskSpec("regex", preset="D_2", length=40))
     assert not every.batches.packed
     assert (every.search.size, every.search.length, every.search.accept) == (64, 160, 0.9)
-    noises = [one.schedules.attributes[1].end for one in (config, every)]
-    assert noises == [1.0, 0.3]
+    alone = exact(TaskSpec("regex", preset="D_2", length=40, states=False))
+    noises = [one.schedules.attributes[1].end for one in (config, every, alone)]
+    assert noises == [1.0, 1.0, 0.3]
     assert every.schedules.replace(attributes=()) == config.schedules.replace(attributes=())
 
 

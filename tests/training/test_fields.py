@@ -109,6 +109,8 @@ FRESH |= {"schedules.epochs": None, "schedules.num_steps": 4}
 # The first attempt leaves its plateau with its second step. All attempts fail all their tests.
 SEARCH = {"search.attempts": 2, "search.max_steps": 40, "search.plateau": 1.0, "search.every": 2}
 SEARCH |= {"search.tests": 2, "search.accept": 1.0, "search.accept_last": 1.0}
+REPAIRED = SEARCH | {"search.attempts": 1, "search.accept": 0.0, "search.confirm": "proof"}
+REPAIRED |= {"task": TaskSpec("regex", preset="tomita-4", length=6, train_size=24)}
 LONGER = {"evaluation.lengths": (10, 40), "evaluation.tokens": 200}
 
 ROWS = {
@@ -203,6 +205,12 @@ ROWS = {
     "search.accept_last": Row(0.0, lambda t: t.attempts("ended"), [6], SEARCH),
     "search.confirm": Row(
         1.0, lambda t: t.attempts("passed"), [False, False], SEARCH | {"search.accept": 0.0}
+    ),
+    "search.repairs": Row(
+        1,
+        lambda t: t.attempts("repairs"),
+        [1],
+        REPAIRED,
     ),
     "search.length": Row(20, lambda t: t.tested()[:2], (64, 20), SEARCH),
     "search.size": Row(3, lambda t: t.tested()[:2], (3, 5), SEARCH),

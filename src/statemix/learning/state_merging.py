@@ -1,6 +1,7 @@
 """State merging: a deterministic machine from labelled words, some of whose labels are wrong."""
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -118,7 +119,24 @@ class Merging:
         counts = self.labels(states)
         total = self.evidence.log(counts, np.arange(len(counts)) % self.num_letters).sum()
         alone = self._alone(states[tree.parent[tree.labelled]] == NEVER).sum()
-        return float(total + alone - LOG_ODDS * len(self.delta))
+        return float(total + alone + self._targets_prior() - LOG_ODDS * len(self.delta))
+
+    def _targets_prior(self) -> float:
+        r"""Return the log probability of the targets of all transitions, one after the other.
+
+        .. math:: P(q) = (n_q + 1) / (n + S)
+
+        where n of S states' transitions came before, and :math:`n_q` of them lead to q (a Polya
+        urn). Most transitions of many machines lead to few states, such as that of an error.
+        """
+        into = self._into().tolist()
+        states = len(into)
+        rest = math.lgamma(states) - math.lgamma(states + sum(into))
+        return math.fsum(math.lgamma(number + 1) for number in into) + rest
+
+    def _into(self) -> Ints:
+        """Return how many transitions lead to each state, shape (states,)."""
+        return np.bincount(self.delta[self.delta != NEVER], minlength=len(self.delta))
 
     def search(self, rng: np.random.Generator, on_progress: Callable[[int, float], None]) -> None:
         """Grow a machine and improve it until no change raises the score.
@@ -176,6 +194,7 @@ class Merging:
         if is_new:
             self._add_state(source, letter)
         elif not only_new:
+            weights += np.log1p(self._into())
             self.delta[source, letter] = np.where(possible, weights, -np.inf).argmax()
         return is_new
 
@@ -237,7 +256,10 @@ class Merging:
         return weights, differ.min(0)
 
     def _scores_of_targets(self, source: int, letter: int) -> Floats:
-        """Return the score of the machine with each state as the target of a transition."""
+        """Return the score of the machine with each state as the target of a transition.
+
+        A number that all targets share is left out.
+        """
         tree, num_states, num_letters = self.tree, len(self.delta), self.num_letters
         states = self.follow()
         # Nodes whose state depends on the target.
@@ -271,7 +293,9 @@ class Merging:
         gains[touched] = self.evidence.log(fixed[at] + added[touched], letters)
         gains[touched] -= self.evidence.log(fixed[at], letters)
         lost = np.where(sources == NEVER, self._alone(entries), 0.0)
-        return np.asarray(gains.sum(1) + lost.sum(1))
+        others = self._into()
+        others[self.delta[source, letter]] -= 1
+        return np.asarray(gains.sum(1) + lost.sum(1) + np.log1p(others))
 
     def _split(self) -> bool:
         """Try new states as targets of doubtful transitions until the score rises."""

@@ -40,8 +40,8 @@ _MOST_STATES = 32
 _HIDING = AttributeSchedule(attribute="block_dropout", end=0.5, finish=0.01)
 
 # Noise in raw gates of columns, without which some letters choose less clearly. With a single label
-# for each word, networks with gates of 0 and 1 were wrong unless there was more noise.
-_NOISE, _LAST_ONLY_NOISE = 0.3, 1.0
+# for each word, or with many states, networks with gates of 0 and 1 were wrong without more noise.
+_NOISE, _MORE_NOISE = 0.3, 1.0
 # Tests where labels are wrong: words, and standard deviations that a right network may be below.
 _NOISY_SIZE, _DEVIATIONS = 512, 3
 # Tests where a word has a single label. Before gates are sharpened, sharp gates answer few words.
@@ -108,7 +108,7 @@ def exact(task: TaskSpec) -> RunConfig:
         if taught:
             search = search.replace(repairs=_REPAIRS)
         last_only = isinstance(built, AutomatonTask) and built.labels == "last"
-        noise = _LAST_ONLY_NOISE if last_only else _NOISE
+        noise = _MORE_NOISE if last_only or taught else _NOISE
         # Several blocks would share the states, and follow them only together.
         columns = {"gate": "column_softmax", **COLUMN_TRACKING}
         layer = LayerSpec("bd_lru", num_blocks=1, block_size=2 * num_entries, **columns)

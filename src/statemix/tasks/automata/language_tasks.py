@@ -139,6 +139,7 @@ class RandomAutomaton(AutomatonTask):
         words: Words = "covering",
         train_size: int | None = None,
         seed: int = 0,
+        states: bool = False,
     ) -> None:
         options = passed_on(locals(), AutomatonTask)
         # Larger tables hardly ever reach all of their states.

@@ -157,15 +157,15 @@ def _taught(task: TaskSpec) -> RunConfig:
     return exact(TaskSpec(task.name, **options))
 
 
-def _by_answers(task: TaskSpec) -> RunConfig:
-    """Return the recipe without repairs; its words stand in for states."""
-    return with_settings(exact(task), {"search.repairs": None})
+def by_answers(task: TaskSpec) -> RunConfig:
+    """Return the recipe without what the automaton teaches."""
+    return exact(TaskSpec(task.name, **task.options, states=False)).replace(task=task)
 
 
 def _on_covering_words(task: TaskSpec) -> RunConfig:
     """Return the same on the words that a task has by default."""
     options = {name: value for name, value in task.options.items() if name != "words"}
-    config = _by_answers(TaskSpec(task.name, **options, words="covering", states=False))
+    config = by_answers(TaskSpec(task.name, **options, words="covering"))
     return config.replace(task=TaskSpec(task.name, **options))
 
 
@@ -196,10 +196,10 @@ def automaton_entries(*_: str) -> tuple[StudyEntry, ...]:
     compared = dict.fromkeys(("pattern of 6", "pattern of 7"), range(20))
     ways: dict[str, tuple[Callable[[TaskSpec], RunConfig], Any]] = {
         RECIPE: (_taught, dict.fromkeys(kinds | named, range(3))),
-        ANSWERS_ALONE: (_by_answers, {name: range(most) for name, (_, most) in kinds.items()}),
+        ANSWERS_ALONE: (by_answers, {name: range(most) for name, (_, most) in kinds.items()}),
         f"{ANSWERS_ALONE}, covering words": (_on_covering_words, compared),
         f"{ANSWERS_ALONE}, {_ATTEMPTS} attempts": (
-            lambda task: with_settings(_by_answers(task), {"search.attempts": _ATTEMPTS}),
+            lambda task: with_settings(by_answers(task), {"search.attempts": _ATTEMPTS}),
             _FAILED,
         ),
         "LSTM": (_lstm, dict.fromkeys(kinds, range(3))),

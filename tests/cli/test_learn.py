@@ -1,6 +1,7 @@
 """The command that learns a machine from a log."""
 
 import ctypes
+import itertools
 import json
 import runpy
 import shutil
@@ -12,6 +13,9 @@ import pytest
 
 from statemix.cli.learn import Learn
 from statemix.cli.main import main
+from statemix.learning import LearnedMachine
+from statemix.learning.machine_texts import to_svg
+from statemix.proofs import StateMachine
 from statemix.tasks import TaskSpec
 
 SAFE = """\
@@ -127,6 +131,24 @@ def test_page_names_states_and_rows(learned):
     assert f"<tr>{cells}</tr>" in page
     assert "<td>open-write</td>" in page
     assert (learned / "machine.svg").read_text() in page
+
+
+def test_labels_of_the_picture_lie_apart():
+    # From state 1, an arrow passes the loop of state 2.
+    transitions = np.array([[2, 1, 0], [2, 3, 0], [2, 2, 0], [2, 4, 0], [4, 4, 0]], np.int32)
+    machine = StateMachine(transitions, np.zeros_like(transitions))
+    names = ("right", "wrong", "unlock"), ("ok",)
+    none = np.zeros(0, np.int64)
+    picture = to_svg(LearnedMachine(machine, *names, transitions, none, none, 0.0, 1.0))
+    texts = ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
+    places = [
+        (float(text.get("x")), float(text.get("y")), 3 * len(text.text))
+        for text in texts
+        if text.get("class") is None
+    ]
+    assert len(places) == 13
+    for (x, y, half), (other_x, other_y, other_half) in itertools.combinations(places, 2):
+        assert abs(x - other_x) >= half + other_half or abs(y - other_y) >= 12
 
 
 def test_properties_are_proven_or_refuted(learned, traces, tmp_path, capsys):

@@ -27,6 +27,12 @@ def test_automata_of_the_user_get_one_block_of_columns():
     assert ends == {"gate_temperature": 1 / 8, "gate_noise": 1.0}
 
 
+@pytest.mark.parametrize(("num_states", "size"), [(16, 32), (17, 32), (25, 32), (32, 40)])
+def test_large_automata_have_fewer_entries_for_each_state(num_states, size):
+    (layer,) = exact(TaskSpec("random_automaton", num_states=num_states)).model.layers
+    assert layer.options["block_size"] == size
+
+
 def test_a_state_with_several_answers_needs_entries_for_each():
     """After a letter, "closed" tells whether this letter was allowed: it stands for two states."""
     gate = "start: closed\nclosed open open ok\nclosed close closed bad\n"

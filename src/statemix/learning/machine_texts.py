@@ -95,13 +95,17 @@ def to_svg(learned: LearnedMachine) -> str:
     }
     # Labels of arrows lie above circles, and circles above arrows.
     arrows, labels, points = [], [], list(places.values())
-    for (before, after), by_label in _arrows(learned).items():
+    taken_boxes = [(x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS) for x, y in points]
+    # Labels of loops stay at their places, others make room.
+    loops_first = sorted(_arrows(learned).items(), key=lambda arrow: len({*arrow[0]}))
+    for (before, after), by_label in loops_first:
         lines = _short_lines(by_label)
         taken = learned.visits[before][learned.machine.transitions[before] == after]
         width = 0.6 if taken.sum() < RARE else 1.5
         path, x, y = _path(places[before], places[after])
         arrows.append(f'<path d="{path}" stroke-width="{width}" marker-end="url(#tip)"/>')
         top = y - 13 * (len(lines) - 1) if before == after else y - 6 * (len(lines) - 1)
+        top = _free_top(x, top, lines, taken_boxes)
         points.append((x, top))
         labels += [
             f'<text x="{x:.0f}" y="{top + 13 * row:.0f}">{html.escape(line)}</text>'
@@ -184,6 +188,25 @@ def _path(start: tuple[float, float], end: tuple[float, float]) -> tuple[str, fl
     label_x = sum(w * at for w, at in zip(weights, (x, middle_x, to_x), strict=True))
     label_y = sum(w * at for w, at in zip(weights, (y, middle_y, to_y), strict=True))
     return path, label_x, label_y + 4
+
+
+def _free_top(
+    x: float, top: float, lines: Sequence[str], taken: list[tuple[float, float, float, float]]
+) -> float:
+    """Return where a label begins that lies on nothing, near a place; add its box to the others."""
+    half, height = 3.2 * max(map(len, lines)), 13 * len(lines) + 4
+    boxes = [
+        (x - half, top + 14 * shift - 10, x + half, top + 14 * shift - 10 + height)
+        for shift in (0, -1, -2, -3, 1, 2, 3)
+    ]
+
+    def is_free(box: tuple[float, float, float, float]) -> bool:
+        left, low, right, high = box
+        return not any(left < b[2] and b[0] < right and low < b[3] and b[1] < high for b in taken)
+
+    box = next(filter(is_free, boxes), boxes[0])
+    taken.append(box)
+    return box[1] + 10
 
 
 def _svg(points: Sequence[tuple[float, float]], content: str) -> str:

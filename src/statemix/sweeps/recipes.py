@@ -31,8 +31,10 @@ _SHARPENING = AttributeSchedule(
 )
 # Steps between evaluations: often enough to see an attempt leave its plateau.
 _EVERY = 50
-# Beyond what was measured, and within what the kernels are made for.
+# Beyond what was measured.
 _MOST_STATES = 32
+# Entries of a block with two for each state: the cost of a step grows with their square.
+_MOST_ENTRIES = 32
 
 # Share of blocks that the readout does not see while gates are sharpened: it must not need blocks
 # that do not track, which the proof removes. A schedule that ends at 0 would already hide them in
@@ -75,7 +77,7 @@ def exact(task: TaskSpec) -> RunConfig:
       initial states and an entry for each point or state. Half of the blocks, drawn anew for every
       word, are hidden from the readout while the gates are sharpened.
     - The layer of an automaton of the user has one block with column gates and two entries for each
-      state. Noise in the gates makes the letters choose clearly. The last test is the proof itself,
+      state, but at most 32, or 1.25 for each state if these are more. Noise in the gates makes the letters choose clearly. The last test is the proof itself,
       unless labels are flipped. Where fresh words have right labels at all letters, a second head
       names the states if answers do not, and an attempt that is refuted is repaired. With
       ``words="distinguishing"`` or labels at the last letters alone, tests are more and larger.
@@ -111,7 +113,8 @@ def exact(task: TaskSpec) -> RunConfig:
         noise = _MORE_NOISE if last_only or taught else _NOISE
         # Several blocks would share the states, and follow them only together.
         columns = {"gate": "column_softmax", **COLUMN_TRACKING}
-        layer = LayerSpec("bd_lru", num_blocks=1, block_size=2 * num_entries, **columns)
+        size = min(2 * num_entries, max(_MOST_ENTRIES, math.ceil(1.25 * num_entries)))
+        layer = LayerSpec("bd_lru", num_blocks=1, block_size=size, **columns)
         attributes.append(AttributeSchedule(attribute="gate_noise", end=noise, finish=0.0))
         if last_only:
             always = {"length": built.length, "attributes": Assignments()}

@@ -148,9 +148,9 @@ class RandomAutomaton(AutomatonTask):
         self.num_letters = addressing.check_integer("num_letters", num_letters, **bounds)
         self.table_seed = addressing.check_seed(table_seed, "table_seed")
         table = _random_table(self.num_states, self.num_letters, self.table_seed)
-        states, letters = (tuple(map(str, range(count))) for count in table.shape)
+        names, letters = (tuple(map(str, range(count))) for count in table.shape)
         automaton = Automaton(0, table, table.copy())
-        super().__init__(NamedAutomaton(automaton, states, letters, states), **options)
+        super().__init__(NamedAutomaton(automaton, names, letters, names), **options)
         self.title = f"random automaton of {num_states} states and {num_letters} letters"
 
 

@@ -76,3 +76,14 @@ def test_the_loss_is_that_of_right_answers_on_these_words():
     loss = found.loss(Wrong(task, 1, 0, 1))
     torch.testing.assert_close(loss, torch.tensor((wrong + 6 * right) / 7))
     loss.backward()
+
+
+def test_the_shortest_words_are_kept(monkeypatch):
+    task = Regex(pattern="abab", alphabet="ab")
+    found, count = shown(task)
+    assert count > 3
+    shortest = found.words[:3]
+    monkeypatch.setattr("statemix.training.counterexamples._MOST_KEPT", 3)
+    again, _ = shown(task)
+    assert again.words == shortest
+    assert len(shortest[0]) <= len(shortest[1]) <= len(shortest[2])

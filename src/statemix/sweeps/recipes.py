@@ -77,10 +77,11 @@ def exact(task: TaskSpec) -> RunConfig:
       initial states and an entry for each point or state. Half of the blocks, drawn anew for every
       word, are hidden from the readout while the gates are sharpened.
     - The layer of an automaton of the user has one block with column gates and two entries for each
-      state, but at most 32, or 1.25 for each state if these are more. Noise in the gates makes the letters choose clearly. The last test is the proof itself,
-      unless labels are flipped. Where fresh words have right labels at all letters, a second head
-      names the states if answers do not, and an attempt that is refuted is repaired. With
-      ``words="distinguishing"`` or labels at the last letters alone, tests are more and larger.
+      state, but at most 32, or 1.25 for each state if these are more. Noise in the gates makes the
+      letters choose clearly. The last test is the proof itself, unless labels are flipped. Where
+      fresh words have right labels at all letters, a second head names the states if answers do
+      not, and an attempt that is refuted is repaired. With ``words="distinguishing"`` or labels at
+      the last letters alone, tests are more and larger.
     - The layer of n places has one block of 1.5 n entries of eight values each, and noise in the
       gates from the beginning. Words have 4 n tokens, but at most 64, if the task does not give
       their length. The width is 8 n, but at least 128.

@@ -13,8 +13,9 @@ from statemix.models import ReadoutModel
 from statemix.proofs.candidate_words import CandidateWords
 from statemix.tasks.automata.automaton_words import AutomatonTask
 
-# Words of a search for wrong ones at most: they fill a few megabytes.
-_MOST_WORDS = 4096
+# Words of a search for wrong ones at most, which fill a few megabytes, and wrong words that are
+# kept: two batches of training, so that their loss takes no longer than that of the task.
+_MOST_WORDS, _MOST_KEPT = 4096, 256
 
 Words = Sequence[Sequence[int]]
 
@@ -26,7 +27,7 @@ class Counterexamples:
     such words.
 
     Attributes:
-        words: the words that were found in the present attempt, shortest first.
+        words: the words that were found in the present attempt, shortest first, at most 256.
     """
 
     def __init__(self, task: AutomatonTask) -> None:
@@ -50,7 +51,8 @@ class Counterexamples:
         firsts = wrong.int().argmax(1).tolist()
         places = zip(words, firsts, wrong.any(1).tolist(), strict=True)
         found = {tuple(known), *(word[: first + 1] for word, first, is_wrong in places if is_wrong)}
-        self.words = sorted({*self.words, *found}, key=lambda word: (len(word), word))
+        shortest_first = sorted({*self.words, *found}, key=lambda word: (len(word), word))
+        self.words = shortest_first[:_MOST_KEPT]
         return len(found)
 
     def loss(self, model: ReadoutModel) -> Tensor:

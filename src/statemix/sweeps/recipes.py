@@ -50,7 +50,7 @@ _NOISY_SIZE, _DEVIATIONS = 512, 3
 _LAST_ONLY = {"size": 2048, "tests": 15, "accept": 0.9999, "accept_last": 0.999}
 # Tests on distinguishing words. In long ones, most answers come after the pattern and are equal.
 _DISTINGUISHING = {"size": 2048, "tests": 15, "accept": 0.99, "accept_last": 0.95}
-# Each takes as long as an attempt. Networks that were proven needed one to three.
+# Each takes as long as an attempt. Networks that were proven needed up to four.
 _REPAIRS = 4
 
 # Places: values of one number are too few for a readout to tell contents apart.

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -25,3 +26,10 @@ def test_the_checks_are_those_of_the_newest_day(monkeypatch, tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.jsonl").write_text(row)
     assert "| runs killed and resumed | 6 | 0 findings |" in measured._checks()
+
+
+def test_the_page_of_table_4_counts_the_cells_that_agree():
+    table = (ROOT / "docs" / "generated" / "table4_mad.md").read_text()
+    marks = re.findall(r"\| \d?\.\d+ ([=<>?]) \(", table)
+    page = (ROOT / "docs" / "studies" / "table4.md").read_text()
+    assert f"{marks.count('=')} of the {len(marks)} numbers for 250 examples" in page

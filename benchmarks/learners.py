@@ -1,6 +1,6 @@
 """Which learners find machines in traces with wrong labels, as rows of results.
 
-    python benchmarks/learners.py laboratory/results/learners.jsonl --noise 0.05 --seeds 3
+    python benchmarks/learners.py laboratory/results/learners.jsonl --noise 0.05 --seeds 1
 
 The machines are models of protocol implementations in ``benchmarks/protocol_models``, which come
 from AALpy under its licence, and random machines of 5, 10 and 20 states. Every learner reads the
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the names of machines to measure")
     arguments = parser.parse_args()
     process = describe_process()
+    arguments.output.touch()
     known = [json.loads(line) for line in arguments.output.read_text().splitlines()]
     # Small machines first.
     for name, rules in sorted(machines(), key=lambda machine: len(machine[1])):

@@ -52,9 +52,10 @@ def test_states_that_share_answers_are_named_in_training():
         TaskSpec("regex", preset="tomita-4"),
         TaskSpec("regex", preset="D_5"),
         TaskSpec("automaton", rules=toggle),
+        TaskSpec("automaton", preset="lift", states=True),
     ):
         config = exact(task)
-        assert config.task == TaskSpec(task.name, **task.options, states=True)
+        assert config.task == TaskSpec(task.name, **{**task.options, "states": True})
         assert (config.search.repairs, config.search.size, config.search.length) == (4, 64, 64)
     named = exact(TaskSpec("random_automaton"))
     assert (named.task, named.search.repairs) == (TaskSpec("random_automaton"), 4)

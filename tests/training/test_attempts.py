@@ -295,7 +295,7 @@ def test_an_attempt_far_from_right_is_not_repaired():
     [{"search.confirm": 0.9, "task": TaskSpec("regex", preset="tomita-4")}, PROOF],
 )
 def test_repairs_need_a_proof_and_the_words_of_an_automaton(searching, tmp_path, changes):
-    with pytest.raises(SettingError, match=r"search\.repairs must be absent without confirm=proof"):
+    with pytest.raises(SettingError, match=r"search\.repairs must be None without confirm=proof"):
         train(searching(changes | {"search.repairs": 1}), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

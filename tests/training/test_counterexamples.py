@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_right_answers_on_these_words():
     loss.backward()
 
 
-def test_the_shortest_words_are_kept(monkeypatch):
+def test_the_refuting_word_and_the_shortest_ones_are_kept(monkeypatch):
     task = Regex(pattern="abab", alphabet="ab")
     found, count = shown(task)
     assert count > 2
@@ -86,4 +86,5 @@ def test_the_shortest_words_are_kept(monkeypatch):
     monkeypatch.setattr("statemix.training.counterexamples._MOST_KEPT", 2)
     again, _ = shown(task)
     assert again.words == shortest
-    assert len(shortest[0]) <= len(shortest[1]) < len(found.words[-1])
+    assert shortest[0] == (0, 0, 0, 1)
+    assert len(shortest[1]) == min(map(len, found.words[1:]))

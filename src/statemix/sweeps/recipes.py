@@ -102,7 +102,7 @@ def exact(task: TaskSpec) -> RunConfig:
         and task.options.get("states", True)
     )
     if taught and max(built.heads.values()) < num_entries:
-        task = TaskSpec(task.name, **task.options, states=True)
+        task = TaskSpec(task.name, **{**task.options, "states": True})
         built = task.build()
     search, attributes, last_only = _search(built), [_SHARPENING], False
     if isinstance(built, AutomatonTask | Traces):

@@ -194,7 +194,7 @@ class Attempts(Hook):
         self._wrong: Counterexamples | None = None
         if config.search.repairs is not None:
             if config.search.confirm != "proof" or not isinstance(task, AutomatonTask):
-                condition = "must be absent without confirm=proof and the words of an automaton"
+                condition = "must be None without confirm=proof and the words of an automaton"
                 raise SettingError("search.repairs", condition, config.search.repairs)
             self._wrong = Counterexamples(task)
         self._config, self._task = config, task

@@ -25,7 +25,8 @@ class Counterexamples:
     such words.
 
     Attributes:
-        words: the words that were found in the present attempt, shortest first, at most 256.
+        words: the words that were found in the present attempt, at most 256: the one that refutes
+            the network, then the shortest ones.
     """
 
     def __init__(self, task: AutomatonTask) -> None:
@@ -48,10 +49,10 @@ class Counterexamples:
             wrong |= (logits[head].argmax(-1) != classes) & (classes != IGNORED)
         firsts = wrong.int().argmax(1).tolist()
         places = zip(words, firsts, wrong.any(1).tolist(), strict=True)
-        found = {tuple(known), *(word[: first + 1] for word, first, is_wrong in places if is_wrong)}
-        shortest_first = sorted({*self.words, *found}, key=lambda word: (len(word), word))
-        self.words = shortest_first[:_MOST_KEPT]
-        return len(found)
+        found = {word[: first + 1] for word, first, is_wrong in places if is_wrong} - {tuple(known)}
+        others = sorted({*self.words, *found} - {tuple(known)}, key=lambda word: (len(word), word))
+        self.words = [tuple(known), *others][:_MOST_KEPT]
+        return 1 + len(found)
 
     def loss(self, model: ReadoutModel) -> Tensor:
         """Return the mean cross-entropy of a model on the words, summed over heads, in nats."""

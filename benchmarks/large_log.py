@@ -14,13 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-
-from statemix.proofs import StateMachine
 from statemix.proofs.safety import check_safety
 from statemix.tasks import TaskSpec
 from statemix_lab.bench.harness import append_rows, describe_process
-from statemix_lab.studies.exactness.learned_automata import specification
+from statemix_lab.studies.exactness.learned_automata import machine_of, specification
 
 _TRACES, _EVENTS = 50_000, 20
 
@@ -42,10 +39,18 @@ def main() -> None:
         subprocess.run([*command, "--workers", "2"], check=True)
         wall_s = time.monotonic() - began
         learned = json.loads((output / "machine.json").read_text())
+    letters, answers = task.language.letters.index, task.language.classes.index
+    arrows = {
+        state: {
+            letters(name): (step["next"], answers(step["answer"])) for name, step in row.items()
+        }
+        for state, row in learned["states"].items()
+    }
+    machine = machine_of(learned["start"], arrows, task, 0)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     row = {
         "events": _TRACES * _EVENTS,
-        "verdict": check_safety(_machine(learned, task), specification(task)).verdict,
+        "verdict": check_safety(machine, specification(task)).verdict,
         "wall_s": round(wall_s, 1),
         "cpu_s": round(used.ru_utime + used.ru_stime, 1),
         # Of the largest process.
@@ -53,17 +58,6 @@ def main() -> None:
     }
     append_rows(Path(sys.argv[1]), [row], describe_process())
     print(row)
-
-
-def _machine(learned: dict, task: object) -> StateMachine:
-    """Return the stored machine with the numbers of a task's letters and answers."""
-    states, answers = list(learned["states"]), list(task.language.classes)
-    table = np.zeros((2, len(states), len(task.language.letters)), np.int32)
-    for place, state in enumerate(states):
-        for letter, name in enumerate(task.language.letters):
-            step = learned["states"][state][name]
-            table[:, place, letter] = states.index(step["next"]), answers.index(step["answer"])
-    return StateMachine(*table)
 
 
 if __name__ == "__main__":

@@ -140,15 +140,22 @@ def test_labels_of_the_picture_lie_apart():
     names = ("right", "wrong", "unlock"), ("ok",)
     none = np.zeros(0, np.int64)
     picture = to_svg(LearnedMachine(machine, *names, transitions, none, none, 0.0, 1.0))
-    texts = ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
-    places = [
-        (float(text.get("x")), float(text.get("y")), 3 * len(text.text))
-        for text in texts
-        if text.get("class") is None
-    ]
+    places, circles = [], []
+    for shape in ElementTree.fromstring(picture).iter():
+        kind, at = shape.tag.split("}")[1], shape.attrib
+        if kind == "circle":
+            circles.append((float(at["cx"]), float(at["cy"])))
+        elif kind == "text" and "class" not in at:
+            places.append((float(at["x"]), float(at["y"]), 3 * len(shape.text)))
     assert len(places) == 13
     for (x, y, half), (other_x, other_y, other_half) in itertools.combinations(places, 2):
         assert abs(x - other_x) >= half + other_half or abs(y - other_y) >= 12
+    # No label lies on a state.
+    for (x, y, half), (left, top) in itertools.product(places, circles):
+        assert abs(x - left) >= half + 26 or abs(y - 4 - top) >= 26
+    # Labels of loops stay above their circles.
+    for x, y in (circles[2], circles[4]):
+        assert (x, y - 72) in {place[:2] for place in places}
 
 
 def test_properties_are_proven_or_refuted(learned, traces, tmp_path, capsys):

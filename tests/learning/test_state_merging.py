@@ -74,8 +74,12 @@ def test_a_log_that_does_not_tell_leaves_the_most_frequent_target():
             state = int(delta[state, letter])
     starts = np.concatenate([[0], np.cumsum([len(word) for word in tokens])])
     flat = np.array([letter for word in tokens for letter in word])
-    found = learn(Log(("a", "b"), ("0", "1"), flat, np.array(targets), starts, flat), noise=0.01)
-    assert found.machine.transitions.tolist() == delta.tolist()
+    log = Log(("a", "b"), ("0", "1"), flat, np.array(targets), starts, flat)
+    assert learn(log, noise=0.01).machine.transitions.tolist() == delta.tolist()
+    # The machine grows so, without any repair.
+    merging = merging_of(log, 0.01)
+    merging.close()
+    assert merging.delta.tolist() == delta.tolist()
 
 
 def test_score_is_that_of_the_definition():

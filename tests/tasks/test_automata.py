@@ -127,7 +127,9 @@ def test_a_second_head_names_the_state_after_each_letter():
         for letter, named in zip(word, states, strict=True):
             state = automaton.transitions[state, letter]
             assert named == state
-    assert task.chance["state"] > task.chance["answer"] / 2
+    # Where the answer is the state, both heads are as hard to guess.
+    same = TaskSpec("random_automaton", states=True).build().chance
+    assert same["state"] == same["answer"]
     # The first head alone is described.
     assert task.describe(0) == TaskSpec("regex", pattern="(ab)*").build().describe(0)
     for options in ({"labels": "last"}, {"flipped": 0.1}):
@@ -216,6 +218,7 @@ def nested(word, most):
         ("even-pairs", lambda word: (word.count("ab") + word.count("ba")) % 2 == 0),
         ("P_2_ab", lambda word: word[2:].startswith("ab")),
         ("D_2", lambda word: nested(word, 2)),
+        ("D_5", lambda word: nested(word, 5)),
     ],
 )
 def test_known_languages_equal_their_definitions(name, matches):
@@ -227,6 +230,36 @@ def test_known_languages_equal_their_definitions(name, matches):
 
 
 @pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        (
+            "iso-date",
+            "2026-11-30 0000-01-01 9999-12-31",
+            "2026-13-01 2026-00-10 2026-1-01 2026-10-32",
+        ),
+        ("ipv4", "0.0.0.0 255.249.199.10 192.168.0.1", "256.0.0.0 1.2.3 01.2.3.4 1.2.3.4. 1..3.4"),
+        ("decimal-number", "0 -1. +.5 12.50e-7 3E+10", ". + 1e 1.2.3 -e5 1e+ .e1"),
+        (
+            "http-request",
+            "GET_/_HTTP/1.1 HEAD_/a/b_HTTP/1.0",
+            "GET_/_HTTP/1.00 GOT_/_HTTP/1.1 GET_a_HTTP/1.1 POST_/_HTTP/1.",
+        ),
+        ("clock-time", "00:00 19:59 23:07", "24:00 12:60 1:00 12:0 12:000"),
+    ],
+)
+def test_known_texts_are_told_from_others(name, right, wrong):
+    language = TaskSpec("regex", preset=name).build().language
+
+    def matches(word):
+        return language.automaton.answers(map(language.letters.index, word))[-1]
+
+    for word in right.split():
+        assert matches(word), word
+    for word in wrong.split():
+        assert not matches(word), word
+
+
+@pytest.mark.parametrize(
     ("preset", "calls", "answers"),
     [
         ("file-handle", "read open-read write read close close", "no ok no ok ok no"),
@@ -234,6 +267,26 @@ def test_known_languages_equal_their_definitions(name, matches):
         ("login", "wrong wrong wrong right use unlock right", "ok ok ok no no ok ok"),
         ("flip-flop", "ignore write1 ignore ignore write0 ignore", "0 1 1 1 0 0"),
         ("modular-sum", "4 3 0 1 2 4", "4 2 2 3 0 4"),
+        (
+            "traffic-light",
+            "button tick button tick tick tick tick tick button fault tick repair",
+            "red green green amber red green green green amber flashing flashing red",
+        ),
+        (
+            "lift",
+            "down up up up up open up shut down open open",
+            "no ok ok ok no ok no ok ok ok no",
+        ),
+        (
+            "vending-machine",
+            "cancel drink coin10 coin20 coin5 coin5 drink coin20 cancel",
+            "wait wait wait coin wait wait drink wait refund",
+        ),
+        (
+            "retry-policy",
+            "ok ask fail tick fail tick fail tick fail ask ask ok ask fail ok",
+            "none send wait send wait wait none send give-up send none done send wait done",
+        ),
     ],
 )
 def test_known_tables_answer_as_they_should(preset, calls, answers):

@@ -261,10 +261,66 @@ def test_an_attempt_is_repaired_with_the_words_that_it_gets_wrong(refuted, tmp_p
     assert [text.split(": repair ")[1].split()[0] for text in began] == ["1", "2"]
     numbers = [int(text.split("with ")[1].split()[0]) for text in began]
     assert 1 <= numbers[0] <= numbers[1]
-    assert said[-1].startswith("finished") or "no attempts are left" in " ".join(said)
     losses = [row["train"].get("loss/counterexamples") for row in read_metrics(tmp_path)]
     assert losses[0] is None
     assert losses[-1] > 0
+
+
+def test_a_repair_keeps_weights_and_begins_moments_and_schedules_anew(refuted, begun, monkeypatch):
+    # A validation accuracy above 0 would end the training.
+    changes = refuted.evaluation.replace(stop_at=0.0, every=100)
+    run = begun(refuted.replace(evaluation=changes))
+    seen, after, make_step = [], [], run.loop.train_step
+
+    def spy(step):
+        weight, steps = run.model.backbone.embedding.weight, run.loop.optimizer.state.values()
+        moments = {state["step"].item() for state in steps}
+        temperature = run.model.backbone.blocks[0].mixer.gate_temperature
+        seen.append((weight.clone(), moments, temperature, run.loop.num_steps))
+        loss = make_step(step)
+        after.append(weight.clone())
+        return loss
+
+    monkeypatch.setattr(run.loop, "train_step", spy)
+    run.loop.run()
+    (only,) = run.attempts.search.attempts
+    assert only.repairs == 2
+    weights, moments, temperatures, num_steps = zip(*seen, strict=True)
+    assert all(map(torch.equal, weights[1:], after[:-1]))
+    for origin in (only.ended - 6, only.ended):
+        assert (moments[origin], moments[origin + 1]) == (set(), {1})
+        assert temperatures[origin - 1] < 1 == temperatures[origin]
+    # Before the first schedules: all steps of the search, and three times the schedules.
+    assert num_steps[0] == 1750 + 4 + 3 * 6
+    assert len(seen) == num_steps[-1] == only.ended + 6
+
+
+def test_a_new_attempt_does_not_learn_from_the_words_of_the_last_one(refuted, begun, monkeypatch):
+    run = begun(refuted.replace(search=refuted.search.replace(attempts=2, repairs=1)))
+    words, make_step = [], run.loop.train_step
+    monkeypatch.setattr(
+        run.loop,
+        "train_step",
+        lambda n: words.append(len(run.attempts._wrong.words)) or make_step(n),
+    )
+    run.loop.run()
+    first, second = run.attempts.search.attempts
+    assert (first.repairs, second.repairs) == (1, 1)
+    assert words[first.ended - 1] > 0
+    assert set(words[first.ended : second.ended]) == {0}
+    assert words[-1] > 0
+
+
+def test_splitting_a_step_changes_no_loss_of_wrong_words(refuted, begun):
+    batches = refuted.batches.replace(accumulate=3)
+    means = []
+    for config in (refuted, refuted.replace(batches=batches)):
+        run = begun(config)
+        run.attempts._wrong.words = [(0, 0, 0), (1, 0)]
+        run.step()
+        means.append(run.loop.averages.read()["loss/counterexamples"])
+    assert means[0] > 0
+    assert means[1] == pytest.approx(means[0], rel=1e-6)
 
 
 def test_a_repair_outlives_a_kill(refuted, tmp_path):
@@ -284,10 +340,10 @@ def test_a_repair_outlives_a_kill(refuted, tmp_path):
 
 def test_an_attempt_far_from_right_is_not_repaired():
     search = Search(SearchConfig(attempts=2, confirm="proof", repairs=1, accept=0.9))
-    assert search.repairs(0.9)
-    assert not search.repairs(0.89)
+    assert search.can_repair(0.9)
+    assert not search.can_repair(0.89)
     search.repair(10)
-    assert not search.repairs(1.0)
+    assert not search.can_repair(1.0)
 
 
 @pytest.mark.parametrize(

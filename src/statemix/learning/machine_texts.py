@@ -19,6 +19,8 @@ _MOST_DRAWN = 40
 _COLUMN, _ROW, _RADIUS = 230, 190, 26
 # Where the label of an arrow is on its way, nearer to the target than to the loops of the source.
 _LABEL_AT = 0.6
+# Left, top, right and bottom.
+_Box = tuple[float, float, float, float]
 
 
 def state_names(learned: LearnedMachine) -> list[str]:
@@ -95,7 +97,7 @@ def to_svg(learned: LearnedMachine) -> str:
     }
     # Labels of arrows lie above circles, and circles above arrows.
     arrows, labels, points = [], [], list(places.values())
-    taken_boxes = [(x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS) for x, y in points]
+    boxes = [(x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS) for x, y in points]
     # Labels of loops stay at their places, others make room.
     loops_first = sorted(_arrows(learned).items(), key=lambda arrow: len({*arrow[0]}))
     for (before, after), by_label in loops_first:
@@ -105,7 +107,7 @@ def to_svg(learned: LearnedMachine) -> str:
         path, x, y = _path(places[before], places[after])
         arrows.append(f'<path d="{path}" stroke-width="{width}" marker-end="url(#tip)"/>')
         top = y - 13 * (len(lines) - 1) if before == after else y - 6 * (len(lines) - 1)
-        top = _free_top(x, top, lines, taken_boxes)
+        top = _free_top(x, top, lines, boxes)
         points.append((x, top))
         labels += [
             f'<text x="{x:.0f}" y="{top + 13 * row:.0f}">{html.escape(line)}</text>'
@@ -190,23 +192,20 @@ def _path(start: tuple[float, float], end: tuple[float, float]) -> tuple[str, fl
     return path, label_x, label_y + 4
 
 
-def _free_top(
-    x: float, top: float, lines: Sequence[str], taken: list[tuple[float, float, float, float]]
-) -> float:
-    """Return where a label begins that lies on nothing, near a place; add its box to the others."""
+def _free_top(x: float, top: float, lines: Sequence[str], boxes: list[_Box]) -> float:
+    """Return a place near ``top`` where a label covers no box, and add its own box."""
     half, height = 3.2 * max(map(len, lines)), 13 * len(lines) + 4
-    boxes = [
-        (x - half, top + 14 * shift - 10, x + half, top + 14 * shift - 10 + height)
-        for shift in (0, -1, -2, -3, 1, 2, 3)
-    ]
 
-    def is_free(box: tuple[float, float, float, float]) -> bool:
-        left, low, right, high = box
-        return not any(left < b[2] and b[0] < right and low < b[3] and b[1] < high for b in taken)
+    def is_free(place: float) -> bool:
+        return not any(
+            x - half < right and left < x + half and place - 10 < high and low < place - 10 + height
+            for left, low, right, high in boxes
+        )
 
-    box = next(filter(is_free, boxes), boxes[0])
-    taken.append(box)
-    return box[1] + 10
+    tried = [top + 14 * rows for rows in (0, -1, -2, -3, 1, 2, 3)]
+    free = next(filter(is_free, tried), top)
+    boxes.append((x - half, free - 10, x + half, free - 10 + height))
+    return free
 
 
 def _svg(points: Sequence[tuple[float, float]], content: str) -> str:

@@ -134,8 +134,8 @@ class Search:
         passed, last = accuracy >= self.needed(step), self._is_last_test(step)
         self._change(accuracy=accuracy, passed=passed, ended=step if last or passed else None)
 
-    def repairs(self, accuracy: float) -> bool:
-        """Return whether an attempt of this accuracy is repaired if it is refuted."""
+    def can_repair(self, accuracy: float) -> bool:
+        """Return whether an attempt of this token accuracy is repaired if it is refuted."""
         few = self.attempts[-1].repairs < (self._config.repairs or 0)
         return few and accuracy >= self._config.accept
 
@@ -257,7 +257,7 @@ class Attempts(Hook):
         with attributes_set(network, self._config.evaluation.attributes):
             proof = prove_task(network, self._task, max_pairs=MAX_PAIRS)
             result, (letters, _) = proof.result, names_of(self._task, proof.head)
-            if result.verdict == "refuted" and self._wrong and self.search.repairs(reached):
+            if result.verdict == "refuted" and self._wrong and self.search.can_repair(reached):
                 self._wrong.add(network, result.word)
                 self.search.repair(loop.step)
             else:

@@ -34,8 +34,8 @@ class Counterexamples:
         self.words: list[tuple[int, ...]] = []
 
     @torch.no_grad()
-    def add(self, model: ReadoutModel, known: Sequence[int]) -> int:
-        """Add wrong words of a model, and one that is known to be wrong; return their number.
+    def add(self, model: ReadoutModel, known: Sequence[int]) -> None:
+        """Add wrong words of a model on the CPU, and one that is known to be wrong.
 
         The words that are tried take each transition from the start, and then tell the state that
         it reaches from others.
@@ -47,12 +47,10 @@ class Counterexamples:
         wrong = torch.zeros(tokens.shape, dtype=torch.bool)
         for head, classes in targets.items():
             wrong |= (logits[head].argmax(-1) != classes) & (classes != IGNORED)
-        firsts = wrong.int().argmax(1).tolist()
-        places = zip(words, firsts, wrong.any(1).tolist(), strict=True)
-        found = {word[: first + 1] for word, first, is_wrong in places if is_wrong} - {tuple(known)}
+        places = zip(words, wrong.int().argmax(1).tolist(), wrong.any(1).tolist(), strict=True)
+        found = {word[: first + 1] for word, first, is_wrong in places if is_wrong}
         others = sorted({*self.words, *found} - {tuple(known)}, key=lambda word: (len(word), word))
         self.words = [tuple(known), *others][:_MOST_KEPT]
-        return 1 + len(found)
 
     def loss(self, model: ReadoutModel) -> Tensor:
         """Return the mean cross-entropy of a model on the words, summed over heads, in nats."""

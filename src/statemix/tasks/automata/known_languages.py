@@ -120,8 +120,6 @@ MONITORS: dict[str, dict[str, object]] = {
 """Protocols whose calls a monitor watches: a file handle, the server's side of a TCP connection,
 and a login that three wrong passwords lock."""
 
-_FLOORS = "1234"
-
 
 def _answering(moves: dict[str, dict[str, tuple[str, str]]]) -> dict[str, object]:
     """Return an automaton as text, from the next state and the answer of each letter."""
@@ -144,63 +142,52 @@ def _sells(credit: int) -> dict[str, tuple[str, str]]:
     }
 
 
+def _signal(repaired: str, *, tick: str, button: str) -> dict[str, str]:
+    return {"tick": tick, "button": button, "fault": "flashing", "repair": repaired}
+
+
+def _request(state: str, **changes: str) -> dict[str, tuple[str, str]]:
+    """Return what a client does: unless changed, "ok" ends a request and nothing else matters."""
+    usual = {"ask": f"{state} none", "ok": "idle done", "fail": f"{state} none"}
+    moves = usual | {"tick": f"{state} none"} | changes
+    return {letter: (move.split()[0], move.split()[1]) for letter, move in moves.items()}
+
+
 CONTROLLERS: dict[str, dict[str, object]] = {
     "traffic-light": _answering(
         {
-            name: {
-                "tick": (after, after.split("-")[0]),
-                "button": (asked, asked.split("-")[0]),
-                "fault": ("flashing", "flashing"),
-                "repair": ("red", "red") if name == "flashing" else (name, name.split("-")[0]),
-            }
-            for name, after, asked in (
-                ("red", "green", "red"),
-                ("green", "green-long", "green-asked"),
-                ("green-long", "green-long", "amber"),
-                ("green-asked", "amber", "green-asked"),
-                ("amber", "red", "amber"),
-                ("flashing", "flashing", "flashing"),
-            )
+            # The answer is the lamp of the next state.
+            name: {letter: (after, after.split("-")[0]) for letter, after in moves.items()}
+            for name, moves in {
+                "red": _signal("red", tick="green", button="red"),
+                "green": _signal("green", tick="green-long", button="green-asked"),
+                "green-long": _signal("green-long", tick="green-long", button="amber"),
+                "green-asked": _signal("green-asked", tick="amber", button="green-asked"),
+                "amber": _signal("amber", tick="red", button="amber"),
+                "flashing": _signal("red", tick="flashing", button="flashing"),
+            }.items()
         }
     ),
     "lift": _monitor(
-        *(
-            state
-            for place, floor in enumerate(_FLOORS)
-            for state in (
-                (
-                    f"shut{floor}",
-                    {"open": f"open{floor}"}
-                    | ({"up": f"shut{_FLOORS[place + 1]}"} if place < 3 else {})
-                    | ({"down": f"shut{_FLOORS[place - 1]}"} if place > 0 else {}),
-                ),
-                (f"open{floor}", {"shut": f"shut{floor}"}),
-            )
-        )
+        ("shut1", {"open": "open1", "up": "shut2"}),
+        ("open1", {"shut": "shut1"}),
+        ("shut2", {"open": "open2", "up": "shut3", "down": "shut1"}),
+        ("open2", {"shut": "shut2"}),
+        ("shut3", {"open": "open3", "up": "shut4", "down": "shut2"}),
+        ("open3", {"shut": "shut3"}),
+        ("shut4", {"open": "open4", "down": "shut3"}),
+        ("open4", {"shut": "shut4"}),
     ),
     "vending-machine": _answering({f"has{credit}": _sells(credit) for credit in range(0, 25, 5)}),
     "retry-policy": _answering(
         {
-            "idle": {"ask": ("try1", "send"), "ok": ("idle", "none"), "fail": ("idle", "none")}
-            | {"tick": ("idle", "none")},
-            **{
-                f"try{turn}": {
-                    "ask": (f"try{turn}", "none"),
-                    "ok": ("idle", "done"),
-                    "fail": (f"wait{turn}a", "wait") if turn < 3 else ("idle", "give-up"),
-                    "tick": (f"try{turn}", "none"),
-                }
-                for turn in (1, 2, 3)
-            },
-            **{
-                name: {"ask": (name, "none"), "ok": ("idle", "done"), "fail": (name, "none")}
-                | {"tick": after}
-                for name, after in {
-                    "wait1a": ("try2", "send"),
-                    "wait2a": ("wait2b", "wait"),
-                    "wait2b": ("try3", "send"),
-                }.items()
-            },
+            "idle": _request("idle", ask="try1 send", ok="idle none", fail="idle none"),
+            "try1": _request("try1", fail="wait1a wait"),
+            "try2": _request("try2", fail="wait2a wait"),
+            "try3": _request("try3", fail="idle give-up"),
+            "wait1a": _request("wait1a", tick="try2 send"),
+            "wait2a": _request("wait2a", tick="wait2b wait"),
+            "wait2b": _request("wait2b", tick="try3 send"),
         }
     ),
 }

@@ -193,9 +193,9 @@ def automaton_entries(*_: str) -> tuple[StudyEntry, ...]:
             for k in _PATTERNS
         },
     }
-    named: dict[str, tuple[Callable[[int], TaskSpec], int]] = {
-        **{name: (partial(_language, name), 3) for name in ("D_5", *_SMALL_TEXTS)},
-        **{name: (partial(_controller, name), 3) for name in CONTROLLERS},
+    named: dict[str, Callable[[int], TaskSpec]] = {
+        **{name: partial(_language, name) for name in ("D_5", *_SMALL_TEXTS)},
+        **{name: partial(_controller, name) for name in CONTROLLERS},
     }
     compared = dict.fromkeys(("pattern of 6", "pattern of 7"), range(20))
     ways: dict[str, tuple[Callable[[TaskSpec], RunConfig], Any]] = {
@@ -208,9 +208,10 @@ def automaton_entries(*_: str) -> tuple[StudyEntry, ...]:
         ),
         "LSTM": (_lstm, dict.fromkeys(kinds, range(3))),
     }
+    tasks = {name: task for name, (task, _) in kinds.items()} | named
     return tuple(
         StudyEntry(column, model, Trials(partial(_each_its_own, configured, task, seeds[column])))
-        for column, (task, _) in (kinds | named).items()
+        for column, task in tasks.items()
         for model, (configured, seeds) in ways.items()
         if column in seeds
     )

@@ -205,7 +205,7 @@ def _by_statemix(words: list[_Word], task: AutomatonTask) -> StateMachine:
             zip(found.machine.transitions.tolist(), found.machine.answers.tolist(), strict=True)
         )
     }
-    return _machine(0, arrows, task, _most_frequent(words))
+    return machine_of(0, arrows, task, _most_frequent(words))
 
 
 def _by_rpni(words: list[_Word], task: AutomatonTask) -> StateMachine:
@@ -225,7 +225,7 @@ def _by_labels(function: str, words: list[_Word], task: AutomatonTask) -> StateM
     data = [(letters, labels.most_common(1)[0][0]) for letters, labels in votes.items()]
     run = getattr(_aalpy("learning_algs"), function)
     learned = run(data, "mealy", print_info=False)
-    return _machine(learned.initial_state, _arrows(learned), task, _most_frequent(words))
+    return machine_of(learned.initial_state, _arrows(learned), task, _most_frequent(words))
 
 
 def _arrows(learned: Any) -> dict[Any, dict[int, tuple[Any, int]]]:
@@ -256,7 +256,7 @@ def _by_shares(function: str, words: list[_Word], task: AutomatonTask) -> StateM
         }
         for state in learned.states
     }
-    return _machine(learned.initial_state, arrows, task, _most_frequent(words))
+    return machine_of(learned.initial_state, arrows, task, _most_frequent(words))
 
 
 READERS: dict[str, Callable[[list[_Word], AutomatonTask], StateMachine]] = {
@@ -321,14 +321,14 @@ def _by_queries(task: AutomatonTask) -> StateMachine:
     finally:
         random.setstate(before)
     learned = examiner.examined
-    return _machine(learned.initial_state, _arrows(learned), task, 0)
+    return machine_of(learned.initial_state, _arrows(learned), task, 0)
 
 
 class _TooManyWordsError(Exception):
     """L* has asked for more words than it may."""
 
 
-def _machine(
+def machine_of(
     start: Any, arrows: dict[Any, dict[int, tuple[Any, int]]], task: AutomatonTask, guess: int
 ) -> StateMachine:
     """Return tables: state -> letter -> next state and answer, and what is answered elsewhere."""

@@ -18,11 +18,12 @@ from statemix_lab.studies.fixed_points.fixed_point_studies import overview as fi
 from statemix_lab.studies.higher_order.cell_table import overview
 from statemix_lab.studies.higher_order.claims import Decision, decide
 from statemix_lab.studies.higher_order.contenders import price_texts
+from statemix_lab.studies.higher_order.protocols import GRIDS
 from statemix_lab.studies.result_text import MARKS, accuracy_text, duration_text, published_text
 from statemix_lab.studies.store import StoredRow
 from statemix_lab.studies.study import find_study
 from statemix_lab.studies.study_entries import ProtocolName, SizeName
-from statemix_lab.studies.tidy import FULL, by_length
+from statemix_lab.studies.tidy import ENOUGH_SEEDS, FULL, by_length
 
 USUAL = "as in the recipe"
 TABLES = ("table3", "table4", "table6")
@@ -49,6 +50,8 @@ def tables() -> dict[str, str]:
         **{f"{name}_mad_spread": _spreads(cells, rows, name, "mad") for name in AS_MAD},
         **{f"{name}_mlp": _paper_table(cells, name, "mlp") for name in WITH_MLP},
         **{f"{name}_mlp_spread": _spreads(cells, rows, name, "mlp") for name in WITH_MLP},
+        **{f"{name}_sizes": _sizes(rows, name) for name in AS_MAD},
+        "axes": _axes(rows),
         "readouts": _readouts(cells),
         "tuned": _tuned(cells),
         "claims": _claims(rows),
@@ -245,6 +248,67 @@ def _paper_table(cells: Mapping[str, Any], table: str, protocol: ProtocolName) -
     return markdown(("model", *columns), lines)
 
 
+def _screens(rows: Mapping[str, StoredRow], table: str) -> Iterator[tuple[str, str, pl.DataFrame]]:
+    """Yield column, model and the runs of protocol "mad" that screen its sizes, smallest first."""
+    runs = _runs(rows, table, "mad").filter(pl.col("seed") == 0)
+    for (column, model), group in runs.group_by("column", "model", maintain_order=True):
+        short = group.filter(pl.col("setting").str.ends_with(" epochs"))
+        # Where all epochs are few steps, runs in full screen.
+        yield str(column), str(model), group if short.is_empty() else short
+
+
+def _sizes(rows: Mapping[str, StoredRow], table: str) -> str:
+    """Write the accuracy of each state size in the runs that screen sizes."""
+    sizes = GRIDS["laptop"].screened_sizes
+    return pivot(
+        ("model",),
+        (
+            ((model,), f"`{column}`, {size}", accuracy_text(accuracy))
+            for column, model, runs in _screens(rows, table)
+            for size, accuracy in zip(sizes, runs["best_test"], strict=True)
+            if accuracy is not None
+        ),
+    )
+
+
+def _axes(rows: Mapping[str, StoredRow]) -> str:
+    """Write by how much each choice changes accuracies, a line for each column and choice."""
+    moved: dict[tuple[str, str], dict[str, float]] = {}
+    for axis, column, model, accuracies in _choices(rows):
+        if len(accuracies) > 1:
+            moved.setdefault((column, axis), {})[model] = max(accuracies) - min(accuracies)
+    lines = []
+    for (column, axis), changes in sorted(moved.items(), key=lambda item: item[0][0]):
+        most = max(changes, key=lambda model: changes[model])
+        mean = accuracy_text(fmean(changes.values()))
+        lines.append(
+            (f"`{column}`", axis, str(len(changes)), mean, accuracy_text(changes[most]), most)
+        )
+    heads = ("column", "choice", "models", "mean change", "largest change", "model of the largest")
+    return markdown(heads, lines)
+
+
+def _choices(rows: Mapping[str, StoredRow]) -> Iterator[tuple[str, str, str, list[float]]]:
+    """Yield a choice, a column, a model, and the accuracies of all alternatives that were run."""
+    for table in AS_MAD:
+        best = _runs(rows, table, "mad").filter(status="done")
+        for column, model, screens in _screens(rows, table):
+            ended = screens["best_test"].drop_nulls().to_list()
+            if len(ended) == len(screens):
+                yield "state size", column, model, ended
+            here = best.filter(column=column, model=model)
+            for (setting,), runs in here.group_by("setting", maintain_order=True):
+                if len(runs) >= ENOUGH_SEEDS:
+                    yield "seed", column, model, runs["best_test"].to_list()
+                    short = screens.filter(pl.col("setting").str.starts_with(f"{setting}, "))
+                    both = [*short["best_test"], runs.filter(seed=0)["best_test"].item()]
+                    yield "all epochs or a quarter", column, model, both
+    accuracies = _wrapper_accuracies(rows)
+    for (column, change, model), one in accuracies.items():
+        if change and (usual := accuracies.get((column, "", model))):
+            yield change, column, model, [usual["best_test"], one["best_test"]]
+
+
 def _readouts(cells: Mapping[str, Any]) -> str:
     """Write how near each readout comes to Table 4, over models with three seeds of both."""
     of = {
@@ -387,15 +451,22 @@ def _short_data(rows: Mapping[str, StoredRow]) -> str:
     return records(lines)
 
 
-def _wrapper(rows: Mapping[str, StoredRow]) -> str:
-    runs = _runs(rows, "wrapper")
-    best = {
+def _wrapper_accuracies(
+    rows: Mapping[str, StoredRow],
+) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Return the best accuracy and the published one by column, change and model."""
+    return {
         (*one["column"].partition(", ")[::2], one["model"]): one
-        for one in runs.filter(pl.col("status") == "done")
+        for one in _runs(rows, "wrapper")
+        .filter(pl.col("status") == "done")
         .group_by("column", "model", maintain_order=True)
         .agg(pl.col("best_test").max(), pl.col("published").first())
         .to_dicts()
     }
+
+
+def _wrapper(rows: Mapping[str, StoredRow]) -> str:
+    best = _wrapper_accuracies(rows)
     changes = list(dict.fromkeys(change for _, change, _ in best))
     lines = []
     for column, model in dict.fromkeys((column, model) for column, _, model in best):

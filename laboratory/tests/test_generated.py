@@ -33,3 +33,19 @@ def test_the_page_of_table_4_counts_the_cells_that_agree():
     marks = re.findall(r"\| \d?\.\d+ ([=<>?]) \(", table)
     page = (ROOT / "docs" / "studies" / "table4.md").read_text()
     assert f"{marks.count('=')} of the {len(marks)} numbers for 250 examples" in page
+
+
+def test_the_effect_of_the_state_size_is_the_range_over_sizes():
+    generated = ROOT / "docs" / "generated"
+    lines = (generated / "table4_sizes.md").read_text().splitlines()[2:]
+    models = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    ranges = {}
+    for model, *accuracies in models:
+        values = [float(text) for text in accuracies[:4]]
+        ranges[model] = max(values) - min(values)
+    most = max(ranges, key=ranges.get)
+    cells = (len(ranges), f".{sum(ranges.values()) / len(ranges) * 1000:.0f}", most)
+    (line,) = re.findall(r"\| `s3_250` \| state size \| .*", (generated / "axes.md").read_text())
+    texts = [cell.strip() for cell in line.strip("|").split("|")[2:]]
+    assert (int(texts[0]), texts[1], texts[3]) == cells
+    assert abs(float(texts[2]) - ranges[most]) < 0.002

@@ -183,6 +183,9 @@ def test_the_protocol_mad_has_the_parts_of_mad():
     assert (config.model.bos, config.model.residual, config.model.norm) == (False, True, "rms")
     assert (config.optimizer.weight_decay, config.batches.size) == (0, 128)
     assert config.schedules.min_learning_rate == 1e-5
+    for size, every in (("laptop", 8), ("paper", 1)):
+        (entry,) = cell(CONTENDERS["BD-LRU m=3"], Column("c", (S3,)), "mad", size)
+        assert {run.evaluation.every for run in runs(entry)} == {every}
     parity = TABLES["table6"].columns[0].data[0]
     assert "train_size" not in parity.task.options
     assert parity.task_of("mad").options["train_size"] == 10_000

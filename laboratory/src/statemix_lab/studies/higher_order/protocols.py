@@ -212,8 +212,8 @@ def _screened(size: SizeName, contender: Contender, data: Data) -> ScreenedTrial
         for layer, rate in itertools.product(layers, grid.learning_rates):
             words = ", ".join([f"learning rate {rate:g}", *_options(layer, layers)])
             config = _config(layer, data, size)
-            screen = _as_mad(config, data, rate, short).replace(seed=grid.seeds[0])
-            full = Trial.seeded(words, _as_mad(config, data, rate, epochs), grid.seeds)
+            screen = _as_mad(config, data, size, rate, short).replace(seed=grid.seeds[0])
+            full = Trial.seeded(words, _as_mad(config, data, size, rate, epochs), grid.seeds)
             yield Trial(f"{words}, {short} epochs", (screen,)), full
 
     def accuracy(row: StoredRow) -> float:
@@ -223,14 +223,14 @@ def _screened(size: SizeName, contender: Contender, data: Data) -> ScreenedTrial
     return ScreenedTrials(settings, accuracy, grid.kept)
 
 
-def _as_mad(config: RunConfig, data: Data, rate: float, epochs: int) -> RunConfig:
+def _as_mad(config: RunConfig, data: Data, size: SizeName, rate: float, epochs: int) -> RunConfig:
     """Give a run the model, the data and the length of protocol "mad"."""
     return config.replace(
         task=data.task_of("mad"),
         model=config.model.replace(channel_mixer=MixerSpec("mlp")),
         optimizer=config.optimizer.replace(learning_rate=rate),
         schedules=config.schedules.replace(epochs=epochs, num_steps=None),
-        evaluation=config.evaluation.replace(every=max(1, epochs // _EVALUATIONS)),
+        evaluation=config.evaluation.replace(every=_every(size, epochs)),
     )
 
 
@@ -289,11 +289,16 @@ def _options(layer: LayerSpec, layers: Sequence[LayerSpec]) -> list[str]:
     return [" ".join(f"{name}={value}" for name, value in layer.options.items())]
 
 
+def _every(size: SizeName, epochs: int) -> int:
+    """Return the epochs between evaluations."""
+    return 1 if GRIDS[size].every_epoch else max(1, epochs // _EVALUATIONS)
+
+
 def _config(layer: LayerSpec, data: Data, size: SizeName) -> RunConfig:
     """Configure a run as the paper says, and as MAD does where the paper is silent."""
     duration = data.durations[size]
     fresh = "train_size" not in data.task.options
-    every = 1 if GRIDS[size].every_epoch and not fresh else max(1, duration // _EVALUATIONS)
+    every = max(1, duration // _EVALUATIONS) if fresh else _every(size, duration)
     return RunConfig(
         task=data.task,
         model=ModelConfig(layers=(layer,), hidden_size=128, backbone=data.backbone),

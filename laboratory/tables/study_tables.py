@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 import polars as pl
-from measurement_tables import markdown, pivot, records, study_rows, unproven
+from measurement_tables import json_lines, markdown, pivot, records, study_rows, unproven
 
 from statemix_lab.studies.exactness.exact_protocols import RECIPE, has_tuned_rate
 from statemix_lab.studies.exactness.exact_table import (
@@ -18,12 +18,13 @@ from statemix_lab.studies.fixed_points.fixed_point_studies import overview as fi
 from statemix_lab.studies.higher_order.cell_table import overview
 from statemix_lab.studies.higher_order.claims import Decision, decide
 from statemix_lab.studies.higher_order.contenders import price_texts
+from statemix_lab.studies.higher_order.paper_tables import TABLES as PAPER_TABLES
 from statemix_lab.studies.higher_order.protocols import GRIDS
 from statemix_lab.studies.result_text import MARKS, accuracy_text, duration_text, published_text
 from statemix_lab.studies.store import StoredRow
 from statemix_lab.studies.study import find_study
 from statemix_lab.studies.study_entries import ProtocolName, SizeName
-from statemix_lab.studies.tidy import ENOUGH_SEEDS, FULL, by_length
+from statemix_lab.studies.tidy import ENOUGH_SEEDS, FULL, NOISE, by_length
 
 USUAL = "as in the recipe"
 TABLES = ("table3", "table4", "table6")
@@ -52,6 +53,8 @@ def tables() -> dict[str, str]:
         **{f"{name}_mlp_spread": _spreads(cells, rows, name, "mlp") for name in WITH_MLP},
         **{f"{name}_sizes": _sizes(rows, name) for name in AS_MAD},
         "axes": _axes(rows),
+        "pilots": _pilots(),
+        "lowest_loss": _lowest_loss(),
         "readouts": _readouts(cells),
         "tuned": _tuned(cells),
         "claims": _claims(rows),
@@ -307,6 +310,31 @@ def _choices(rows: Mapping[str, StoredRow]) -> Iterator[tuple[str, str, str, lis
     for (column, change, model), one in accuracies.items():
         if change and (usual := accuracies.get((column, "", model))):
             yield change, column, model, [usual["best_test"], one["best_test"]]
+
+
+def _pilots() -> str:
+    """Write accuracies of single runs of protocol "mad" with other choices."""
+    cells = []
+    for row in json_lines("higher_order", "pilots.jsonl"):
+        change = f"{row['change'] or 'none'}, {row['epochs']} epochs"
+        cells.append(((change,), row["model"], accuracy_text(row["best_test"])))
+    return pivot(("change",), sorted(cells, key=lambda cell: cell[1]))
+
+
+def _lowest_loss() -> str:
+    """Write the best accuracy of three seeds, along the run and at the lowest test loss."""
+    of: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in json_lines("higher_order", "lowest-loss.jsonl"):
+        of.setdefault((row["column"], row["model"]), []).append(row)
+    cells = []
+    for (column, model), runs in of.items():
+        published = PAPER_TABLES["table4"].published[model][column]
+        values = [max(run[name] for run in runs) for name in ("best_test", "at_lowest_loss")]
+        for head, value in zip(("best of the run", "lowest loss"), values, strict=True):
+            mark = "=" if abs(value - published) <= NOISE else "<" if value < published else ">"
+            cells.append(((model,), f"`{column}`, {head}", f"{accuracy_text(value)} {mark}"))
+        cells.append(((model,), f"`{column}`, paper", published_text(published)))
+    return pivot(("model",), cells)
 
 
 def _readouts(cells: Mapping[str, Any]) -> str:

@@ -17,9 +17,8 @@ from statemix_lab.studies.exactness.exact_table import (
 from statemix_lab.studies.fixed_points.fixed_point_studies import overview as fixed_points
 from statemix_lab.studies.higher_order.cell_table import overview
 from statemix_lab.studies.higher_order.claims import Decision, decide
-from statemix_lab.studies.higher_order.contenders import price_texts
+from statemix_lab.studies.higher_order.contenders import CONTENDERS, layer_price, price_texts
 from statemix_lab.studies.higher_order.paper_tables import TABLES as PAPER_TABLES
-from statemix_lab.studies.higher_order.protocols import GRIDS
 from statemix_lab.studies.result_text import MARKS, accuracy_text, duration_text, published_text
 from statemix_lab.studies.store import StoredRow
 from statemix_lab.studies.study import find_study
@@ -261,16 +260,19 @@ def _screens(rows: Mapping[str, StoredRow], table: str) -> Iterator[tuple[str, s
 
 
 def _sizes(rows: Mapping[str, StoredRow], table: str) -> str:
-    """Write the accuracy of each state size in the runs that screen sizes."""
-    sizes = GRIDS["laptop"].screened_sizes
+    """Write the accuracy of each state size in the runs that screen sizes, and its entries."""
+    entries = find_study(table).entries("mad", "laptop")
+    layers = {entry.model: entry.layers for entry in entries}
+    of: dict[tuple[str, str], list[str]] = {}
+    for column, model, runs in _screens(rows, table):
+        for layer, accuracy in zip(layers[model], runs["best_test"], strict=True):
+            if accuracy is not None:
+                text = f"{accuracy_text(accuracy)} ({layer_price(layer).state_size:,})"
+                of.setdefault((model, column), []).append(text)
+    order = list(CONTENDERS)
+    listed = sorted(of.items(), key=lambda item: order.index(item[0][0]))
     return pivot(
-        ("model",),
-        (
-            ((model,), f"`{column}`, {size}", accuracy_text(accuracy))
-            for column, model, runs in _screens(rows, table)
-            for size, accuracy in zip(sizes, runs["best_test"], strict=True)
-            if accuracy is not None
-        ),
+        ("model",), (((model,), f"`{column}`", ", ".join(t)) for (model, column), t in listed)
     )
 
 
@@ -300,12 +302,17 @@ def _choices(rows: Mapping[str, StoredRow]) -> Iterator[tuple[str, str, str, lis
             if len(ended) == len(screens):
                 yield "state size", column, model, ended
             here = best.filter(column=column, model=model)
-            for (setting,), runs in here.group_by("setting", maintain_order=True):
-                if len(runs) >= ENOUGH_SEEDS:
-                    yield "seed", column, model, runs["best_test"].to_list()
-                    short = screens.filter(pl.col("setting").str.starts_with(f"{setting}, "))
-                    both = [*short["best_test"], runs.filter(seed=0)["best_test"].item()]
-                    yield "all epochs or a quarter", column, model, both
+            full = [
+                (setting, runs)
+                for (setting,), runs in here.group_by("setting", maintain_order=True)
+                if len(runs) >= ENOUGH_SEEDS
+            ]
+            if full:
+                setting, runs = max(full, key=lambda one: one[1]["best_test"].mean())
+                yield "seed", column, model, runs["best_test"].to_list()
+                short = screens.filter(pl.col("setting").str.starts_with(f"{setting}, "))
+                both = [*short["best_test"], runs.filter(seed=0)["best_test"].item()]
+                yield "all epochs or a quarter", column, model, both
     accuracies = _wrapper_accuracies(rows)
     for (column, change, model), one in accuracies.items():
         if change and (usual := accuracies.get((column, "", model))):
@@ -438,7 +445,9 @@ def _claims(rows: Mapping[str, StoredRow]) -> str:
     lines = []
     for decision in _decisions(rows):
         truths = [finding.true for finding in decision.findings]
-        support = f"{truths.count(True)} of {len(truths)}"
+        support = f"{truths.count(True)} of {len(truths) - truths.count(None)}"
+        if left := truths.count(None):
+            support += f", {left} undecided"
         as_published = "yes" if decision.as_published else "no"
         lines.append(
             (decision.claim.statement, decision.verdict, support, decision.protocol, as_published)

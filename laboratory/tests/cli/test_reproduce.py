@@ -154,6 +154,15 @@ def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(printed_b
     ]
 
 
+def test_a_screened_plan_counts_the_rows_of_the_store(printed_by):
+    command = ["reproduce", "table4", "--protocol", "mad", "--workers", "1", "--models", "LSTM"]
+    assert "at most 12 runs to do" in printed_by([*command, "--dry-run"])
+    printed_by(command)
+    text = printed_by([*command, "--dry-run"])
+    assert "12 runs, of which 6 are in" in text
+    assert "runs to do" not in text
+
+
 def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, printed_by, tmp_path, monkeypatch):
     printed_by(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"])
     text = printed_by(["reproduce", "fig7", "--workers", "1"])

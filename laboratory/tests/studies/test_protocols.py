@@ -8,7 +8,7 @@ import pytest
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
 from statemix.tasks import TaskSpec
-from statemix_lab.studies.higher_order.contenders import CONTENDERS
+from statemix_lab.studies.higher_order.contenders import CONTENDERS, STATE_SIZES, layer_price
 from statemix_lab.studies.higher_order.paper_figures import FIGURES
 from statemix_lab.studies.higher_order.paper_tables import TABLES, column, wrapper_entries
 from statemix_lab.studies.higher_order.protocols import (
@@ -19,8 +19,9 @@ from statemix_lab.studies.higher_order.protocols import (
     cell,
     trials,
 )
-from statemix_lab.studies.store import key
-from statemix_lab.studies.study_entries import SIZES
+from statemix_lab.studies.store import Store, key
+from statemix_lab.studies.study import find_study
+from statemix_lab.studies.study_entries import SIZES, plan
 
 TASK = TaskSpec("permutation", group="S_3", length=6, train_size=10)
 DATA = Data("S_3", TASK, dict.fromkeys(SIZES, 2))
@@ -176,6 +177,58 @@ def test_where_all_epochs_are_few_steps_the_first_seed_screens_the_settings():
     assert [trials.is_wanted(key(run), rows) for run in others[0]] == [True, False, False, False]
 
 
+def test_of_the_sizes_of_a_model_only_the_best_is_trained_with_all_seeds(tmp_path):
+    entries = cell(CONTENDERS["LSTM"], Column("c", (DATA,)), "mad", "laptop")
+    planned, store = plan(entries, tmp_path / "runs"), Store(tmp_path / "rows.jsonl")
+    study = find_study("table4")
+    study.fill(planned, store, num_workers=1)
+    assert (len(planned), len(store.rows())) == (12, 6)
+    assert study.due(planned, store, retry=False) == []
+
+
+def test_a_screening_run_counts_with_the_mean_over_heads_of_the_metric_of_its_column():
+    (entry,) = cell(
+        CONTENDERS["LSTM"], Column("c", (replace(DATA, metric="mad_accuracy"),)), "mad", "laptop"
+    )
+    firsts, seconds, *_ = zip(*(trial.runs for trial in entry.trials), strict=True)
+    rows = {
+        key(run): {"status": "done", "best_test": scores}
+        for run, scores in zip(
+            firsts,
+            (
+                {name: {"token_accuracy": 0.9, "mad_accuracy": 0.1} for name in "ab"},
+                {"a": {"mad_accuracy": 0.9}, "b": {"mad_accuracy": 0.1}},
+                {"a": {"mad_accuracy": 0.6}, "b": {"mad_accuracy": 0.6}},
+                {"a": {"mad_accuracy": 0.0}, "b": {"mad_accuracy": 0.0}},
+            ),
+            strict=True,
+        )
+    }
+    wanted = [entry.trials.is_wanted(key(run), rows) for run in seconds]
+    assert wanted == [False, False, True, False]
+
+
+EPOCHS = {"s3_250": 200, "s4_3k": 200, "s3_10k": 200, "s4_50k": 40, "s5_100k": 40}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_column_of_protocol_mad_has_the_epochs_that_the_page_names(size):
+    for name, one in ((name, one) for name, table in TABLES.items() for one in table.columns):
+        (entry, *_) = cell(CONTENDERS["LSTM"], one, "mad", size)
+        short, full = runs(entry)[0].resolved(), runs(entry)[-1].resolved()
+        usual = 40 if name == "table3" and size != "paper" else 200
+        epochs = EPOCHS.get(one.name, usual) if size == "laptop" else usual
+        assert (full.schedules.epochs, full.schedules.num_steps) == (epochs, None)
+        assert short.schedules.epochs == (200 if one.name == "s3_250" else epochs // 4)
+
+
+def test_growing_baselines_grow():
+    for name in ("LSTM", "Mamba2", "DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]"):
+        sizes = [layer_price(layer).state_size for layer in CONTENDERS[name].growing]
+        assert len(sizes) == len(STATE_SIZES)
+        assert sizes == sorted(set(sizes))
+
+
 def test_the_protocol_mad_has_the_parts_of_mad():
     (entry,) = cell(CONTENDERS["BD-LRU m=3"], Column("c", (DATA,)), "mad", "laptop")
     config = runs(entry)[0].resolved()
@@ -193,6 +246,12 @@ def test_the_protocol_mad_has_the_parts_of_mad():
 
 
 WRAPPER = list(wrapper_entries("paper", "laptop"))
+
+
+def test_weight_decay_is_that_of_mad():
+    changed = [entry for entry in WRAPPER if entry.column.endswith(", weight decay 0.1")]
+    assert len(changed) == 18
+    assert {run.optimizer.weight_decay for entry in changed for run in runs(entry)} == {0.1}
 
 
 def change(entry):

@@ -113,6 +113,17 @@ def test_a_cell_of_the_paper_protocol_is_the_best_run_and_the_mean_of_the_best_s
     assert found.verdict == "above"
 
 
+def test_screening_runs_count_only_where_no_longer_run_has_ended():
+    task = TaskSpec("permutation", group="S_3", length=6, train_size=20_000)
+    data = replace(S3, task=task, epochs=dict.fromkeys(SIZES, 100))
+    one = cell(data, protocol="mad")
+    short, full = ([run for run in runs_of(one) if run.schedules.epochs == n] for n in (25, 100))
+    screened = score(one, rows_of(short, 0.75))
+    assert (screened.best, screened.share, screened.measured) == (0.75, 0.125, False)
+    trained = score(one, rows_of(short, 0.75) | rows_of(full[:3], 0.5))
+    assert (trained.best, trained.mean, trained.share, trained.measured) == (0.5, 0.5, 0.5, True)
+
+
 def test_means_over_data_sets_are_of_equal_seeds():
     one = cell(S3, S4)
     rows = rows_of(runs_of(one), lambda run: run.seed / 8 + (run.task == S4.task) / 2)

@@ -30,10 +30,10 @@ class Report:
     layers (B) of hidden size 768 and (C) of 33M parameters (at most 5% more or less), against the
     length and against the batch size. Panels without measurements are left out and named.
 
-    A cell counts as measured if one setting has three seeds on each of its data sets. Where that is
-    so under several protocols or at several sizes, protocol "paper" decides whether the cell
-    agrees, which means within 0.05; of its sizes, the largest whose runs are complete, or else the
-    largest.
+    A cell counts as measured if one setting has three seeds on each of its data sets, and in full
+    if its runs had 30% of the published optimiser steps. Where a cell is measured under several
+    protocols, runs in full decide whether it agrees, which means within 0.05, then protocol "mad";
+    of several sizes, the largest whose runs are complete, or else the largest.
     """
 
     kind: Annotated[
@@ -49,9 +49,9 @@ class Report:
     """Folder of results stores (JSON-lines files), with eigenvalues in its folder "spectra"."""
 
     json: bool = False
-    """Print as JSON: cells as {"measured": n, "agree": k, "of": 196, "cells": [...],
-    "fixed_point": {"measured": n, "agree": k, "of": 108, "cells": [...]}}, where both lists
-    also have the cells without results, with "verdict": "empty"; claims as
+    """Print as JSON: cells as {"measured": n, "agree": k, "in_full": i, "agree_in_full": j, "of":
+    196, "cells": [...], "fixed_point": {"measured": n, "agree": k, "of": 108, "cells": [...]}},
+    where both lists also have the cells without results, with "verdict": "empty"; claims as
     [{"claim": name, "verdict": "holds" | "does not hold" | "open", ...}]."""
 
     output: Path | None = None

@@ -34,13 +34,13 @@ class Reproduce:
 
     A table is printed with the paper's numbers beside ours; a figure is printed and drawn; each
     claim is printed with the comparisons that decide it. "wrapper" repeats some cells of each table
-    with a constant learning rate, a start token, a SwiGLU or an MLP, which the paper leaves open,
-    or with all the paper's epochs, of which a laptop trains few. The suite exact-groups trains
-    networks to track permutation groups, and proves them; exact-automata does so for random
-    automata, languages and patterns, larger-groups for groups of two generators, exact-protocols
-    for the tasks of other works; exact-factorial measures what raises the chance of an attempt
-    (docs/state_tracking.md). perfect-scores looks for wrong words of networks without a wrong
-    answer in their tests. monitors learns protocols from labels of which some are wrong, and
+    with a constant learning rate, a start token, weight decay, a SwiGLU or an MLP, which the paper
+    leaves open, or with all the paper's epochs, of which a laptop trains few. The suite
+    exact-groups trains networks to track permutation groups, and proves them; exact-automata does
+    so for random automata, languages and patterns, larger-groups for groups of two generators,
+    exact-protocols for the tasks of other works; exact-factorial measures what raises the chance of
+    an attempt (docs/state_tracking.md). perfect-scores looks for wrong words of networks without a
+    wrong answer in their tests. monitors learns protocols from labels of which some are wrong, and
     needs the extra automata. fp-a5, fp-budget, fp-copy and catbabi are the experiments of Movahedi
     et al. on fixed points; the last reads tasks_1-20_v1-2.tar.gz, the archive of bAbI, in the
     current folder. fig4 and duel train language models on the standard library of this Python; at
@@ -49,10 +49,11 @@ class Reproduce:
     The plan and its predicted time are printed first. Runs that the results store holds are not
     repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.
 
-    Protocol "paper" is what the paper says, its gaps filled as in docs/reproduction.md. Protocol
-    "mlp" adds an MLP behind the layer. Protocol "tuned" gives every model the same settings to
-    choose from on validation data. Size "laptop" means one learning rate, one state size, three
-    seeds and short training; "paper" the whole grid.
+    Protocol "mad" decides: it has MAD's backbone and several state sizes, which short runs screen
+    first. Protocol "paper" has a linear readout and one state size. Protocol "mlp" adds an MLP
+    behind the layer. Protocol "tuned" gives every model the same settings to choose from on
+    validation data. Size "laptop" means one learning rate, one state size, three seeds and short
+    training; "paper" the whole grid.
     """
 
     resumes: ClassVar[bool] = True
@@ -117,7 +118,8 @@ class Reproduce:
         entries = study.chosen(self.protocol, self.size, self.columns, self.models)
         planned = plan(entries, self.output / "runs")
         store = Store(self.store or self.output / "runs.jsonl")
-        left = study.due(planned, store, retry=self.retry)
+        rows, left = store.rows(), study.due(planned, store, retry=self.retry)
+        planned_keys, left_keys = ({one.key for one in runs} for runs in (planned, left))
         if not self.dry_run:
             # Runs that cannot be written would be stored as failed.
             is_new = not self.output.exists()
@@ -134,7 +136,7 @@ class Reproduce:
         console.print(
             f"{self.what}, protocol {self.protocol}, size {self.size}: "
             f"{counted(num_cells, 'cell')}, {counted(len(planned), 'run')}, "
-            f"of which {len(planned) - len(left)} are in {store.path}"
+            f"of which {len((planned_keys - left_keys) & rows.keys())} are in {store.path}"
         )
         forecast = Forecast(None if self.minutes is None else 60 * self.minutes * _FOR_PREDICTION)
         with console.status("timing a few steps of each network"):
@@ -143,9 +145,11 @@ class Reproduce:
             known = [time_s for time_s in seconds if time_s is not None]
             which = "all" if len(known) == len(left) else f"{len(known)} of them"
             limit = f", for {self.minutes:g} min" if self.minutes else ""
+            # Screening runs decide which of the others are trained.
+            waits = any(study.is_wanted(one, rows) is None for one in left)
             console.print(
-                f"{len(left)} runs to do, {workers} at a time{limit}; predicted for {which}: "
-                f"{duration_text(sum(known) / workers)}"
+                f"{'at most ' if waits else ''}{len(left)} runs to do, {workers} at a time{limit}; "
+                f"predicted for {which}: {duration_text(sum(known) / workers)}"
             )
         if self.dry_run:
             for one, time_s in zip(left, seconds, strict=True):

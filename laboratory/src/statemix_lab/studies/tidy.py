@@ -147,7 +147,7 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
     Under protocol "tuned", a run counts with its test accuracy at the best validation accuracy, and
     the setting with the highest mean validation accuracy is chosen; its mean is the number. Under
     others, a run counts with its best test accuracy, the setting with the highest mean is chosen,
-    and the best of all runs is the number: like the papers, this selects on the test set.
+    and the best of the longest runs is the number: like the papers, this selects on the test set.
 
     Seeds are those of the chosen setting, the fewest over the data sets, and the share is that of
     the published optimiser steps. A number is complete if every run has ended.
@@ -170,6 +170,9 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
         .first()
         .drop("criterion")
     )
+    # Screening runs are shorter than runs in full, and count only where there are no others.
+    share = pl.col("share").fill_null(0.0)
+    is_longest = share == share.filter(_DONE).max()
     parts = (
         runs.group_by(part, maintain_order=True)
         .agg(
@@ -177,7 +180,7 @@ def scores(runs: pl.DataFrame) -> pl.DataFrame:
             planned=pl.col("key").is_not_null().sum(),
             done=pl.col("key").filter(_DONE),
             lost=pl.col("status").filter(_LOST),
-            best=pl.col("best_test").filter(_DONE).max(),
+            best=pl.col("best_test").filter(_DONE & is_longest).max(),
         )
         .join(chosen, on=part, how="left", maintain_order="left")
         .with_columns(pl.col("seeds").fill_null(0), mean=pl.col("values").list.mean())

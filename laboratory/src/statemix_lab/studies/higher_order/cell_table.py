@@ -17,12 +17,11 @@ from statemix_lab.studies.tidy import FULL, scores, seed_means, tidy
 LEGEND = """\
 Protocols "mad", "paper" and "mlp": the best test accuracy of all runs, as in the paper; in
 parentheses mean and standard deviation over the seeds of the best setting. Protocol "tuned": both
-over the seeds of the setting chosen on validation data. The deviation of several data sets is the root of
-their mean variance. = agrees within .05, < below, > above the paper, ? fewer than three seeds, not
-all data sets, or a search under way. Below our line stand the paper's number and, after "longer",
-our mean over the same seeds on sequences longer than any in training.
-Parameters and forward FLOPs describe the sequence layer alone. To measure its speed, run statemix
-bench layers."""
+over the seeds of the setting chosen on validation data. The deviation of several data sets is the
+root of their mean variance. = agrees within .05, < below, > above the paper, ? fewer than three
+seeds, not all data sets, or a search under way. Below our line stand the paper's number and, after
+"longer", our mean over the same seeds on sequences longer than any in training. Parameters and
+forward FLOPs describe the sequence layer alone. To measure its speed, run statemix bench layers."""
 
 Score = Mapping[str, Any]
 

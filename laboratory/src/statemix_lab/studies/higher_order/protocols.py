@@ -35,7 +35,7 @@ from statemix_lab.studies.study_entries import (
 MLP_DECODER = MixerSpec("mlp", intermediate_size=32)
 """What protocol "mlp" adds behind the layer: the paper's "MLP decoder", whose width it lacks.
 
-A wide MLP keeps BD-LRU from learning S_4 from few examples (docs/studies/wrapper.md).
+A wide MLP keeps BD-LRU with 192 state entries from learning S_4 (docs/studies/wrapper.md).
 """
 
 # About as many evaluations in a run that is not as long as the paper's.

@@ -81,6 +81,66 @@ def test_a_claim_holds_if_every_condition_is_met(values, verdict):
     assert Decision(Claim("name", "statement", conditions), "paper", found).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("findings", "published"),
+    [
+        (((0.99, True), (0.99, True)), True),
+        (((0.99, True), (0.99, False)), False),
+        (((0.5, True), (0.99, False)), True),  # the one that decides against it was
+        (((0.5, False), (0.99, True)), False),
+        (((0.99, True), (None, False)), True),
+        (((None, True), (None, True)), False),
+    ],
+)
+def test_a_claim_is_tested_as_published_if_all_that_decide_it_are(findings, published):
+    conditions = (Comparison(S3, TWO, "learns"), Comparison(S3, THREE, "learns"))
+    found = tuple(
+        Finding(condition, (value,), as_published=as_published)
+        for condition, (value, as_published) in zip(conditions, findings, strict=True)
+    )
+    decision = Decision(Claim("name", "statement", conditions), "paper", found)
+    assert decision.as_published is published
+
+
+def test_a_comparison_is_as_published_if_both_models_had_the_training():
+    accuracies = {
+        "s4_3k": {"BD-LRU m=1": 0.2, "BD-LRU m=2": 0.4, "BD-LRU m=4": 0.9},
+        "s3_10k": {"BD-LRU m=1": 0.2, "BD-LRU m=2": 0.9},
+    }
+    rows = {}
+    for entry in TABLES["table4"].entries("paper", "laptop"):
+        if entry.model in accuracies.get(entry.column, {}):
+            for config in next(iter(entry.trials)).runs:
+                rows[key(config)] = row(config, accuracies[entry.column][entry.model])
+    found = {
+        (one.condition.column.name, one.condition.model.name, one.condition.relation): one
+        for decision in claims.decide(rows, "paper")
+        for one in decision.findings
+    }
+    # 60 of 200 epochs are enough, 15 are not.
+    assert found["s4_3k", "BD-LRU m=2", "beats"].as_published
+    assert not found["s3_10k", "BD-LRU m=2", "beats"].as_published
+    # The other model has no runs.
+    assert not found["s4_3k", "BD-LRU m=4", "beats"].as_published
+
+
+def test_a_model_whose_runs_all_diverged_counts_as_zero():
+    rows = rows_of({"BD-LRU m=1": 0.3, "BD-LRU m=2": 0.5})
+    for one in rows_of({"BD-LRU m=1": 0.3}).values():
+        rows[one["key"]] = {"key": one["key"], "status": "diverged"}
+    assert of_s3(claims.decide(rows, "paper"))["BD-LRU m=2", "beats"].values == (0.5, 0.0)
+
+
+def test_compression_is_compared_where_a_model_compresses():
+    conditions = {
+        one.least
+        for claim in CLAIMS
+        for one in claim.conditions
+        if one.column.name == "compression of 16" and one.control
+    }
+    assert conditions == {0.9}
+
+
 def of_s3(decisions):
     """The conditions on S_3 with 250 examples that are decided: (model, relation) -> finding."""
     return {

@@ -124,6 +124,15 @@ def test_screening_runs_count_only_where_no_longer_run_has_ended():
     assert (trained.best, trained.mean, trained.share, trained.measured) == (0.5, 0.5, 0.5, True)
 
 
+def test_the_share_of_several_data_sets_is_the_least():
+    other = replace(S4, durations=dict.fromkeys(SIZES, 40))
+    one = cell(S3, other)
+    assert score(one, rows_of(runs_of(one), 0.5)).share == 0.01
+    fresh = replace(S4, task=TaskSpec("permutation", group="S_4", length=6))
+    one = cell(S3, fresh)
+    assert score(one, rows_of(runs_of(one), 0.5)).share is None
+
+
 def test_means_over_data_sets_are_of_equal_seeds():
     one = cell(S3, S4)
     rows = rows_of(runs_of(one), lambda run: run.seed / 8 + (run.task == S4.task) / 2)

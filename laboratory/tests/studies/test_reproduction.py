@@ -124,6 +124,16 @@ def test_screening_runs_count_only_where_no_longer_run_has_ended():
     assert (trained.best, trained.mean, trained.share, trained.measured) == (0.5, 0.5, 0.5, True)
 
 
+def test_a_cell_names_the_state_size_of_its_setting(tables):
+    one = add(tables, models=("BD-LRU m=3",))("mad", "laptop")
+
+    def accuracy(config):
+        return 0.9 if config.model.layers[0].options["num_blocks"] == 64 else 0.5
+
+    found = overview(rows_of(runs_of(one), accuracy))
+    assert found["cells"][0]["data"]["S_3"]["state_size"] == 192
+
+
 def test_the_share_of_several_data_sets_is_the_least():
     other = replace(S4, durations=dict.fromkeys(SIZES, 40))
     one = cell(S3, other)
@@ -254,7 +264,7 @@ def test_an_overview_counts_every_cell_once(tables):
     assert (first["runs"], first["planned"]) == (3, 3)
     assert first["parameters"] == [132_096, 132_096]
     assert first["flops"] == [layer_price(LayerSpec("lstm")).flops.total] * 2
-    part = {"seeds": 3, "ours": 0.5, "mean": 0.5, "share": 0.01, "longer": {}}
+    part = {"seeds": 3, "ours": 0.5, "mean": 0.5, "share": 0.01, "state_size": 256, "longer": {}}
     assert first["data"] == {"S_3": part | {"setting": "learning rate 0.001"}}
     found = overview(rows_of(runs_of(entries("tuned", "laptop")[:1]), 0.1) | rows)
     # Under protocol "tuned" it does not agree; protocol "paper" decides.

@@ -5,10 +5,17 @@ from typing import Any
 
 import polars as pl
 
+from statemix.layers import LayerSpec
 from statemix_lab.studies.figure import Panel, curves
-from statemix_lab.studies.higher_order.contenders import CONTENDERS, PRICES, price_texts, prices
+from statemix_lab.studies.higher_order.contenders import (
+    CONTENDERS,
+    PRICES,
+    layer_price,
+    price_texts,
+    prices,
+)
 from statemix_lab.studies.higher_order.paper_tables import TABLES
-from statemix_lab.studies.higher_order.protocols import tried
+from statemix_lab.studies.higher_order.protocols import options_text, tried
 from statemix_lab.studies.result_text import MARKS, Line, Table, accuracy_text, published_text
 from statemix_lab.studies.store import StoredRow
 from statemix_lab.studies.study_entries import PROTOCOLS, SIZES, StudyEntry, begun
@@ -161,8 +168,16 @@ def overview(rows: Mapping[str, StoredRow], names: Sequence[str] | None = None) 
     }
 
 
+def _state_size(layers: Sequence[LayerSpec], setting: str | None) -> int | None:
+    """Return the entries of the state of the layer that a setting names."""
+    words = (setting or "").split(", ")
+    named = (one for one in layers if set(options_text(one, layers)) <= set(words))
+    return None if setting is None else layer_price(next(named)).state_size
+
+
 def _row(table: str, score: Mapping[str, Any]) -> dict[str, Any]:
-    sizes, flops = prices(tried(CONTENDERS[score["model"]], score["protocol"], score["size"]))
+    layers = tried(CONTENDERS[score["model"]], score["protocol"], score["size"])
+    sizes, flops = prices(layers)
     ours = "mean" if score["protocol"] == "tuned" else "best"
     return {
         "table": table,
@@ -178,6 +193,7 @@ def _row(table: str, score: Mapping[str, Any]) -> dict[str, Any]:
                 "seeds": part["seeds"],
                 "ours": part[ours],
                 **{name: part[name] for name in ("mean", "setting", "share")},
+                "state_size": _state_size(layers, part["setting"]),
                 "longer": {str(length): mean for length, mean in longer_means(part).items()},
             }
             for part in score["parts"]

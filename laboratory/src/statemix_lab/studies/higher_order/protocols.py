@@ -210,7 +210,7 @@ def _screened(size: SizeName, contender: Contender, data: Data) -> ScreenedTrial
 
     def settings() -> Iterator[tuple[Trial, Trial]]:
         for layer, rate in itertools.product(layers, grid.learning_rates):
-            words = ", ".join([f"learning rate {rate:g}", *_options(layer, layers)])
+            words = ", ".join([f"learning rate {rate:g}", *options_text(layer, layers)])
             config = _config(layer, data, size)
             screen = _as_mad(config, data, size, rate, short).replace(seed=grid.seeds[0])
             full = Trial.seeded(words, _as_mad(config, data, size, rate, epochs), grid.seeds)
@@ -263,13 +263,13 @@ def trials(
             if protocol == "mlp" and data.backbone == "causal":
                 config = config.replace(model=config.model.replace(channel_mixer=MLP_DECODER))
             config = config.replace(optimizer=config.optimizer.replace(learning_rate=rate))
-            words = ", ".join([f"learning rate {rate:g}", *_options(layer, layers)])
+            words = ", ".join([f"learning rate {rate:g}", *options_text(layer, layers)])
             yield Trial.seeded(words, config, grid.seeds)
     else:
         for setting, layer in itertools.product(_settings(grid.num_settings), layers):
             config = with_settings(_config(layer, data, size), setting)
             parts = [f"{name.split('.')[-1]} {value}" for name, value in setting.items()]
-            words = ", ".join([*parts, *_options(layer, layers)])
+            words = ", ".join([*parts, *options_text(layer, layers)])
             yield Trial.seeded(words, config, grid.seeds)
 
 
@@ -282,7 +282,7 @@ def _settings(count: int) -> Iterator[dict[str, object]]:
         yield dict(zip(_CHOICES, values, strict=True))
 
 
-def _options(layer: LayerSpec, layers: Sequence[LayerSpec]) -> list[str]:
+def options_text(layer: LayerSpec, layers: Sequence[LayerSpec]) -> list[str]:
     """Return the options of a layer in words, unless it is the only one to try."""
     if len(layers) == 1:
         return []

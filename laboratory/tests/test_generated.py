@@ -28,24 +28,47 @@ def test_the_checks_are_those_of_the_newest_day(monkeypatch, tmp_path):
     assert "| runs killed and resumed | 6 | 0 findings |" in measured._checks()
 
 
+def page(name):
+    return (ROOT / "docs" / "studies" / f"{name}.md").read_text()
+
+
+def lines_of(name):
+    """Yield the cells of each line of a generated table, without its head."""
+    for line in (ROOT / "docs" / "generated" / f"{name}.md").read_text().splitlines()[2:]:
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
 def test_the_page_of_table_4_counts_the_cells_that_agree():
-    table = (ROOT / "docs" / "generated" / "table4_mad.md").read_text()
-    marks = re.findall(r"\| \d?\.\d+ ([=<>?]) \(", table)
-    page = (ROOT / "docs" / "studies" / "table4.md").read_text()
-    assert f"{marks.count('=')} of the {len(marks)} numbers for 250 examples" in page
+    lines = list(lines_of("table4_mad"))
+    for place, words in enumerate(("for 250 examples of S_3", "for 3,000 examples of S_4"), 1):
+        marks = [line[place].split()[1] for line in lines if "(" in line[place]]
+        marks = [mark for mark in marks if not mark.startswith("?")]
+        assert f"{marks.count('=')} of the {len(marks)} numbers {words}" in page("table4")
 
 
-def test_the_effect_of_the_state_size_is_the_range_over_sizes():
-    generated = ROOT / "docs" / "generated"
-    lines = (generated / "table4_sizes.md").read_text().splitlines()[2:]
-    models = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    ranges = {}
-    for model, *accuracies in models:
-        values = [float(text) for text in accuracies[:4]]
-        ranges[model] = max(values) - min(values)
+def test_the_page_of_choices_counts_the_cells_that_agree_under_both_rules():
+    best, lowest = ([line[place] for line in lines_of("lowest_loss")] for place in (1, 2))
+    counts = [sum(cell.endswith("=") for cell in cells) for cells in (best, lowest)]
+    assert f"{counts[1]} of the 20 numbers of S_3 from 250 examples agree" in page("wrapper")
+    assert f"Along the whole run, {counts[0]} numbers agree" in page("wrapper")
+
+
+def test_the_page_of_claims_names_all_that_do_not_hold():
+    against = {line[0] for line in lines_of("claims") if line[1] == "does not hold"}
+    verdict = page("claims").partition("**Verdict.**")[2]
+    assert {claim for claim in against if claim not in " ".join(verdict.split())} == set()
+
+
+def test_the_effects_of_choices_are_ranges_over_runs():
+    of = {
+        model: [float(text.split()[0]) for text in re.sub(r" \([\d,]+\)", "", cell).split(", ")]
+        for model, cell, *_ in lines_of("table4_sizes")
+    }
+    ranges = {model: max(values) - min(values) for model, values in of.items()}
+    (line,) = (line for line in lines_of("axes") if line[:2] == ["`s3_250`", "state size"])
     most = max(ranges, key=ranges.get)
-    cells = (len(ranges), f".{sum(ranges.values()) / len(ranges) * 1000:.0f}", most)
-    (line,) = re.findall(r"\| `s3_250` \| state size \| .*", (generated / "axes.md").read_text())
-    texts = [cell.strip() for cell in line.strip("|").split("|")[2:]]
-    assert (int(texts[0]), texts[1], texts[3]) == cells
-    assert abs(float(texts[2]) - ranges[most]) < 0.002
+    assert (line[2], line[5]) == ("20", most)
+    assert abs(float(line[3]) - sum(ranges.values()) / 20) < 0.001
+    assert abs(float(line[4]) - ranges[most]) < 0.002
+    (line,) = (line for line in lines_of("axes") if line[:2] == ["`s3_250`", "weight decay 0.1"])
+    assert line[2:] == ["5", ".001", ".004", "BD-LRU m=16"]

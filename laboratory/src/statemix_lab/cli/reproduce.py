@@ -50,10 +50,10 @@ class Reproduce:
     repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.
 
     Protocol "mad" decides: it has MAD's backbone and several state sizes, which short runs screen
-    first. Protocol "paper" has a linear readout and one state size. Protocol "mlp" adds an MLP
-    behind the layer. Protocol "tuned" gives every model the same settings to choose from on
-    validation data. Size "laptop" means one learning rate, one state size, three seeds and short
-    training; "paper" the whole grid.
+    first. Protocol "paper" has a linear readout. Protocol "mlp" adds an MLP behind the layer.
+    Protocol "tuned" gives every model the same settings to choose from on validation data. Size
+    "laptop" means one learning rate, one state size (four under protocol "mad"), three seeds and
+    short training; "paper" the whole grid.
     """
 
     resumes: ClassVar[bool] = True

@@ -25,8 +25,8 @@ TOLERANCES = {
     torch.bfloat16: 2**-7,
     torch.float16: 2**-10,
 }
-# Rounding is like a change of the arguments by a few units in the last place, and so may change a
-# result by several times what a random change of one unit does.
+# Rounding may change a result by several times what it changes in the definition in the precision
+# of the states, with arguments that a random change of one unit in the last place moved.
 _AMPLIFICATION = 64
 _ENTRIES = 20_000
 
@@ -66,7 +66,7 @@ def check(r: random.Random) -> None:
     states = torch.promote_types(next(iter(problem.tensors.values())).dtype, torch.float32)
     generator = torch.Generator().manual_seed(r.getrandbits(32))
     shaken = {
-        name: tensor * (1 + torch.finfo(states).eps * noise(tensor, generator))
+        name: (tensor * (1 + torch.finfo(states).eps * noise(tensor, generator))).to(states)
         for name, tensor in wide.items()
     }
     changed = outcome(Problem(problem.function, shaken, options), differentiated=True)

@@ -39,7 +39,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     Entries that are classes have options: the annotated parameters of their constructors. Installed
     distributions add entries by entry points of the group "statemix.layers" (or another kind). They
-    are loaded when a name is not found, and when all entries are listed.
+    are loaded when a name is not found, and behind the other entries when all are listed.
 
     Args:
         kind: noun for one entry in messages, such as "layer", "gate" or "backend".
@@ -139,7 +139,11 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return self._entries[name] if name in self._entries else self._all()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        # A search that ends among the registered entries loads nothing: torch.compile cannot trace
+        # the loading.
+        registered = list(self._entries)
+        yield from registered
+        yield from [name for name in self._all() if name not in registered]
 
     def __len__(self) -> int:
         return len(self._all())

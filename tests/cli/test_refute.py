@@ -106,7 +106,7 @@ def test_a_right_function_is_not_refuted(capsys, name):
     code, said = refute(capsys, f"mymodels:{name}", *options)
     assert (code, said.err) == (0, "")
     first, *others = said.out.splitlines()
-    assert first.startswith("not refuted within the budget, ")
+    assert first.startswith("not refuted by words of ")
     assert "proven" not in said.out
     assert "1.0000" in others[-1]
 

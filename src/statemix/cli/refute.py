@@ -228,10 +228,9 @@ def _answer(number: int, language: "NamedAutomaton") -> str:
 def _lines(found: "Refutation", language: "NamedAutomaton") -> Iterator[str]:
     """Yield the lines of a result."""
     if found.verdict == "not refuted":
-        # A word that is replayed has no budget.
-        tried = f"within the budget, {found.letters:,} letters tried"
-        again = f"by this word of {found.letters:,} letters"
-        yield f"not refuted {tried if found.accuracy else again}"
+        # A word that is replayed has no accuracy.
+        by = "words" if found.accuracy else "this word"
+        yield f"not refuted by {by} of {found.letters:,} letters"
     else:
         yield from _refuted(found, language)
     for note in found.notes:

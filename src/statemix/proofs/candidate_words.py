@@ -220,13 +220,14 @@ class CandidateWords:
     def steeper(self, word: Word, margins: NDArray[np.float32], length: int) -> Word:
         """Return a word that repeats the loop along which the margin of another one was smallest.
 
+        Without a loop, the letters up to that margin are followed by a short random end.
         ``margins`` are those of the other word; NaN where nothing is scored.
         """
         place = int(np.nanargmin(margins)) + 1
         states = self.states(self.automaton.start, word.tolist())
         visits = [one for one in range(place) if states[one] == states[place]][-8:]
         if not visits:
-            return self.pumped(word[:place].tolist(), word[:1], place)
+            return self._scored([*word[:place].tolist(), *self._walk(states[place], _END)])
         first = int(self._rng.choice(visits))
         return self.pumped(word[:place].tolist(), word[first:place], length)
 

@@ -1,6 +1,7 @@
 """``statemix evaluate``: score a trained model at any sequence lengths."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from statemix.cli.parser import Argument
-from statemix.errors import RequestError
+from statemix.errors import OptionError, RequestError
 from statemix.files import append, check_writable
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
@@ -21,7 +22,7 @@ from statemix.training.devices import build_fabric, check_device
 from statemix.training.evaluation import SplitEvaluator, sequences_at
 from statemix.training.outcome import Weights
 from statemix.training.schedules import attributes_set
-from statemix.training.settings import built, finite, to_plain
+from statemix.training.settings import finite, to_plain
 
 EVALUATIONS = "evaluations.jsonl"
 
@@ -47,7 +48,8 @@ class Evaluate:
     """Weights to score."""
 
     sequences: int | None = None
-    """Maximum number of sequences at each length (the run's test size if not given)."""
+    """Maximum number of sequences at each length (the run's test size if not given); a short length
+    may have fewer."""
 
     tokens: int | None = None
     """Maximum number of tokens at each length (the run's if not given); at least one sequence is
@@ -104,15 +106,26 @@ class Evaluate:
         # The run's own numbers also come from these options.
         at_most = self.sequences or config.evaluation.test_size
         tokens = self.tokens or config.evaluation.tokens
-        count = sequences_at(length, at_most=at_most, tokens=tokens)
-        size = config.batches.size
-        built("lengths", SplitEvaluator, task, "test", 1, length, batch_size=size)
-        asked = f"{at_most}" if count == at_most else f"{at_most}, of which tokens allow {count}"
-        part = (
-            f"sequences must be at most the size of the test split at length {length}, got {asked} "
-            "(choose fewer by --sequences)"
-        )
-        return built(part, SplitEvaluator, task, "test", count, length, batch_size=size)
+        at_most = sequences_at(length, at_most=at_most, tokens=tokens)
+
+        def evaluator(count: int) -> SplitEvaluator:
+            size = config.batches.size
+            return SplitEvaluator(task, "test", count, length, batch_size=size)
+
+        def is_missing(count: int) -> bool:
+            try:
+                evaluator(count)
+            except OptionError:
+                return True
+            return False
+
+        try:
+            evaluator(1)
+        except OptionError as error:
+            part = "lengths must have sequences in the test split"
+            raise RequestError(f"{part}, got {length} ({error})") from error
+        # There may be few different words of a short length.
+        return evaluator(1 + bisect_left(range(2, at_most + 1), True, key=is_missing))
 
 
 def print_scores(rows: Iterable[tuple[str, int, Mapping[str, Scores]]]) -> None:

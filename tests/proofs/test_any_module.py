@@ -9,6 +9,7 @@ from statemix import BDLRU, HLRU, layers
 from statemix.automaton import Automaton
 from statemix.proofs import (
     StateMachine,
+    check_word,
     harden,
     parse_property,
     prove,
@@ -16,6 +17,7 @@ from statemix.proofs import (
     prune,
     read_actions,
     refit,
+    refute,
     search,
 )
 from statemix.proofs.check_certificate import check
@@ -103,6 +105,15 @@ class Parity(nn.Module):
 
     def forward(self, bits):
         return self.readout(self.layer(self.embedding(bits))[0])
+
+
+class Dropping(Parity):
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.9)
+
+    def forward(self, bits):
+        return self.readout(self.layer(self.dropout(self.embedding(bits)))[0])
 
 
 class Tuple(Parity):
@@ -319,3 +330,24 @@ def test_what_cannot_be_proven_is_refused_by_name(model, message):
 def test_an_h_lru_is_searched():
     model = Parity(HLRU(8, num_channels=2, order=2))
     assert prove(model, PARITY).verdict == "refuted"
+
+
+@pytest.mark.parametrize(
+    "prove_it",
+    [
+        lambda model: prove(model, PARITY).result.verdict,
+        lambda model: search(harden(model), PARITY).verdict,
+        lambda model: refute(model, PARITY, budget=2_000).verdict,
+        lambda model: check_word(model, PARITY, (0, 1)).verdict,
+        lambda model: len(read_actions(model, PARITY)),
+        lambda model: refit(prune(model, PARITY).model, PARITY, None).training,
+    ],
+)
+def test_a_model_in_training_is_judged_without_dropout_and_keeps_its_modes(prove_it):
+    model = Dropping()
+    expected = prove_it(model.eval())
+    model.train()
+    model.readout.eval()
+    assert prove_it(model) == expected
+    modes = {name: part.training for name, part in model.named_modules()}
+    assert [name for name, training in modes.items() if not training] == ["readout"]

@@ -262,7 +262,9 @@ def test_letters_that_cannot_follow_stay_out_of_every_word():
             return logits * torch.where(after == 2, 1.0, 5.0)[:, None], after
 
     for seed in range(3):
-        assert refute(Faint(automaton), automaton, budget=20_000, seed=seed).verdict == "not refuted"
+        assert (
+            refute(Faint(automaton), automaton, budget=20_000, seed=seed).verdict == "not refuted"
+        )
 
 
 def test_a_finite_language_ends_the_search():

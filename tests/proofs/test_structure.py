@@ -349,7 +349,7 @@ def test_other_models_are_searched(monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(structure, "search", lambda *_, **__: stopped)
             found = prove_places(model.train(), rules)
-        assert (found.result, found.method, model.training) == (stopped, "search", False)
+        assert (found.result, found.method, model.training) == (stopped, "search", True)
         # Blocks are left out of a single layer alone.
         with monkeypatch.context() as patched:
             patched.setattr(structure, "search", lambda *_, **__: ended)

@@ -125,7 +125,7 @@ class Evaluate:
             part = "lengths must have sequences in the test split"
             raise RequestError(f"{part}, got {length} ({error})") from error
         # There may be few different words of a short length.
-        return evaluator(1 + bisect_left(range(2, at_most + 1), True, key=is_missing))
+        return evaluator(1 + bisect_left(range(2, at_most + 1), x=True, key=is_missing))
 
 
 def print_scores(rows: Iterable[tuple[str, int, Mapping[str, Scores]]]) -> None:

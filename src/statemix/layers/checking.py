@@ -1,7 +1,6 @@
 """Check that a layer keeps the contract of :class:`~statemix.layers.Layer`."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from statemix.errors import RequestError
 from statemix.layers.layer import Layer
-from statemix.layers.state import State, tensors
+from statemix.layers.state import State, evaluated, tensors
 from statemix.ops.decoding import has_hooks, intercepted
 from statemix.ops.packing import pack
 
@@ -69,7 +68,7 @@ def check_layer(layer: Layer, *, tolerance: float | None = None) -> None:
         _check_owned(layer, f"after {call}", state, {**given, "the outputs": y})
         return y, state
 
-    with _evaluated(layer):
+    with evaluated(layer), torch.no_grad():
         start = layer.init_state(3)
         others = tensors(layer.init_state(3), "state from another init_state")
         kept = (*layer.named_parameters(), *layer.named_buffers(), *others)
@@ -125,7 +124,7 @@ def refuse_mixing(layer: nn.Module, like: Tensor) -> None:
     other = x.clone()
     other[:, 3:6] += 3
     bounds = torch.tensor([0, 3, 6, 9], device=x.device)
-    with _evaluated(layer):
+    with evaluated(layer), torch.no_grad():
         y, state = layer(x, None, bounds)
         changed, _ = layer(other, None, bounds)
     _check_finite(layer, "packed sequences", torch.cat([y, changed]))
@@ -189,16 +188,3 @@ def _random(*shape: int, like: Tensor) -> Tensor:
     # A generator of its own leaves the random numbers of training as they are.
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return drawn.to(like.device, like.dtype)
-
-
-@contextlib.contextmanager
-def _evaluated(layer: nn.Module) -> Iterator[None]:
-    """Put a layer into evaluation mode without gradients, and then back."""
-    modes = [(part, part.training) for part in layer.modules()]
-    layer.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, training in modes:
-            part.training = training

@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -162,3 +163,15 @@ def placement(module: nn.Module) -> tuple[torch.device, torch.dtype]:
         devices[0] if devices else torch.device("cpu"),
         reduce(torch.promote_types, widened, torch.float32),
     )
+
+
+@contextmanager
+def evaluated(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode, and all its parts back into their modes at the end."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training

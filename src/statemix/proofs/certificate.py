@@ -22,6 +22,7 @@ from statemix.proofs.hardening import (
 )
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.product_search import SearchResult, Verdict, check_fits, search_steps
+from statemix.proofs.stepping import in_evaluation_mode
 
 # Of readouts that are fitted again, if rounding may change the answers of one fitted without it.
 _WEIGHT_DECAY = 1e-12
@@ -89,6 +90,7 @@ class Certificate:
         }
 
 
+@in_evaluation_mode
 def prove(
     model: nn.Module,
     automaton: Automaton,
@@ -122,8 +124,8 @@ def prove(
         model: the trained model: a :class:`~statemix.models.TokenClassifier`, or a module with
             ``forward(tokens)``, ``forward(tokens, state)`` or ``step(tokens_t, state)``. Tokens
             have shape (B, T), or (B,) in a step. The logits (B, T, classes), or (B, classes), come
-            alone, first in a tuple, or in a mapping of heads. The model is not changed, but put
-            into evaluation mode.
+            alone, first in a tuple, or in a mapping of heads. The model is not changed; the proof
+            is about its evaluation mode.
         automaton: the automaton, with the model's tokens.
         head: head that answers; None means "logits" or the first one.
         soft: search the model as it is, and bound the length up to which it is right by a search

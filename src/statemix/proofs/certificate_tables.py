@@ -14,7 +14,7 @@ from statemix.layers import BDLRU
 from statemix.layers.state import placement
 from statemix.proofs.check_certificate import digest, step
 from statemix.proofs.hardening import ROWS, fixed_batches, gates_and_values, only_layer
-from statemix.proofs.stepping import Stepper
+from statemix.proofs.stepping import Stepper, in_evaluation_mode
 
 # Integers of a file of about 30 MB.
 _MOST_NUMBERS = 10_000_000
@@ -25,6 +25,7 @@ Pair = tuple[tuple[int, ...], int]
 
 
 @torch.no_grad()
+@in_evaluation_mode
 def read_tables(network: nn.Module, automaton: Automaton, head: str) -> dict[str, Any] | str:
     """Read off what each token does to the entries of a proven network, and all of its answers.
 

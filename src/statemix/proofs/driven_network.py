@@ -70,7 +70,6 @@ class DrivenNetwork:
         self._model, self._head, self._num_answers = model, head, num_answers
         self._device = torch.device("cpu")
         if isinstance(model, nn.Module):
-            model.eval()
             self._device = next((p.device for p in model.parameters()), self._device)
         self._tokens = torch.tensor(range(num_letters) if tokens is None else tokens)
         self._classes = None if classes is None else torch.tensor(classes)

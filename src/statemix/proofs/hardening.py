@@ -19,7 +19,7 @@ from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.layers.state import placement
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.ops.layout import at_least_float32
-from statemix.proofs.stepping import HARDENED, Stepper, token_inputs
+from statemix.proofs.stepping import HARDENED, Stepper, in_evaluation_mode, token_inputs
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -223,6 +223,7 @@ def _same_bytes(state: Tensor, other: Tensor) -> Tensor:
 _ITERATIONS = 2000
 
 
+@in_evaluation_mode
 def refit(
     model: Model, automaton: Automaton, head: str | None, *, weight_decay: float = 0.0
 ) -> Model:

@@ -15,7 +15,7 @@ from statemix.ops.layout import join_units
 from statemix.proofs.hardening import gates_and_values
 from statemix.proofs.place_readouts import LastNorm
 from statemix.proofs.product_search import ProductSearch, RightAnswers
-from statemix.proofs.stepping import HARDENED, Stepper
+from statemix.proofs.stepping import HARDENED, Stepper, in_evaluation_mode
 
 # The sum that normalises m+1 weights and the weighted sum of m+1 terms are rounded so many times at
 # most beyond 2m, or 3m with columns, whose share of the state is normalised, too; a sum of n
@@ -37,6 +37,7 @@ class Horizon:
 
 
 @torch.no_grad()
+@in_evaluation_mode
 def find_horizon(
     soft: nn.Module,
     hard: nn.Module,

@@ -17,7 +17,7 @@ from statemix.layers.state import map_state, placement, tensors
 from statemix.memory import available_bytes, gigabytes
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.proofs.hardening import ROWS, rounding_of
-from statemix.proofs.stepping import Stepper
+from statemix.proofs.stepping import Stepper, in_evaluation_mode
 
 # A logit is rounded so many times at most, in units of the largest one.
 _ROUNDINGS = 64
@@ -55,6 +55,7 @@ class SearchResult:
 
 
 @torch.no_grad()
+@in_evaluation_mode
 def search(
     model: nn.Module,
     automaton: Automaton,
@@ -77,7 +78,7 @@ def search(
     logits differently; the margin says how much an answer can tolerate.
 
     Args:
-        model: a module, as for :func:`prove`; it is put into evaluation mode.
+        model: a module, as for :func:`prove`.
         automaton: the automaton, with the model's tokens.
         head: head that answers; None means the first one.
         max_pairs: pairs after which the search gives up.

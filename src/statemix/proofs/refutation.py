@@ -11,6 +11,7 @@ from statemix.errors import RequestError
 from statemix.proofs.candidate_words import CandidateWords, Compressed, Word, compress
 from statemix.proofs.check_certificate import digest
 from statemix.proofs.driven_network import DrivenNetwork
+from statemix.proofs.stepping import in_evaluation_mode
 from statemix.proofs.word_trials import Accuracy, WordTrials, drive_alone
 
 # Letters by which a word may be shortened, even if the search has read fewer.
@@ -75,6 +76,7 @@ class Refutation:
         return {**tables, "sha256": digest(tables)}
 
 
+@in_evaluation_mode
 def refute(
     model: Any,
     automaton: Automaton,
@@ -145,6 +147,7 @@ def refute(
     return _examined(network, candidates, shorter, notes=tuple(notes), **shared)
 
 
+@in_evaluation_mode
 def check_word(
     model: Any,
     automaton: Automaton,

@@ -17,7 +17,7 @@ from statemix.models import TokenClassifier
 from statemix.proofs.hardening import watch_gaps
 from statemix.proofs.product_search import ProductSearch, RightAnswers, margins, may_change
 from statemix.proofs.state_machine import StateMachine, require_numbers
-from statemix.proofs.stepping import Stepper
+from statemix.proofs.stepping import Stepper, in_evaluation_mode
 
 _ANY = "*"
 
@@ -149,6 +149,7 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
 
 
 @torch.no_grad()
+@in_evaluation_mode
 def prove_safety(
     model: nn.Module,
     watched: SafetyProperty,
@@ -166,7 +167,7 @@ def prove_safety(
 
     Args:
         model: a network with finitely many states, as :func:`~statemix.proofs.harden` returns it;
-            any module that :func:`~statemix.proofs.prove` takes. It is put into evaluation mode.
+            any module that :func:`~statemix.proofs.prove` takes.
         watched: the property, with the network's tokens and classes.
         head: head that answers; None means the first one.
         max_states: states of the network after which the search gives up.

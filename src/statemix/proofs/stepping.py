@@ -1,11 +1,11 @@
 """Any module as a function of one token and of the states of its layers."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple, Self
+from functools import partial, wraps
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from statemix.layers import Bidirectional, CausalConv, Layer, State
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.layers.state import placement
+from statemix.layers.state import evaluated, placement
 from statemix.models import ReadoutModel, TokenClassifier
 
 HARDENED = ("softmax", "column_softmax")
@@ -22,6 +22,23 @@ HARDENED = ("softmax", "column_softmax")
 _REMEMBERING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, Bidirectional)
 # Random words whose logits as a whole and token by token are compared.
 _WORDS, _LENGTH = 4, 64
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def in_evaluation_mode(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Put the networks among the arguments of a function into evaluation mode until it returns."""
+
+    @wraps(function)
+    def call(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        with ExitStack() as modes:
+            for argument in (*arguments, *named.values()):
+                if isinstance(argument, nn.Module):
+                    modes.enter_context(evaluated(argument))
+            return function(*arguments, **named)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -46,7 +63,7 @@ class Stepper:
     @classmethod
     @torch.no_grad()
     def of(cls, model: nn.Module, head: str | None = None) -> Self:
-        """Put a network into evaluation mode, and find its layers and its readout.
+        """Find the layers and the readout of a network in evaluation mode.
 
         Raises:
             TypeError: if a part cannot be proven, or the network does not return logits.
@@ -54,7 +71,6 @@ class Stepper:
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-        model.eval()
         if isinstance(model, TokenClassifier):
             head = model.main_head if head is None else head
             if head not in model.heads:

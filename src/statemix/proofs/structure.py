@@ -32,6 +32,7 @@ from statemix.proofs.hardening import (
 from statemix.proofs.horizon import Horizon
 from statemix.proofs.place_readouts import Followed, Reading, by_block
 from statemix.proofs.product_search import SearchResult, search
+from statemix.proofs.stepping import in_evaluation_mode
 
 _NO_COPY = "a step of the network is no copy of entries and values"
 # Combinations of values that entries of a place hold together; more would take minutes.
@@ -39,6 +40,7 @@ _MOST_COMBINATIONS = 1_000_000
 
 
 @torch.no_grad()
+@in_evaluation_mode
 def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     r"""Prove that a model names the contents of all places after words of every length.
 
@@ -64,8 +66,8 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
     entries alone. No state is visited, so their number does not matter.
 
     Args:
-        model: a model with the heads of the places; it is not changed, but put into evaluation
-            mode. Only a model of one BD-LRU layer with softmax gates can be proven.
+        model: a model with the heads of the places. Only a model of one BD-LRU layer with softmax
+            gates can be proven.
         rules: the places, with the model's tokens.
 
     Returns:
@@ -77,7 +79,6 @@ def prove_by_structure(model: ReadoutModel, rules: PlaceRules) -> Certificate:
             f"model must have {rules.num_tokens} tokens and {rules.num_heads} heads, got "
             f"{model.backbone.vocab_size} and {1 + len(others)}"
         )
-    model.eval()
     without_bound = Horizon(None, "the bound is for tasks with an automaton")
     mixer = model.backbone.blocks[0].mixer
     if only_layer(model) is None or getattr(mixer, "gate", None) != "softmax":
@@ -289,6 +290,7 @@ def _combinations(
 _MOST_ARRANGEMENTS, _MOST_PAIRS = 1000, 5000
 
 
+@in_evaluation_mode
 def prove_places(
     model: ReadoutModel,
     rules: PlaceRules,
@@ -305,7 +307,7 @@ def prove_places(
     those that :func:`prove` tries: the trained one, if its gates cannot be hardened.
 
     Args:
-        model: any model with the heads of the places; it is put into evaluation mode.
+        model: any model with the heads of the places.
         rules: the places, with the model's tokens.
         max_pairs: as in :func:`prove`, but at most 5,000.
         on_progress: as in :func:`prove`.
@@ -398,6 +400,7 @@ def place_automata(rules: PlaceRules) -> list[Automaton] | None:
     return [Automaton(0, transitions, outputs) for outputs in heads]
 
 
+@in_evaluation_mode
 def prove_task(
     model: ReadoutModel,
     task: HasAutomaton | HasPlaces,

@@ -13,6 +13,7 @@ from statemix.automaton import NEVER, Automaton
 from statemix.models import ReadoutModel
 from statemix.proofs.certificate_tables import ColumnMaps, read_rules, side_by_side
 from statemix.proofs.hardening import can_harden, harden, only_layer, prune
+from statemix.proofs.stepping import in_evaluation_mode
 
 LOADS = -1
 """Source of an entry that a token loads."""
@@ -50,6 +51,7 @@ class BlockActions(TypedDict):
 
 
 @torch.no_grad()
+@in_evaluation_mode
 def read_actions(model: nn.Module, automaton: Automaton | None = None) -> list[BlockActions]:
     r"""Read off what every token does to the blocks of a model's only layer.
 
@@ -249,6 +251,7 @@ class JointAction(TypedDict):
     relation: SemigroupRelation | None
 
 
+@in_evaluation_mode
 def join_actions(
     model: nn.Module,
     found: Sequence[BlockActions],

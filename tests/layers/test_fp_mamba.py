@@ -217,6 +217,22 @@ def test_implicit_gradients_are_those_of_all_iterations(kind):
         torch.testing.assert_close(implicit, unrolled, rtol=1e-7, atol=1e-9)
 
 
+def test_second_derivatives_are_right_or_refused():
+    x, weights = tokens(1, 4, 6).requires_grad_(), tokens(1, 4, 6, seed=3)
+    for gradient in (1, 3, "implicit"):
+        layer = build(FPMamba2, gradient=gradient, **CONVERGED)
+        # A linear loss and a curved one.
+        for loss in ((layer(x)[0] * weights).sum(), layer(x)[0].square().sum()):
+            (first,) = torch.autograd.grad(loss, x, create_graph=True)
+            with pytest.raises(RuntimeError, match="fixed point cannot be differentiated again"):
+                first.square().sum().backward()
+    unrolled = build(FPMamba2, gradient="unrolled", **CONVERGED)
+    assert torch.autograd.gradgradcheck(lambda x: unrolled(x)[0], (x,))
+    # A single application is not approximated.
+    single = build(FPMamba2, **CONVERGED | {"max_iterations": 1})
+    assert torch.autograd.gradgradcheck(lambda x: single(x)[0], (x,))
+
+
 @pytest.mark.parametrize("kind", [FPRNN, *BOTH])
 def test_windows_lead_to_the_same_fixed_point_with_less_work(kind):
     x, lengths = 10 * tokens(2, 40, 6), torch.tensor([0, 40, 45, 80])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.ops.conftest import RECURRENCES, SCANS, in_pairs, usable
+from torch._dynamo.testing import CompileCounter
 from torch.func import grad, vmap
 
 from statemix import ops
@@ -115,7 +116,7 @@ def test_scans_and_steps_compile_without_a_graph_break(problem, identical, kind)
 @pytest.mark.parametrize("variant", ["blocks", "observer"])
 def test_new_lengths_do_not_recompile(problem, agree, variant):
     kind, options = VARIANTS[variant]
-    graphs = torch._dynamo.testing.CompileCounter()
+    graphs = CompileCounter()
     compiled = torch.compile(RECURRENCES[kind], backend=graphs, fullgraph=True, dynamic=True)
     for length in (5, 6, 9, 17):
         p = problem(kind, length=length)
@@ -157,7 +158,7 @@ def test_forward_mode_is_refused_rather_than_zero(problem, kind, registered_back
     def states(values):
         return RECURRENCES[kind](p.gates, values, backend=registered_backend)[0]
 
-    message = r"values.* must have no tangent \(jvp\): .*; use backend='reference'"
+    message = r"values.* must have no tangent \(jvp\): .* with 'reference'"
     for mode in (torch.enable_grad, torch.no_grad):
         with mode(), pytest.raises(ValueError, match=message):
             torch.func.jvp(states, (p.values,), (torch.ones_like(p.values),))

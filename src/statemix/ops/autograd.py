@@ -170,7 +170,7 @@ class _Gradients(torch.autograd.Function):
         able = [repr(one.name) for one in BACKENDS.values() if one.differentiates(operator)]
         raise RuntimeError(
             f"the gradient of the recurrence cannot be differentiated again: {_limits(ctx.scan)}; "
-            f"use backend={' or '.join(able)}"
+            f"operators, and layers with the option backend, can with {' or '.join(able)}"
         )
 
 
@@ -184,7 +184,8 @@ def _refuse_tangents(scan: Scan) -> None:
     if given:
         names = " and ".join(given)
         raise ValueError(
-            f"{names} must have no tangent (jvp): {_limits(scan)}; use backend='reference'"
+            f"{names} must have no tangent (jvp): {_limits(scan)}; "
+            "operators, and layers with the option backend, can have them with 'reference'"
         )
 
 

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -73,6 +73,8 @@ def solve(
     iterations = state.iterations + last
     if value.requires_grad and config.gradient == "implicit" and budget > 1:
         value = _with_implicit_gradient(function, value, budget, config)
+    if value.requires_grad and config.gradient != "unrolled" and budget > last:
+        value = _Point.apply(value)  # type: ignore[no-untyped-call]
     return Solution(value, iterations, residual)
 
 
@@ -166,6 +168,49 @@ def _with_implicit_gradient(
 
     value.register_hook(backward)  # type: ignore[no-untyped-call]
     return value
+
+
+class _Point(torch.autograd.Function):
+    """A fixed point that remembers its gradient, not how it moves with its arguments."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        found: Tensor = _Slope.apply(gradient, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Slope(torch.autograd.Function):
+    """The gradient at a fixed point, with an error in place of second derivatives.
+
+    They would treat the point as a constant.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, point: Tensor) -> Tensor:  # noqa: ARG004  links the two
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:  # noqa: ARG004
+        raise RuntimeError(
+            "the gradient of a fixed point cannot be differentiated again, "
+            "except with gradient='unrolled'"
+        )
 
 
 def residual_of_share(residual: Tensor, share: float) -> float:

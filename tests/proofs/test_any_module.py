@@ -7,6 +7,7 @@ from torch import nn
 
 from statemix import BDLRU, HLRU, layers
 from statemix.automaton import Automaton
+from statemix.errors import RequestError
 from statemix.proofs import (
     StateMachine,
     check_word,
@@ -351,3 +352,10 @@ def test_a_model_in_training_is_judged_without_dropout_and_keeps_its_modes(prove
     assert prove_it(model) == expected
     modes = {name: part.training for name, part in model.named_modules()}
     assert [name for name, training in modes.items() if not training] == ["readout"]
+
+
+@pytest.mark.parametrize("judge", [prove, search, refute, read_actions])
+def test_more_letters_than_the_model_reads_are_refused(judge):
+    table = np.zeros((1, 5), int)
+    with pytest.raises((ValueError, RequestError), match="must read the token.* 4, got: index out"):
+        judge(Parity(), Automaton(0, table, table))

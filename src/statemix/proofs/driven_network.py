@@ -84,7 +84,16 @@ class DrivenNetwork:
         self._most = _TOKENS
         with torch.no_grad():
             self._probe(self._tokens[:1, None].to(self._device))
+            if isinstance(model, nn.Module):
+                self._check_reads(int(self._tokens.max()))
         self.together = _TOGETHER if self.has_state else self._most
+
+    def _check_reads(self, token: int) -> None:
+        first = torch.tensor([[token]], device=self._device)
+        try:
+            self._extend(first, None) if self._extend else self._call(first)
+        except IndexError as error:
+            raise RequestError(f"model must read the token {token}, got: {error}") from error
 
     def _probe(self, first: Tensor) -> None:
         """Learn how many logits there are, and whether the network reads tokens in chunks."""

@@ -212,6 +212,14 @@ def _calls(
 
 def _run(model: Any, tokens: Tensor) -> Any:
     """Return what a module returns for words (B, T)."""
+    try:
+        return _output(model, tokens)
+    except IndexError as error:
+        most = int(tokens.max())
+        raise ValueError(f"model must read the tokens 0 to {most}, got: {error}") from error
+
+
+def _output(model: Any, tokens: Tensor) -> Any:
     if type(model).forward is nn.Module.forward:
         if not hasattr(model, "step"):
             kind = type(model).__name__

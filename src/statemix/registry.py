@@ -102,6 +102,9 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         replaced += ["preset"] if getattr(entry, "presets", ()) else []
         subject = f"of {self.kind} {name!r}"
         for option in given:
+            if option in replaced:
+                condition = f"must be an option of a {self.kind} specification, which replaces it"
+                raise SettingError("", condition, ABSENT, subject=f"{option} {subject}")
             if option not in known:
                 condition = f"must be among {sorted([*known, *replaced])}"
                 advice = suggestion(option, [*known, *replaced])

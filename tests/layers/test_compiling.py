@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from statemix import layers
+from statemix import FPRNN, layers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -39,6 +39,11 @@ def test_a_compiled_layer_trains_at_a_second_length(make):
     for length in (5,) if layer.iterative else (5, 9):
         agree(compiled, layer, tokens(2, length))
     make()  # Layers can be built after one is compiled.
+
+
+def test_a_mixer_of_tokens_has_one_graph():
+    layer = FPRNN(8, mixer_inputs="token")
+    agree(torch.compile(layer, backend="aot_eager", fullgraph=True), layer, tokens(2, 5))
 
 
 @torch.no_grad()

@@ -54,7 +54,7 @@ def test_outputs_and_states_have_the_shapes_and_dtypes_that_were_foreseen(build)
     for batch, length in [(2, 5), (1, 1), (3, 0), (0, 4), (0, 0)]:
         x = tokens(batch, length)
         y, state = layer(x)
-        assert (y.shape, y.dtype) == (x.shape, torch.float64)
+        assert (y.shape, y.dtype, y.requires_grad) == (x.shape, torch.float64, True)
         assert type(state) is type(layer.init_state(batch))
         foreseen = layer.state_after(length)
         assert {part.device.type for part in parts(foreseen)} == {"meta"}

@@ -122,6 +122,12 @@ def test_narrow_inputs_have_wide_states():
     ("given", "options", "error", "message"),
     [
         (
+            torch.zeros(1, 4, 1, 2).int(),
+            {"inputs": torch.zeros(1, 4, 1, 2).int()},
+            TypeError,
+            "inputs must be floating",
+        ),
+        (
             torch.ones(1, 4, 1),
             {},
             ValueError,
@@ -155,4 +161,11 @@ def test_narrow_inputs_have_wide_states():
 )
 def test_wrong_arguments_are_named(given, options, error, message):
     with pytest.raises(error, match=message):
-        scan(given, torch.zeros(1, 4, 1, 2), **options)
+        scan(given, **{"inputs": torch.zeros(1, 4, 1, 2)} | options)
+
+
+def test_there_may_be_no_heads():
+    for form in FORMS:
+        given, inputs, _ = problem(form, heads=0)
+        states, final = scan(given, inputs, torch.zeros(2, 0, 3, dtype=torch.float64))
+        assert (states.shape, final.shape) == (inputs.shape, (2, 0, 3))

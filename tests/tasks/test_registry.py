@@ -254,3 +254,8 @@ def test_bad_ranges_are_named(arguments, message):
         tasks.build("parity").examples(*arguments)
     with pytest.raises(ValueError, match="index must be at least 0, got -1"):
         tasks.build("parity").describe(-1)
+
+
+def test_only_a_specification_replaces_a_preset():
+    with pytest.raises(SettingError, match="preset of task 'automaton' must be an option of a task"):
+        TASKS.build("automaton", preset="login")

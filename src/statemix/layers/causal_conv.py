@@ -108,7 +108,7 @@ class CausalConv(PaddedLayer):
 
     def _run(self, x: Tensor, state: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         if x.numel() == 0:  # torch.nn.Conv1d refuses windows shorter than its kernel
-            return x.clone(), state
+            return self._linked(x), state
         window = torch.cat([state.to(x.dtype), x], 1)
         y = self.conv(window.mT).mT
         exact = torch.cat([state, x.to(state.dtype)], 1)

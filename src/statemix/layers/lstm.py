@@ -105,7 +105,7 @@ class LSTM(PaddedLayer):
         self, x: Tensor, state: LSTMState, lengths: Tensor | None
     ) -> tuple[Tensor, LSTMState]:
         if x.shape[0] == 0:  # torch.nn.LSTM refuses no sequences
-            return x[..., :1].expand(*x.shape[:2], self.memory_size), state
+            return self._linked(x[..., :1]).expand(*x.shape[:2], self.memory_size), state
         if _LACKS_BFLOAT16 and x.is_cpu and torch.is_autocast_enabled("cpu"):
             wanted = torch.get_autocast_dtype("cpu")
             with torch.autocast("cpu", enabled=False):

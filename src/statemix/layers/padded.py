@@ -50,7 +50,7 @@ class PaddedLayer(Layer):
             state = self.init_state(num_sequences, x.device, x.dtype)
         state = map_state(lambda part: part.to(at_least_float32(part.dtype)), state)
         if x.shape[1] == 0:
-            return x.clone(), map_state(owned, state)
+            return self._linked(x), map_state(owned, state)
         if cu_seqlens is None:
             return self._run(x, state, None)
         lengths = cu_seqlens.diff().tolist()
@@ -69,6 +69,10 @@ class PaddedLayer(Layer):
         order = torch.tensor([n for group in groups for n in group], device=x.device)
         final = map_state(lambda *parts: _joined(parts)[order.argsort()], *after)
         return torch.cat(outputs).unsqueeze(0), final
+
+    def _linked(self, nothing: Tensor) -> Tensor:
+        """Return a tensor without entries as an output that may be differentiated."""
+        return nothing * next(self.parameters()).flatten()[0]
 
     def init_state(
         self,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from statemix.ops.block_operators import block_scan
-from statemix.ops.checks import bind, check_cu_seqlens_values, same_dtype_and_device
+from statemix.ops.checks import bind, check_cu_seqlens_values, check_floating, same_dtype_and_device
 from statemix.ops.dispatch import initial_state_of
 from statemix.ops.low_rank_operators import low_rank_scan
 from statemix.ops.packing import Packing, last_of_each
@@ -88,7 +88,7 @@ def scan(
         bind(sizes, "initial_state", initial_state, "N H m")
         initial_state = initial_state.flatten(1).unsqueeze(-1)
     states, final_state = block_scan(*each, initial_state, cu_seqlens, **options)
-    return states.view(inputs.shape), final_state.view(-1, *inputs.shape[2:])
+    return states.view(inputs.shape), final_state.view(len(final_state), *inputs.shape[2:])
 
 
 def scan_step(
@@ -120,6 +120,7 @@ def _move(
 ) -> tuple[Tensor, Tensor]:
     """Compose index maps by doubling (Hillis and Steele, 1986): gathers, and sums of inputs."""
     bind(sizes, "transitions", maps, "B T H m")
+    check_floating("inputs", inputs)
     if maps.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"transitions must be floating, int32 or int64, got {maps.dtype}")
     if maps.device != inputs.device:

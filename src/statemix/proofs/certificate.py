@@ -111,14 +111,15 @@ def prove(
     the right answer and another one, differ by less than a change in the order of their sums, the
     verdict is open.
 
-    The model may be any module. Its layers of Statemix are BD-LRUs and H-LRUs with softmax gates,
-    or causal convolutions. All other parts, such as norms, residual connections and MLPs, are
-    functions of one token, and an ``nn.Linear`` returns the logits. The search puts each state into
-    its layer itself, so the module need not pass states. The proof is about single tokens in the
-    dtype and on the device of the module: hardened layers copy numbers without rounding, so their
-    states are finitely many, and the search computes every step that a word can make. Random words
-    of 64 tokens, as a whole and token by token, test that no other part remembers a token or knows
-    a position. The bounds of rounding assume exact inputs of gates and of the readout.
+    The model may be any module. Its layers of Statemix are BD-LRUs and H-LRUs with gates of softmax
+    or column_softmax, or causal convolutions. All other parts, such as norms, residual connections
+    and MLPs, are functions of one token, and an ``nn.Linear`` returns the logits. The search puts
+    each state into its layer itself, so the module need not pass states. The proof is about single
+    tokens in the dtype and on the device of the module: hardened layers copy numbers without
+    rounding, so their states are finitely many, and the search computes every step that a word can
+    make. Random words of 64 tokens, as a whole and token by token, test that no other part
+    remembers a token or knows a position. The bounds of rounding assume exact inputs of gates and
+    of the readout.
 
     Args:
         model: the trained model: a :class:`~statemix.models.TokenClassifier`, or a module with

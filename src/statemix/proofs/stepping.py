@@ -285,7 +285,8 @@ def _check_parts(model: nn.Module) -> None:
 def _refused(name: str, part: nn.Module) -> TypeError:
     gate = getattr(part, "gate", None)
     kind = type(part).__name__ + (f" with gate={gate!r}" if isinstance(gate, str) else "")
+    got = f"{name} ({kind})" if name else f"a {kind} that also depends on positions or other tokens"
     return TypeError(
-        "model must consist of BD-LRUs and H-LRUs with softmax gates and of functions of one token "
-        f"to be proven, got {name or 'model'} ({kind})"
+        "model must consist of BD-LRUs and H-LRUs with gates of softmax or column_softmax and of "
+        f"functions of one token to be proven, got {got}"
     )

@@ -20,7 +20,9 @@ from statemix.ops.checks import check_choice, check_number, check_placement, che
 
 Budget = Literal["fixed", "gamma"]
 Tensors = tuple[Tensor, ...]
-Piece = Callable[[Tensor, Tensors, slice], tuple[Tensor, Tensors]]
+# By a name: the compiler cannot trace its subscription in an annotation of an inner function.
+Advanced = tuple[Tensor, Tensors]
+Piece = Callable[[Tensor, Tensors, slice], Advanced]
 
 LEAST_BUDGET = 16
 """Iterations that a budget of the sequence's length allows at least."""

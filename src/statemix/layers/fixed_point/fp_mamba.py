@@ -10,7 +10,13 @@ from torch.nn import functional
 
 from statemix.errors import OptionError
 from statemix.layers.chunks import ssd
-from statemix.layers.fixed_point.fixed_point_layer import Budget, FixedPointLayer, Tensors, shifted
+from statemix.layers.fixed_point.fixed_point_layer import (
+    Advanced,
+    Budget,
+    FixedPointLayer,
+    Tensors,
+    shifted,
+)
 from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.fixed_point.state_mixer import MixerInputs, NormedLinear
@@ -135,7 +141,7 @@ class _FPMamba(FixedPointLayer):
             share = self._share(p)
             first = state.output.to(dtype)
 
-            def piece(y: Tensor, carried: Tensors, span: slice) -> tuple[Tensor, Tensors]:
+            def piece(y: Tensor, carried: Tensors, span: slice) -> Advanced:
                 part = p.during(span)
                 ssm, last = carried
                 before = shifted(y, last) if feeds_back else torch.zeros_like(y)

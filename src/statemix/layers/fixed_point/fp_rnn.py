@@ -11,6 +11,7 @@ from statemix.errors import OptionError
 from statemix.layers.exporting import is_open
 from statemix.layers.fixed_point.closed_form import closed_form
 from statemix.layers.fixed_point.fixed_point_layer import (
+    Advanced,
     Budget,
     FixedPointLayer,
     Piece,
@@ -217,7 +218,7 @@ class FPRNN(FixedPointLayer):
             prepared = [linear.to(dtype) for linear in prepared]
             initial = state.to(dtype)
 
-            def piece(h: Tensor, carried: Tensors, span: slice) -> tuple[Tensor, Tensors]:
+            def piece(h: Tensor, carried: Tensors, span: slice) -> Advanced:
                 before = shifted(h, carried[0]) if self.max_iterations != 1 else torch.zeros_like(h)
                 change = self.state_mixer.change(prepared, span, before, inputs[:, span] - h)
                 added = (1 - decays[:, span]) * (inputs[:, span] - change)

@@ -86,7 +86,7 @@ def _totals(rows: Mapping[str, StoredRow], cells: Mapping[str, Any]) -> str:
             "of the accuracies measured in full, equal to the paper within 0.05",
             f"{cells['agree_in_full']} of {cells['in_full']}",
         ),
-        ("decided claims of the H-LRU paper that hold in our runs", f"{claims} of {claims + against}"),
+        ("decided claims of the H-LRU paper that hold", f"{claims} of {claims + against}"),
         ("numbers of the Fixed-Point RNN paper measured", f"{more['measured']} of {more['of']}"),
         (
             "of these, equal to the paper within 0.05",

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ def solve(
     if value.requires_grad and config.gradient == "implicit" and budget > 1:
         value = _with_implicit_gradient(function, value, budget, config)
     if value.requires_grad and config.gradient != "unrolled" and budget > last:
-        value = _Point.apply(value)  # type: ignore[no-untyped-call]
+        value = _without_second_derivatives(value)
     return Solution(value, iterations, residual)
 
 
@@ -170,47 +170,26 @@ def _with_implicit_gradient(
     return value
 
 
-class _Point(torch.autograd.Function):
-    """A fixed point that remembers its gradient, not how it moves with its arguments."""
+def _without_second_derivatives(point: Tensor) -> Tensor:
+    """Let a gradient of the gradient raise an error: it would treat the point as a constant."""
+    # A hook of ``point`` itself would keep it alive.
+    watched = point.view_as(point)
 
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(value: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        found: Tensor = _Slope.apply(gradient, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
-        return found
-
-
-class _Slope(torch.autograd.Function):
-    """The gradient at a fixed point, with an error in place of second derivatives.
-
-    They would treat the point as a constant.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(gradient: Tensor, point: Tensor) -> Tensor:  # noqa: ARG004  links the two
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> None:  # noqa: ARG004
+    def refuse(_: Tensor) -> None:
         raise RuntimeError(
             "the gradient of a fixed point cannot be differentiated again, "
             "except with gradient='unrolled'"
         )
+
+    def watch(gradient: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            # With a linear loss, the gradient itself depends on nothing.
+            gradient = gradient + (point - point.detach())
+            gradient.register_hook(refuse)  # type: ignore[no-untyped-call]
+        return gradient
+
+    watched.register_hook(watch)  # type: ignore[no-untyped-call]
+    return watched
 
 
 def residual_of_share(residual: Tensor, share: float) -> float:

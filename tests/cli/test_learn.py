@@ -216,17 +216,22 @@ def test_names_may_look_like_programs(tmp_path):
         subprocess.run([*command, str(folder / "machine.c")], check=True)
 
 
+def test_files_of_others_are_not_overwritten(traces, tmp_path, capsys):
+    for name in ("attempt-7.json", "machine.py"):
+        (tmp_path / name).write_text("mine")
+    assert main(["learn", str(traces), "--output", str(tmp_path)]) == 2
+    said = "output must be empty or hold a learned machine, got"
+    assert f"{said} {tmp_path} with 'attempt-7.json'" in capsys.readouterr().err
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"mine"}
+
+
 def test_order_of_attempts_does_not_matter(traces, learned, tmp_path):
-    """The second attempt is stored, the first is not; and attempts without a request are lost."""
+    """The second attempt is stored, the first is not."""
     for name in ("attempt-1.json", "request.json"):
         shutil.copy(learned / name, tmp_path)
     assert main(["learn", str(traces), "--output", str(tmp_path)]) == 0
     for name in FILES:
         assert (tmp_path / name).read_bytes() == (learned / name).read_bytes()
-    (tmp_path / "request.json").unlink()
-    (tmp_path / "attempt-0.json").write_text("{}")
-    assert main(["learn", str(traces), "--output", str(tmp_path)]) == 0
-    assert (tmp_path / "attempt-0.json").read_bytes() == (learned / "attempt-0.json").read_bytes()
 
 
 def test_workers_find_the_same_machine(learned, traces, tmp_path):

@@ -104,6 +104,7 @@ NAMES = [{"events": [f"id-{n}"], "labels": ["01"[n % 2]]} for n in range(10_000)
         ([CASE, {**CASE, "label": 0}, {**CASE, "case": None}], {}, "row 3: .*must name a case"),
         ([*ROWS, {"events": ["\0"], "label": "no"}], {}, "row 11: .*without control"),
         ([*ROWS, {"events": ["\ud800"], "label": "no"}], {}, "row 11: .*without control"),
+        ([*ROWS, {"events": ["read_all"], "label": "no"}], {}, "differ from 'read_all' by more"),
         (NAMES, {}, "column 'events' must have at most 1,000 distinct values, got 10,000"),
     ],
 )  # fmt: skip
@@ -120,6 +121,25 @@ def test_capitals_and_blanks_in_names_of_columns_do_not_matter(tmp_path):
     )
     log = read_log(path)
     assert (log.num_traces, log.events, log.labels) == (10, ("a",), ("0", "1", "2"))
+
+
+def test_rows_may_have_different_columns_of_labels(tmp_path):
+    rows = [{"events": ["a", "b"], "labels": ["x", "y"]}, {"events": ["a", "b"], "label": "y"}] * 9
+    log = read_log(written(tmp_path / "log.jsonl", rows))
+    assert log.labels == ("x", "y")
+    assert log.targets[:4].tolist() == [0, 1, IGNORED, 1]
+
+
+def test_a_text_of_several_labels_has_a_word_for_each_event(tmp_path):
+    rows = [{"session": n, "events": ["a", "b"], "labels": "x y"} for n in range(10)]
+    log = read_log(written(tmp_path / "log.jsonl", rows))
+    assert (log.labels, log.targets[:2].tolist(), log.num_traces) == (("x", "y"), [0, 1], 10)
+
+
+def test_a_trace_of_words_may_have_no_labels(tmp_path):
+    rows = [["a b", "x y"]] * 10 + [["b a", ""]]
+    log = read_log(tabulated(tmp_path / "log.csv", ["events", "labels"], rows))
+    assert log.targets[-2:].tolist() == [IGNORED, IGNORED]
 
 
 def test_text_beside_a_list_of_events_is_one_label(tmp_path):

@@ -174,3 +174,13 @@ def test_accuracy_is_that_on_labelled_traces(labelled):
         assert np.isnan(learned.accuracy)
     else:
         assert learned.accuracy == pytest.approx(0.8, abs=0.06)
+
+
+def test_accuracy_is_that_of_answers_learned_without_the_held_out_labels():
+    """Answers to rare events are guesses, whatever they fit."""
+    rng = np.random.default_rng(0)
+    tokens, targets = rng.integers(300, size=2_000), rng.integers(2, size=2_000)
+    targets[::2] = IGNORED
+    names = tuple(map(str, range(300))), ("0", "1")
+    log = Log(*names, tokens, targets, np.arange(0, 2_001, 2), np.arange(2_000))
+    assert learn(log, num_states=1).accuracy < 0.65

@@ -47,6 +47,14 @@ def test_an_epoch_shows_every_window_once_in_an_order_of_its_own():
     assert torch.equal(batch.diff(), torch.ones(3, 4, dtype=torch.int64))
 
 
+def test_every_token_is_read_in_some_epoch():
+    """Two of eleven windows fill no step."""
+    batches = TokenBatches(np.arange(48), SETTINGS)
+    assert batches.steps_per_epoch == 3
+    seen = {place for step in range(90) for place in batches.places(step)}
+    assert seen == set(range(44))
+
+
 def test_options_of_the_command_reach_the_model_and_the_training():
     words = "--folder x --num-layers 4 --attention-every 2 --conv-size 3 --output-gate --steps 7"
     words += " --accumulate 2 --weight-decay 0.3 --learning-rate 0.5 --length 9 --seed 4"

@@ -128,12 +128,18 @@ class Learn:
             name: getattr(self, name)
             for name in ("states", "noise", "seed", "events", "labels", "case")
         }
+        from statemix.training.folder import LOCK
+
         digest = hashlib.sha256(self.traces.read_bytes()).hexdigest()
         asked = {"format": _FORMAT, "traces": digest, **options}
         path = self.output / _REQUEST
         if not path.exists():
-            for stored in self.output.glob("attempt-*.json"):
-                stored.unlink()
+            begun = (LOCK, f"{_REQUEST}.tmp")
+            if others := sorted(one.name for one in self.output.iterdir() if one.name not in begun):
+                raise RequestError(
+                    f"output must be empty or hold a learned machine, got {self.output} with "
+                    f"{others[0]!r}"
+                )
             write_file(path, json.dumps(asked).encode())
         elif (before := read_json(path, "a request")) != asked:
             changed = ", ".join(sorted(name for name in asked if asked[name] != before.get(name)))

@@ -130,8 +130,9 @@ def finish(
     ``attempts`` are results of :func:`search`, which describes the other arguments.
     """
     best = max(attempts, key=lambda attempt: attempt.score)
-    held_out = log.select(np.flatnonzero(_held_out(log)))
-    _, wrong, _ = _compared(_machine(log, best), held_out)
+    is_held_out = _held_out(log)
+    held_out, others = (log.select(np.flatnonzero(one)) for one in (is_held_out, ~is_held_out))
+    _, wrong, _ = _compared(_machine(others, best), held_out)
     scored = int((held_out.targets != IGNORED).sum())
     accuracy = 1 - len(wrong) / scored if scored else np.nan
     merging = _merging(log, num_states, best.noise if noise is None else noise)

@@ -20,6 +20,7 @@ from statemix.learning.prefix_tree import Ints
 
 EVENT_COLUMNS = ("events", "event", "trace", "activity", "concept:name")
 LABEL_COLUMNS = ("labels", "label", "outputs", "output", "answers", "answer", "verdict")
+_SEVERAL = ("labels", "outputs", "answers")
 CASE_COLUMNS = ("case", "case_id", "trace_id", "session", "case:concept:name")
 """Names by which the columns of events, labels and case identifiers are found."""
 
@@ -79,8 +80,9 @@ def read_log(
 
     With a column of case identifiers, a row is an event; rows with the same identifier are a trace.
     Without one, a row is a trace: its events are a JSON list, or words of a text. A trace has as
-    many labels as events, or a single label after its last event. An event without a label has an
-    empty cell, null or NaN. Blanks in names become ``_``. Capitals and blanks in names of columns
+    many labels as events, or a single label after its last event. In JSON lines, each row may have
+    another one of ``LABEL_COLUMNS``. An event without a label has an empty cell, or null or NaN in
+    JSON lines. Blanks in names become ``_``. Capitals and blanks in names of columns
     do not matter.
 
     Args:
@@ -88,7 +90,7 @@ def read_log(
         events: column of events; None means the first of ``EVENT_COLUMNS`` that exists.
         labels: column of labels; None means the first of ``LABEL_COLUMNS`` that exists.
         case: column of case identifiers; None means the first of ``CASE_COLUMNS`` that exists, or
-            that a row is a trace.
+            that a row is a trace, as is every row with a list of events.
 
     Raises:
         RequestError: if the file cannot be read or is not a log. The message names the row or
@@ -100,29 +102,34 @@ def read_log(
         raise RequestError(f"{file} must have rows, got none")
     of_events = _column(file, "events", events, EVENT_COLUMNS, first[1])
     of_labels = _column(file, "labels", labels, LABEL_COLUMNS, first[1])
-    has_cases = case is not None or _found(CASE_COLUMNS, first[1]) is not None
+    # A row with a list of events is a trace.
+    is_trace = isinstance(first[1].get(of_events), list)
+    has_cases = case is not None or (not is_trace and _found(CASE_COLUMNS, first[1]) is not None)
     of_cases = _column(file, "case", case, CASE_COLUMNS, first[1]) if has_cases else None
     # Of each event: its trace, its name, its label, and its row.
     steps: list[tuple[object, object, object, int]] = []
     for number, row in itertools.chain([first], rows):
         if of_events not in row:
             raise _refused(file, number, of_events, "be in every row", "none")
-        happened, given = row[of_events], row.get(of_labels)
+        others = _found(LABEL_COLUMNS, row) if labels is None and of_labels not in row else None
+        column = others or of_labels
+        happened, given = row[of_events], row.get(column)
         if of_cases is not None:
             steps.append((row.get(of_cases), happened, given, number))
             continue
         names = happened.split() if isinstance(happened, str) else happened
         if not isinstance(names, list) or not names:
             raise _refused(file, number, of_events, "hold at least one event", repr(happened))
-        # Beside a list of events, a text is one label.
-        if isinstance(given, str) and isinstance(happened, str):
-            given = given.split()
+        # Beside a list of events, a text is one label, unless its column is that of several.
+        several = isinstance(happened, str) or _found(_SEVERAL, dict.fromkeys([column])) is not None
+        if isinstance(given, str) and several:
+            given = given.split() or None
         answers = given if isinstance(given, list) else [given]
         if len(answers) == 1:
             answers = [None] * (len(names) - 1) + answers
         if len(answers) != len(names):
             condition = f"hold one label or one for each of {len(names)} events"
-            raise _refused(file, number, of_labels, condition, str(len(answers)))
+            raise _refused(file, number, column, condition, str(len(answers)))
         steps += zip([number] * len(names), names, answers, [number] * len(names), strict=True)
     return _numbered(file, steps, of_events, of_labels, of_cases)
 
@@ -194,6 +201,10 @@ def _numbers(
         if named and _UNFIT.search(name):
             row = rows[texts.index(text)]
             raise _refused(file, row, column, "hold names without control characters", repr(text))
+        if named and name in names and name != text.strip():
+            row = rows[texts.index(text)]
+            condition = f"differ from {name!r} by more than blanks"
+            raise _refused(file, row, column, condition, repr(text))
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
     by_text = {text: numbers[name] for text, name in names.items()}
     return tuple(numbers), np.array([by_text[text] for text in texts], np.int64)

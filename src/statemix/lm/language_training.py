@@ -70,8 +70,8 @@ class TokenBatches:
             places = np.array_split(np.arange(settings.length), ranks.size)[ranks.rank]
             # The target of the last token is the first token of the next slice.
             self._slice = slice(int(places[0]), int(places[-1]) + 2)
-        windows = (len(ids) - settings.length) // settings.length
-        self.steps_per_epoch = windows // settings.batch_size
+        self._windows = (len(ids) - settings.length) // settings.length
+        self.steps_per_epoch = self._windows // settings.batch_size
         self.num_steps = settings.steps
         if self.steps_per_epoch < 1:
             raise RequestError(
@@ -97,7 +97,8 @@ class TokenBatches:
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             stream = np.random.Philox(np.random.SeedSequence([self._settings.seed, epoch]))
-            draws = stream.random_raw(self.steps_per_epoch * self._settings.batch_size + 1)
+            # All windows, so that those which fill no step are others in each epoch.
+            draws = stream.random_raw(self._windows + 1)
             self._offset = int(draws[-1] % self._settings.length)
             self._order, self._epoch = np.argsort(draws[:-1], kind="stable"), epoch
         size = self._settings.batch_size

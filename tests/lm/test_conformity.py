@@ -186,6 +186,7 @@ def test_the_command_prints_a_line_for_each_check(capsys):
         (["zamba2"], "'zamba2' could not be made small .* at most 256 channels and 8 layers"),
         (["mamba2", "--only", "gredy"], "only must be among causal, .* 'gredy'; did you mean 'gr"),
         (["mamba2", "--skip", "all"], "skip must be among causal, .* got 'all'"),
+        (["mamba2", "--only", "causal", "--skip", "causal"], "skip must leave a check, got causal"),
         (["mamba2", "--junit", "/dev/null/x"], "junit must be a writable file, got '/dev/null/x'"),
     ],
 )

@@ -97,6 +97,7 @@ def test_losses_of_16_bit_models_are_summed_in_32_bits():
     for loss in (summed_loss(model, IDS), model(IDS, labels=IDS).loss * IDS[:, 1:].numel()):
         assert loss.dtype == torch.float32
         torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=0)
+    assert summed_loss(model.double(), IDS).dtype == torch.float64
 
 
 @pytest.mark.parametrize("kind", ["bd_lru"])

@@ -52,8 +52,8 @@ class Evaluate:
     may have fewer."""
 
     tokens: int | None = None
-    """Maximum number of tokens at each length (the run's if not given); at least one sequence is
-    always scored."""
+    """Maximum number of tokens at each length (if not given, that of the run, but any number at the
+    training length); at least one sequence is always scored."""
 
     device: Device = "auto"
     """Device that runs the model; auto uses a GPU if there is one."""
@@ -105,8 +105,9 @@ class Evaluate:
     def _evaluator(self, task: Task, length: int, config: RunConfig) -> SplitEvaluator:
         # The run's own numbers also come from these options.
         at_most = self.sequences or config.evaluation.test_size
-        tokens = self.tokens or config.evaluation.tokens
-        at_most = sequences_at(length, at_most=at_most, tokens=tokens)
+        if self.tokens is not None or length != task.length:
+            tokens = self.tokens or config.evaluation.tokens
+            at_most = sequences_at(length, at_most=at_most, tokens=tokens)
 
         def evaluator(count: int) -> SplitEvaluator:
             size = config.batches.size

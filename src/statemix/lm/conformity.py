@@ -79,7 +79,10 @@ def chosen_checks(only: Iterable[str] = (), skip: Iterable[str] = ()) -> list[st
                 raise RequestError(
                     f"{option} must be among {', '.join(CHECKS)}, got {name!r}{advice}"
                 )
-    return [name for name in CHECKS if (not only or name in only) and name not in skip]
+    chosen = [name for name in CHECKS if (not only or name in only) and name not in skip]
+    if not chosen:
+        raise RequestError(f"skip must leave a check, got {', '.join(skip)}")
+    return chosen
 
 
 def conform(

@@ -91,8 +91,8 @@ def read_corpus(
 ) -> Iterator[Document]:
     """Yield the documents of all sources, without those whose text has come before.
 
-    Files are UTF-8. Every line ends in a newline. U+FFFD replaces bytes that are not UTF-8, and
-    halves of surrogate pairs. Files that end in .gz, too, are decompressed.
+    Files are UTF-8. Every line of a text file ends in a newline. U+FFFD replaces bytes that are not
+    UTF-8, and halves of surrogate pairs. Files that end in .gz are decompressed.
 
     ``sources`` are those of ``statemix lm prepare``. Rows have their text in ``field``; a ``.json``
     is an array of rows, or a row. The files of a folder, and of folders that it links to, count if

@@ -14,6 +14,7 @@ from statemix.errors import RequestError
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import CACHE
 from statemix.lm.shards import TokenFile, check_ids
+from statemix.ops.layout import at_least_float32
 
 # Tokens of a piece of a document in evaluation; the state carries on.
 _PIECE = 8192
@@ -33,7 +34,7 @@ def summed_loss(model: Any, tokens: Tensor, sequence_group: Any = None) -> Tenso
     if weight.shape[0] >= _LARGE_VOCABULARY and chunked is not None:
         loss: Tensor = chunked(hidden, weight, targets, reduction="sum")
         return loss
-    return functional.cross_entropy(model.lm_head(hidden).float(), targets, reduction="sum")
+    return functional.cross_entropy(_widened(model.lm_head(hidden)), targets, reduction="sum")
 
 
 @torch.no_grad()
@@ -132,7 +133,11 @@ def _windows(inputs: Tensor, targets: Tensor, length: int) -> Iterator[tuple[Ten
         yield rows[row : row + size], wanted[row : row + size]
 
 
+def _widened(logits: Tensor) -> Tensor:
+    return logits.to(at_least_float32(logits.dtype))
+
+
 def _summed(logits: Tensor, targets: Tensor) -> float:
-    rows, wanted = logits.flatten(0, -2).float(), targets.flatten()
+    rows, wanted = _widened(logits.flatten(0, -2)), targets.flatten()
     loss = functional.cross_entropy(rows, wanted, ignore_index=_NOT_COUNTED, reduction="sum")
     return float(loss)

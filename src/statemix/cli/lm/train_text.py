@@ -117,7 +117,7 @@ class TrainText:
     """Weight decay of matrices; vectors have none."""
 
     min_learning_rate: NotNegative = 1e-5
-    """Learning rate at the last step."""
+    """Learning rate at the end of the cosine, which the last step nearly reaches."""
 
     warmup_share: Fraction = 0.1
     """Share of the steps in which the learning rate rises from 0."""
@@ -129,7 +129,8 @@ class TrainText:
     """Steps between two evaluations."""
 
     evaluate_bytes: Count = 200_000
-    """Number of held-out bytes that each evaluation during training scores."""
+    """Number of held-out bytes that each evaluation during training scores; it ends with a
+    document."""
 
     precision: Precision = "32-true"
     """Precision of weights and arithmetic. bf16-mixed keeps float32 weights and multiplies matrices
@@ -221,10 +222,11 @@ class TrainText:
         sizes, flops = count_sizes(config), sum(training_flops(config, settings.length))
         dtype = MATMUL_DTYPES[self.precision]
         speed = processes * matmul_speed(chosen_device(self.device), dtype)
+        grows = " and a cache that grows" if "full_attention" in config.layer_types else ""
         to_read = settings.steps * settings.batch_size * settings.length
         return (
             f"{sizes['parameters']:,} parameters, {sizes['state_bytes']:,} bytes of state per "
-            f"sequence, {flops / 1e6:,.1f} MFLOPs per training token\n"
+            f"sequence{grows}, {flops / 1e6:,.1f} MFLOPs per training token\n"
             f"{to_read:,} tokens to read of {available:,}: at least "
             f"{duration(flops * to_read / speed)}, the time of matrix products at "
             f"{speed / 1e9:,.0f} GFLOP/s; the step line shows the time left"

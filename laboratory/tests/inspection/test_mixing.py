@@ -8,7 +8,7 @@ import torch
 
 from statemix.layers import BDLRU, HLRU
 from statemix.layers.state import tensors
-from statemix_lab.inspection.recurrences import carried, mixing
+from statemix_lab.inspection.recurrences import applied, carried, mixing
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -26,7 +26,7 @@ def states(layer, x):
 @torch.no_grad()
 def test_applied_to_the_inputs_it_gives_the_states_of_the_layer(layer, x):
     found = layer.recurrence(x)
-    total = torch.einsum("btshmr,bshrp->bthmp", mixing(found), found.values) + carried(found)
+    total = applied(mixing(found), found.values) + carried(found)
     torch.testing.assert_close(total, states(layer, x).view_as(total), **TIGHT)
 
 

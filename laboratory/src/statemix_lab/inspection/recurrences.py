@@ -138,6 +138,14 @@ def carried(recurrence: Recurrence) -> Tensor:
     return found
 
 
+def applied(matrices: Tensor, values: Tensor) -> Tensor:
+    """Return the states (B, T, H, m, P) that follow from inputs (B, T, H, R, P).
+
+    ``matrices`` is the result of :func:`mixing`; :func:`carried` is no part of the states.
+    """
+    return torch.einsum("btshmr,bshrp->bthmp", matrices, values)
+
+
 def sizes(matrices: Tensor) -> Tensor:
     """Return the largest change of an entry of the state by inputs of at most 1."""
     return matrices.abs().sum(-1).amax(-1)

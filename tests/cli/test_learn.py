@@ -245,6 +245,7 @@ def test_stored_attempts_are_not_repeated(traces, tmp_path, monkeypatch, capsys)
     command = ["learn", str(traces), "--output", str(tmp_path)]
     finish = "statemix.learning.finish"
     stop = pytest.MonkeyPatch()
+    (tmp_path / "request.json.tmp").write_text("{")  # of a process that was killed
     stop.setattr(finish, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(command) == 130
     assert "repeat the command to resume" in capsys.readouterr().err

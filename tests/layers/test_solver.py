@@ -175,3 +175,13 @@ def test_of_a_diverging_iteration_the_best_iterate_counts():
         found = solve(linear_map(-3.0, fixed), fixed * 1.1, 50, SolverConfig(decay=1.0))
     # Each iterate is further away than the one before.
     assert (found.value - fixed).abs().max() < 1.0
+
+
+def test_a_second_derivative_of_a_sum_is_refused():
+    """The gradient that comes to the fixed point depends on nothing."""
+    fixed, start = problem(1, 2, 3)
+    fixed.requires_grad_()
+    point = solve(lambda y: torch.tanh(0.5 * y + fixed), start, 60, SolverConfig()).value
+    (first,) = torch.autograd.grad(point.sum(), fixed, create_graph=True)
+    with pytest.raises(RuntimeError, match="fixed point cannot be differentiated again"):
+        torch.autograd.grad(first.sum(), fixed)

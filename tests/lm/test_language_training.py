@@ -133,7 +133,7 @@ def test_the_rate_rises_and_falls():
 
 def test_bits_per_byte_are_those_of_each_token_from_all_before(tmp_path, monkeypatch):
     monkeypatch.setattr("statemix.lm.language_scores._PIECE", 3)
-    model = build_model("bd_lru", eos_token_id=0)
+    model = build_model("bd_lru", eos_token_id=0).double()
     documents = [([4, 5, 6, 7, 0], 9), ([8, 0], 3)]
     tokens = read_tokens(write_documents(tmp_path / "held", 50, documents, {}))
     total = 0.0
@@ -141,8 +141,8 @@ def test_bits_per_byte_are_those_of_each_token_from_all_before(tmp_path, monkeyp
         logits = model(torch.tensor([[0, *ids[:-1]]])).logits[0].log_softmax(-1)
         total -= float(logits[torch.arange(len(ids)), torch.tensor(ids)].detach().sum())
     found = bits_per_byte(model, tokens)
-    assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / 12, rel=1e-5)
-    assert found["perplexity"] == pytest.approx(math.exp(total / 7), rel=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / 12, rel=1e-12)
+    assert found["perplexity"] == pytest.approx(math.exp(total / 7), rel=1e-12)
 
 
 @pytest.mark.parametrize("window", [None, 3])

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_row_has_the_means_since_the_row_before(slow):
     assert line.row(None) == {"tokens_per_s": 0.0, "utilisation": 0.0}
 
 
-def test_the_command_prints_costs_and_step_lines(prepared, train_tiny, capsys, monkeypatch):
+def test_the_command_prints_costs_and_step_lines(train_tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("statemix.training.progress.LINE_EVERY_S", 0.0)
     assert train_tiny("--steps", "3") == 0
     out, err = capsys.readouterr()
@@ -84,3 +85,6 @@ def test_the_command_prints_costs_and_step_lines(prepared, train_tiny, capsys, m
     bits = re.search(line + r", about 0 s left", err).group(1)
     # The held-out text is like the training text.
     assert float(bits) == pytest.approx(float(re.search(r"per_byte (\S+),", err).group(1)), rel=0.1)
+    shutil.rmtree(tmp_path / "run")
+    assert train_tiny("--steps", "1", "--attention-every", "1") == 0
+    assert "bytes of state per sequence and a cache that grows, " in capsys.readouterr().out

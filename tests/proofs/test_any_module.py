@@ -17,6 +17,7 @@ from statemix.proofs import (
     prove_safety,
     prune,
     read_actions,
+    read_tables,
     refit,
     refute,
     search,
@@ -29,6 +30,11 @@ MODULO_4 = (np.arange(4)[:, None] + np.arange(2)) % 4
 COUNTER = Automaton(0, MODULO_4, MODULO_4)
 PARITY_TABLE = np.array([[0, 1], [1, 0]])
 PARITY = Automaton(0, PARITY_TABLE, PARITY_TABLE)
+ALTERNATES = parse_property(
+    "start: even\nbad: wrong\neven 1 even wrong\neven 1 odd odd\nodd 1 even even\n",
+    ["0", "1"],
+    ["even", "odd"],
+)
 # Raw gates so far apart that only the largest counts.
 SHARP = 40.0
 
@@ -210,12 +216,10 @@ def test_tables_maps_and_properties_of_a_module():
     assert (second["role"], second["sources"]) == ("idles", [[0, 1], [0, 1]])
     with pytest.raises(ValueError, match="automaton must be given for a Parity, got None"):
         read_actions(model)
-    rules = "start: even\nbad: wrong\neven 1 even wrong\neven 1 odd odd\nodd 1 even even\n"
-    watched = parse_property(rules, ["0", "1"], ["even", "odd"])
-    assert prove_safety(found.model, watched).verdict == "proven"
+    assert prove_safety(found.model, ALTERNATES).verdict == "proven"
     with torch.no_grad():
         found.model.readout.weight.neg_()
-    assert prove_safety(found.model, watched).word == (1,)
+    assert prove_safety(found.model, ALTERNATES).word == (1,)
 
 
 def test_columns_and_convolutions_are_proven():
@@ -340,8 +344,9 @@ def test_an_h_lru_is_searched():
         lambda model: search(harden(model), PARITY).verdict,
         lambda model: refute(model, PARITY, budget=2_000).verdict,
         lambda model: check_word(model, PARITY, (0, 1)).verdict,
-        lambda model: len(read_actions(model, PARITY)),
-        lambda model: refit(prune(model, PARITY).model, PARITY, None).training,
+        lambda model: read_actions(model, PARITY),
+        lambda model: prove_safety(harden(model), ALTERNATES).verdict,
+        lambda model: read_tables(harden(model), PARITY, "logits"),
     ],
 )
 def test_a_model_in_training_is_judged_without_dropout_and_keeps_its_modes(prove_it):

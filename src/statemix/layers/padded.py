@@ -72,7 +72,8 @@ class PaddedLayer(Layer):
 
     def _linked(self, nothing: Tensor) -> Tensor:
         """Return a tensor without entries as an output that may be differentiated."""
-        return nothing * next(self.parameters()).flatten()[0]
+        # Quantised layers have no parameters.
+        return nothing * next(self.parameters(), nothing).sum()
 
     def init_state(
         self,

@@ -20,10 +20,11 @@ from statemix.learning.prefix_tree import Ints
 
 EVENT_COLUMNS = ("events", "event", "trace", "activity", "concept:name")
 LABEL_COLUMNS = ("labels", "label", "outputs", "output", "answers", "answer", "verdict")
-_SEVERAL = ("labels", "outputs", "answers")
 CASE_COLUMNS = ("case", "case_id", "trace_id", "session", "case:concept:name")
 """Names by which the columns of events, labels and case identifiers are found."""
 
+# Of these, a text has a word for each event.
+_SEVERAL = ("labels", "outputs", "answers")
 _LEAST_TRACES = 10
 _MOST_NAMES = 1000
 _JSON = (".jsonl", ".ndjson", ".json")
@@ -121,8 +122,7 @@ def read_log(
         if not isinstance(names, list) or not names:
             raise _refused(file, number, of_events, "hold at least one event", repr(happened))
         # Beside a list of events, a text is one label, unless its column is that of several.
-        several = isinstance(happened, str) or _found(_SEVERAL, dict.fromkeys([column])) is not None
-        if isinstance(given, str) and several:
+        if isinstance(given, str) and (isinstance(happened, str) or _found(_SEVERAL, {column: 0})):
             given = given.split() or None
         answers = given if isinstance(given, list) else [given]
         if len(answers) == 1:

@@ -400,7 +400,6 @@ def place_automata(rules: PlaceRules) -> list[Automaton] | None:
     return [Automaton(0, transitions, outputs) for outputs in heads]
 
 
-@in_evaluation_mode
 def prove_task(
     model: ReadoutModel,
     task: HasAutomaton | HasPlaces,

@@ -67,9 +67,9 @@ class Reproduce:
     size: Literal["laptop", "workstation", "paper"] = "laptop"
     """How much of the paper's grid to run; exact-groups and exact-factorial have one size."""
 
-    protocol: Literal["mad", "paper", "mlp", "tuned"] = "paper"
-    """How runs are configured and settings chosen; exact-groups and exact-factorial have a protocol
-    of their own, those of Movahedi et al. only that of the paper."""
+    protocol: Literal["mad", "paper", "mlp", "tuned"] | None = None
+    """How runs are configured and settings chosen ("mad" if not given, or "paper" with studies that
+    have no "mad")."""
 
     minutes: float | None = None
     """Time to spend, planning included; the most informative cells come first. At least one run
@@ -115,7 +115,8 @@ class Reproduce:
         from statemix_lab.studies.study_entries import plan
 
         study = find_study(self.what)
-        entries = study.chosen(self.protocol, self.size, self.columns, self.models)
+        protocol = self.protocol or study.protocols[0]
+        entries = study.chosen(protocol, self.size, self.columns, self.models)
         planned = plan(entries, self.output / "runs")
         store = Store(self.store or self.output / "runs.jsonl")
         rows, left = store.rows(), study.due(planned, store, retry=self.retry)
@@ -134,7 +135,7 @@ class Reproduce:
         workers = min(self.workers or torch.get_num_threads(), max(len(left), 1))
         num_cells = len({entry.cell for entry in entries})
         console.print(
-            f"{self.what}, protocol {self.protocol}, size {self.size}: "
+            f"{self.what}, protocol {protocol}, size {self.size}: "
             f"{counted(num_cells, 'cell')}, {counted(len(planned), 'run')}, "
             f"of which {len((planned_keys - left_keys) & rows.keys())} are in {store.path}"
         )
@@ -183,7 +184,7 @@ class Reproduce:
         if num_open and until is not None and time.monotonic() >= until:
             console.print(f"the time was up: {num_open} runs are left; the same command continues")
         study.keep(planned, store)
-        parts: list[str] = [self.protocol] if len(study.protocols) > 1 else []
+        parts: list[str] = [protocol] if len(study.protocols) > 1 else []
         parts += [self.size] if len(study.sizes) > 1 else []
         name = "-".join([self.what, *parts])
         picture = show_study(console, study, entries, store)

@@ -52,8 +52,8 @@ class LanguageModels(Measured):
     """Tokens before those that are decoded."""
 
     memory_at: tuple[int, ...] = (1_000, 10_000, 100_000)
-    """Numbers of decoded tokens at which the memory of the first model is measured; none to skip
-    it. It decodes token by token up to the last one."""
+    """Numbers of decoded tokens at which the memory of the first model is measured, on a CPU alone;
+    none to skip it. The model decodes token by token up to the last one."""
 
     def run(self) -> None:
         """Measure and print, case by case."""

@@ -37,7 +37,7 @@ from statemix_lab.studies.higher_order.paper_tables import PaperTable
 from statemix_lab.studies.higher_order.protocols import Column, Data
 from statemix_lab.studies.study_entries import SIZES, StudyEntry, Trials
 
-PAPER = ("--protocol", "paper")
+PAPER = ("--protocol", "paper", "--workers", "1")
 
 (WRAPPER,) = (one for one in higher_order_studies.STUDIES if one.name == "wrapper")
 
@@ -70,7 +70,7 @@ def tiny(monkeypatch, tmp_path, tiny_models):
 
 
 def test_a_dry_run_lists_the_plan_and_its_time_and_runs_nothing(printed_by, tmp_path):
-    lines = printed_by(["reproduce", "table4", *PAPER, "--dry-run", "--workers", "1"]).splitlines()
+    lines = printed_by(["reproduce", "table4", *PAPER, "--dry-run"]).splitlines()
     assert lines[0] == (
         "table4, protocol paper, size laptop: 2 cells, 6 runs, of which 0 are in "
         "reproduce/runs.jsonl"
@@ -85,9 +85,8 @@ def test_a_dry_run_lists_the_plan_and_its_time_and_runs_nothing(printed_by, tmp_
 
 
 def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(printed_by, tmp_path):
-    first = printed_by(["reproduce", "table4", *PAPER, "--workers", "1"])
-    lines = (tmp_path / "reproduce" / "runs.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    first = printed_by(["reproduce", "table4", *PAPER])
+    rows = list(map(json.loads, (tmp_path / "reproduce/runs.jsonl").read_text().splitlines()))
     assert len(rows) == len({row["key"] for row in rows}) == 6
     best = max(
         row["best_test"]["product"]["token_accuracy"]
@@ -100,7 +99,7 @@ def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(pr
     assert "6 runs finished" in first
     assert first.endswith("\na page of all results: statemix report --results reproduce\n")
 
-    again = printed_by(["reproduce", "table4", *PAPER, "--workers", "1"])
+    again = printed_by(["reproduce", "table4", *PAPER])
     assert "6 runs, of which 6 are in" in again
     assert "to do" not in again
     assert line in again
@@ -115,7 +114,7 @@ def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(pr
 
 
 def test_a_store_elsewhere_names_the_command_of_its_page(capsys, printed_by, tmp_path):
-    options = ["--models", "LSTM", "--workers", "1", "--output", "new/folder"]
+    options = ["--models", "LSTM", "--output", "new/folder"]
     assert main(["reproduce", "table4", *PAPER, *options, "--store", "my rows/all.jsonl"]) == 0
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "a page of all results: statemix report --results 'my rows'"
@@ -134,15 +133,15 @@ def test_a_store_elsewhere_names_the_command_of_its_page(capsys, printed_by, tmp
 def test_columns_and_models_choose_cells(printed_by, monkeypatch, column):
     monkeypatch.setattr(forecast.Forecast, "seconds", lambda *_: 60.0)
     options = ["--models", "BD-LRU m=2", "--columns", column, "--store", "other.jsonl"]
-    text = printed_by(["reproduce", "table4", *PAPER, "--dry-run", "--workers", "2", *options])
+    text = printed_by(["reproduce", "table4", *PAPER[:2], "--dry-run", "--workers", "2", *options])
     assert "1 cell, 3 runs, of which 0 are in other.jsonl" in text
     # Runs side by side divide the time.
     assert "; predicted for all: 1 min 30 s\n" in text
 
 
 def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(printed_by, tmp_path):
-    printed_by(["reproduce", "table4", *PAPER, "--workers", "1", "--models", "BD-LRU m=2"])
-    text = printed_by(["reproduce", "fig2", *PAPER, "--workers", "1"])
+    printed_by(["reproduce", "table4", *PAPER, "--models", "BD-LRU m=2"])
+    text = printed_by(["reproduce", "fig2", *PAPER])
     assert "fig2, protocol paper, size laptop: 2 cells, 6 runs, of which 3 are in" in text
     picture = tmp_path / "reproduce" / "fig2-paper-laptop.png"
     assert picture.read_bytes()[1:4] == b"PNG"
@@ -166,8 +165,8 @@ def test_a_screened_plan_counts_the_rows_of_the_store(printed_by):
 
 
 def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, printed_by, tmp_path, monkeypatch):
-    printed_by(["reproduce", "table4", *PAPER, "--workers", "1", "--models", "BD-LRU m=2"])
-    text = printed_by(["reproduce", "fig7", *PAPER, "--workers", "1"])
+    printed_by(["reproduce", "table4", *PAPER, "--models", "BD-LRU m=2"])
+    text = printed_by(["reproduce", "fig7", *PAPER])
     # One seed is enough, and the table has made the normalised run.
     assert "fig7, protocol paper, size laptop: 2 cells, 2 runs, of which 1 are in" in text
     assert "1 runs finished" in text
@@ -178,13 +177,11 @@ def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, printed_by, tmp
     # The page and the figure need the numbers only.
     shutil.rmtree(tmp_path / "reproduce" / "runs")
     picture.unlink()
-    assert "2 runs, of which 2 are in" in printed_by(
-        ["reproduce", "fig7", *PAPER, "--workers", "1"]
-    )
+    assert "2 runs, of which 2 are in" in printed_by(["reproduce", "fig7", *PAPER])
     assert picture.exists()
     # Without numbers and runs, the run is trained once more.
     files[0].unlink()
-    assert main(["reproduce", "fig7", *PAPER, "--workers", "1", "--dry-run"]) == 0
+    assert main(["reproduce", "fig7", *PAPER, "--dry-run"]) == 0
     assert "2 runs, of which 1 are in" in capsys.readouterr().out
     files[1].write_text("{")
     assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 2
@@ -196,10 +193,7 @@ def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, printed_by, tmp
     [
         # LSTM has one layer at every size, BD-LRU one for each state size.
         (["table4", "--protocol", "tuned"], "protocol tuned, size laptop: 2 cells, 42 runs"),
-        (
-            ["fig2", *PAPER, "--size", "workstation"],
-            "protocol paper, size workstation: 2 cells, 24 runs",
-        ),
+        (["fig2", "--size", "workstation"], "protocol mad, size workstation: 2 cells, 60 runs"),
     ],
 )
 def test_protocol_and_size_choose_runs(printed_by, arguments, plan):
@@ -229,7 +223,7 @@ def test_a_run_begins_whatever_planning_took_and_the_end_of_the_time_is_said(
     )
     monkeypatch.setattr(forecast.Forecast, "seconds", seconds)
     monkeypatch.setattr("statemix_lab.studies.study.Study.fill", fill)
-    assert main(["reproduce", "table4", *PAPER, "--workers", "1", "--minutes", "0.5"]) == 0
+    assert main(["reproduce", "table4", *PAPER, "--minutes", "0.5"]) == 0
     # The prediction is later than the time that was asked for, which begins with the command.
     assert until == [1060 + 15]
     said = capsys.readouterr().out
@@ -248,7 +242,7 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(
         return config.replace(optimizer=config.optimizer.replace(weight_decay=1e300))
 
     monkeypatch.setattr(protocols, "_config", wild)
-    assert main(["reproduce", "table4", *PAPER, "--workers", "1"]) == 1
+    assert main(["reproduce", "table4", *PAPER]) == 1
     said = capsys.readouterr()
     lost = "3 of 6 ended runs have no result; --retry repeats them\n"
     assert said.err == f"statemix: {lost}"
@@ -258,7 +252,7 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(
     assert "to do" not in said
     assert said.endswith(lost)
     # The others are not lost.
-    assert main(["reproduce", "table4", *PAPER, "--workers", "1", "--models", "LSTM"]) == 0
+    assert main(["reproduce", "table4", *PAPER, "--models", "LSTM"]) == 0
     asked = []
 
     def noting(*arguments, **options):
@@ -266,7 +260,7 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(
         return run_all(*arguments, **options)
 
     monkeypatch.setattr("statemix_lab.studies.study.run_all", noting)
-    assert main(["reproduce", "table4", *PAPER, "--workers", "1", "--retry"]) == 1
+    assert main(["reproduce", "table4", *PAPER, "--retry"]) == 1
     assert asked == [("diverged", "failed")]
 
 
@@ -305,7 +299,7 @@ def test_claims_are_run_and_printed_with_what_decides_them(printed_by, monkeypat
         Comparison(column, lstm, "fails"),
     )
     monkeypatch.setattr(claims, "CLAIMS", (Claim("tiny", "small models fail", conditions),))
-    out = printed_by(["reproduce", "claims", *PAPER, "--workers", "1", "--models", "BD-LRU m=2"])
+    out = printed_by(["reproduce", "claims", *PAPER, "--models", "BD-LRU m=2"])
     assert "claims, protocol paper, size laptop: 1 cell, 3 runs" in out
     lines = out.splitlines()
     head = "open, not tested at the paper's setting: small models fail (protocol {})"

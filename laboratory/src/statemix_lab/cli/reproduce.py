@@ -184,8 +184,7 @@ class Reproduce:
         if num_open and until is not None and time.monotonic() >= until:
             console.print(f"the time was up: {num_open} runs are left; the same command continues")
         study.keep(planned, store)
-        parts: list[str] = [protocol] if len(study.protocols) > 1 else []
-        parts += [self.size] if len(study.sizes) > 1 else []
+        parts = [protocol] * (len(study.protocols) > 1) + [self.size] * (len(study.sizes) > 1)
         name = "-".join([self.what, *parts])
         picture = show_study(console, study, entries, store)
         if picture is not None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.layers.conftest import tokens
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 
 from statemix import layers
 from statemix.layers import BDLRU, Attention, Flops, map_state, take_rows
@@ -183,6 +184,18 @@ def test_every_parameter_gets_a_gradient(build):
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.filterwarnings("ignore:the (implicit gradient|fixed point)")
+def test_activation_checkpointing_keeps_the_gradients(build):
+    # The fused kernels take float32.
+    layer, x = build(dtype=torch.float32), tokens(2, 5, dtype=torch.float32)
+
+    def gradients(y, _):
+        return torch.autograd.grad(y.sin().sum(), list(layer.parameters()))
+
+    found = gradients(*checkpoint(layer, x, use_reentrant=False))
+    torch.testing.assert_close(found, gradients(*layer(x)), rtol=0, atol=0)
 
 
 def dtypes(state):

@@ -156,7 +156,9 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        # Unpack once, as checkpoints demand.
+        saved = ctx.saved_tensors
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled() or not may_use_pointers(*incoming):
             # Under create_graph=True, _composed refuses a second derivative.
             return None, *gradients_by_autograd(_composed, tensors, incoming)

@@ -234,6 +234,30 @@ def test_second_derivatives_are_right_or_refused():
 
 
 @pytest.mark.parametrize("kind", [FPRNN, *BOTH])
+def test_transforms_of_iterations_are_right_or_refused(kind):
+    options = CONVERGED | ({"solver": "iterate"} if kind is FPRNN else {})
+    layer, x = build(kind, gradient=2, **options), tokens(3, 4, 6)
+    one = x[:1]
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x[None],))[0].sin().sum()
+
+    parameters = dict(layer.named_parameters())
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    for number, sequence in enumerate(x):
+        expected = torch.autograd.grad(loss(parameters, sequence), list(parameters.values()))
+        alone = [gradient[number] for gradient in found.values()]
+        torch.testing.assert_close(alone, list(expected), rtol=1e-9, atol=1e-11)
+    jacobian = torch.autograd.functional.jacobian(lambda x: layer(x)[0], one)
+    torch.testing.assert_close(torch.func.jacrev(lambda x: layer(x)[0])(one), jacobian)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.func.jacrev(torch.func.jacrev(lambda x: layer(x)[0].sum()))(one)
+    layer.gradient = "implicit"
+    with pytest.raises(RuntimeError, match=r"torch.func needs gradient='unrolled' or a number"):
+        torch.func.grad(loss)(parameters, x[0])
+
+
+@pytest.mark.parametrize("kind", [FPRNN, *BOTH])
 def test_windows_lead_to_the_same_fixed_point_with_less_work(kind):
     x, lengths = 10 * tokens(2, 40, 6), torch.tensor([0, 40, 45, 80])
     options = CONVERGED | {"max_iterations": 400, "tolerance": 1e-12, "contraction": 0.9}

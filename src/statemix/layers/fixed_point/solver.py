@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -74,7 +74,8 @@ def solve(
     if value.requires_grad and config.gradient == "implicit" and budget > 1:
         value = _with_implicit_gradient(function, value, budget, config)
     if value.requires_grad and config.gradient != "unrolled" and budget > last:
-        value = _without_second_derivatives(value)
+        # The empty part depends on what the value depends on, and keeps nothing alive.
+        value = _Once.apply(value, value[:0].sum(), 0)  # type: ignore[no-untyped-call]
     return Solution(value, iterations, residual)
 
 
@@ -91,8 +92,8 @@ class _Iteration:
 
     def has_converged(self) -> bool:
         """Return whether enough sequences have; a NaN never does, and moves no further."""
-        # An exported graph has no branches: it uses up the budget.
-        if torch.compiler.is_exporting():
+        # An exported graph has no branches, nor has a batch of vmap: both use up the budget.
+        if torch.compiler.is_exporting() or _is_batched(self.residual):
             return False
         # Tensors without data have nothing to converge.
         if not len(self.residual) or self.residual.is_meta:
@@ -136,6 +137,10 @@ def _with_implicit_gradient(
     function: Map, value: Tensor, budget: int, config: SolverConfig
 ) -> Tensor:
     """Let the gradient be that of the fixed point, by iterating g = v + J^T g, J = dF/dy."""
+    if torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            "a transform of torch.func needs gradient='unrolled' or a number, got 'implicit'"
+        )
     point = value.detach().requires_grad_()
     with torch.enable_grad():
         mapped = function(point)
@@ -170,26 +175,14 @@ def _with_implicit_gradient(
     return value
 
 
-def _without_second_derivatives(point: Tensor) -> Tensor:
-    """Let a gradient of the gradient raise an error: it would treat the point as a constant."""
-    # A hook of ``point`` itself would keep it alive.
-    watched = point.view_as(point)
-
-    def refuse(_: Tensor) -> None:
-        raise RuntimeError(
-            "the gradient of a fixed point cannot be differentiated again, "
-            "except with gradient='unrolled'"
-        )
-
-    def watch(gradient: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            # With a linear loss, the gradient itself depends on nothing.
-            gradient = gradient + (point - point.detach())
-            gradient.register_hook(refuse)  # type: ignore[no-untyped-call]
-        return gradient
-
-    watched.register_hook(watch)  # type: ignore[no-untyped-call]
-    return watched
+def _is_batched(value: Tensor) -> bool:
+    """Return whether vmap, maybe below other transforms, hides an axis of a tensor."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(value):
+        if functorch.is_batchedtensor(value):
+            return True
+        value = functorch.get_unwrapped(value)
+    return False
 
 
 def residual_of_share(residual: Tensor, share: float) -> float:
@@ -212,3 +205,31 @@ def _residuals(value: Tensor, mapped: Tensor, valid: Tensor | None) -> Tensor:
 
 def _each(per_sequence: Tensor) -> Tensor:
     return per_sequence[:, None, None]
+
+
+class _Once(torch.autograd.Function):
+    """A fixed point (order 0) or its gradient (1), which has no gradient.
+
+    That would treat the point as a constant.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, anchor: Tensor, order: int) -> Tensor:  # noqa: ARG004
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        _, anchor, ctx.order = inputs
+        ctx.save_for_backward(anchor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.order:
+            raise RuntimeError(
+                "the gradient of a fixed point cannot be differentiated again, "
+                "except with gradient='unrolled'"
+            )
+        # With a linear loss, the gradient itself depends on nothing, but the anchor does.
+        return _Once.apply(gradient, *ctx.saved_tensors, 1), None, None  # type: ignore[no-untyped-call]

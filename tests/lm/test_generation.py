@@ -185,6 +185,17 @@ def test_assisted_decoding_equals_greedy(model, noise):
     assert torch.equal(found, greedy(model, IDS[:1]))
 
 
+@torch.no_grad()
+def test_early_exit_drafts_with_the_first_blocks(model):
+    calls = []
+    for block in model.model.layers:
+        block.register_forward_hook(lambda block, *_: calls.append(block))
+    found = model.generate(IDS[:1], assistant_early_exit=1, **OPTIONS)
+    first, second = (sum(one is block for one in calls) for block in model.model.layers)
+    assert first > second
+    assert torch.equal(found, greedy(model, IDS[:1]))
+
+
 @pytest.mark.parametrize("removed", [0, 2, 5])
 @torch.no_grad()
 def test_any_number_of_recorded_tokens_may_be_removed_from_changed_sequences(model, removed):

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 import transformers
 from tests.lm.conftest import TINY, build_model, write_documents
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from statemix.cli.lm import prepare_tokens, train_text
 from statemix.cli.main import main
@@ -256,7 +256,9 @@ def test_a_tokenizer_that_loses_text_is_named_beside_the_scores(model_folder, tm
     command = ["lm", "prepare", str(tmp_path), "--tokenizer", str(tmp_path / "words.json")]
     assert main([*command, "--output", str(tmp_path / "tokens")]) == 0
     said = "read: texts that the tokenizer does not give back exactly, so bits per byte mean little"
-    assert f"{said}: 12 (document 0, " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"{said}: 12 (document 0, " in error
+    assert f"without an end of documents, such as <|endoftext|>: tokenizers: 1 ({tmp_path}" in error
     assert main(["lm", "train", "--folder", str(tmp_path / "run"), *TINY, "--steps", "1",
                  "--tokens", str(tmp_path / "tokens")]) == 0  # fmt: skip
     evaluate = ["lm", "evaluate", str(tmp_path / "run"), "--tokens", str(tmp_path / "tokens")]
@@ -377,6 +379,15 @@ def test_collators_score_the_end_of_a_text_and_no_padding(make, padding, size, t
     assert read_alike(load_tokenizer(str(tmp_path)), make())
 
 
+def test_a_stored_tokenizer_adds_no_tokens_that_the_model_has_not_read(tmp_path):
+    made = of_words("</s>")
+    end = ("</s>", made.token_to_id("</s>"))
+    made.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[end])
+    save_tokenizer(made, tmp_path)
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert [*loaded("more words").input_ids, end[1]] == encode(made, ["more words"])[0]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -414,7 +425,7 @@ def test_held_out_text_without_bytes_is_refused_before_training(prepared, tmp_pa
 
 def test_a_byte_pair_encoding_needs_a_size(prepared, tmp_path, capsys):
     texts = str(prepared.parent / "texts")
-    for name in ("bpe", "bpe:many", "bpe:99999999999999999999"):
+    for name in ("bpe", "bpe:many", "bpe:256", "bpe:99999999999999999999"):
         command = ["lm", "prepare", texts, "--output", str(tmp_path / "x"), "--tokenizer", name]
         assert main(command) == 2
         error = capsys.readouterr().err

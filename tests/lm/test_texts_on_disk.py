@@ -35,6 +35,7 @@ READ = {
     ("repeated.jsonl", b'{"text": "a"}\n{"text": "a"}'): ["a"],
     ("none.jsonl", b""): [],
     ("a.json", b'[{"text": "one"},\n {"text": "two"}]'): ["one", "two"],
+    ("a.csv", b'n,text\r\n1,"one, ""1"""\r\n2,' + b"2" * 200_000): ['one, "1"', "2" * 200_000],
     ("A.JSON.gz", gzip.compress(b'\xef\xbb\xbf{"text": "one"}')): ["one"],
 }
 # Name and content of a file -> the reason for which it is refused.
@@ -51,6 +52,9 @@ REFUSED = {
     ("deep.jsonl", b"[" * 100_000): r":1 must be JSON",
     ("lines.json", TWO_ROWS): "must be JSON: Extra data: .*; JSON Lines need the ending .jsonl",
     ("empty.json", b""): "must be JSON",
+    ("no.csv", b"a,b\n1,2"): r":1 must have .* got the fields \['a', 'b'\]; --field names another",
+    ("short.csv", b"n,text\n1"): r":1 must have a text in the field 'text', got None",
+    ("bad.csv", b'text\n"a'): "cannot be read: unexpected end of data",
 }
 
 

@@ -5,6 +5,7 @@ group, such as a top-level package: near-copies within a group never lie on both
 """
 
 import contextlib
+import csv
 import gzip
 import hashlib
 import io
@@ -200,6 +201,8 @@ def _of_file(
     if plain.endswith(".parquet"):
         found = _dataset(str(path), "parquet", data_files=str(path))
         rows: Iterable[tuple[int, Any]] = enumerate(found, 1)
+    elif plain.endswith(".csv"):
+        rows = _csv_rows(path)
     elif plain.endswith((*_LINES, ".json")):
         rows = _json_rows(path, is_whole=plain.endswith(".json"))
     else:
@@ -226,7 +229,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
             yield file
     except RequestError:
         raise
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RequestError(f"{path} cannot be read: {reason}") from error
 
@@ -240,6 +243,13 @@ def _json_rows(path: Path, *, is_whole: bool) -> Iterator[tuple[int, Any]]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield number, _json(line, f"{path}:{number}")
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    # Texts are longer than the cells of tables, which may have 131,072 characters.
+    csv.field_size_limit(2**31 - 1)
+    with _opened(path) as file:
+        yield from enumerate(csv.DictReader(file, strict=True), 1)
 
 
 def _json(text: str, name: str, advice: str = "") -> Any:
@@ -265,5 +275,6 @@ def _dataset(source: str, *arguments: Any, **options: Any) -> Iterator[Any]:
 def _of_row(row: Any, field: str, name: str, group: str) -> Document:
     text = row.get(field, f"the fields {list(row)}") if isinstance(row, dict) else row
     if not isinstance(row, dict) or not isinstance(row.get(field), str):
-        raise RequestError(f"{name} must have a text in the field {field!r}, got {text}")
+        advice = "--field names another field"
+        raise RequestError(f"{name} must have a text in the field {field!r}, got {text}; {advice}")
     return Document(name, group, text)

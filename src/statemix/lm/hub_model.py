@@ -149,11 +149,13 @@ class StatemixModel(StatemixPreTrainedModel):
         cache = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        # Early exit, which drafts tokens for the whole model, lowers the number in the config.
+        blocks = list(self.layers)[: self.config.num_hidden_layers]
         is_own = isinstance(cache, StateCache)
-        if cache is not None and not (is_own and len(cache.layers) == len(self.layers)):
+        if cache is not None and not (is_own and len(cache.layers) == len(blocks)):
             depth = f" of {len(cache.layers)}" if is_own else ""
             raise ValueError(
-                f"the cache must be a StateCache of {len(self.layers)} layers, got a "
+                f"the cache must be a StateCache of {len(blocks)} layers, got a "
                 f"{type(cache).__name__}{depth}; layers have no keys and values to prefix, so use "
                 "prompt tuning instead of prefix tuning"
             )
@@ -166,7 +168,7 @@ class StatemixModel(StatemixPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if cache is None and use_cache:
-            cache = StateCache(len(self.layers))
+            cache = StateCache(len(blocks))
 
         if bounds is not None and cache is not None:
             raise ValueError("packed sequences must come without a cache, got both")
@@ -187,7 +189,7 @@ class StatemixModel(StatemixPreTrainedModel):
         x, bounds = (tokens(x), bounds) if mask is None else pack(x, mask)
         if sequence_group is not None and (bounds is not None or cache is not None):
             raise ValueError("sequence_group must come without a cache, padding and bounds")
-        for place, block in enumerate(self.layers):
+        for place, block in enumerate(blocks):
             if output_hidden_states:
                 # What is returned lies on the path of the gradient.
                 passed.append(rows(x))
@@ -355,7 +357,8 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
         # Chunked prefill and assisted decoding need a cache before the first call.
         # `generate` compiles the model if the cache can be, so the user has to ask for it.
         is_static = generation_config.cache_implementation == "static"
-        model_kwargs[CACHE] = StateCache(len(self.model.layers), is_compileable=is_static)
+        blocks = self.config.num_hidden_layers
+        model_kwargs[CACHE] = StateCache(blocks, is_compileable=is_static)
         if getattr(generation_config, "is_assistant", False):
             model_kwargs[CACHE].activate_past_recording()
 

@@ -21,6 +21,7 @@ from statemix.lm.corpora import HELD_OUT_SHARE, CorpusReading, Document, read_co
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.shards import TokenFile, TokenWriter, check_ids, read_tokens
 from statemix.lm.text_tokenizers import (
+    END,
     bytes_tokenizer,
     decode,
     digest_of,
@@ -77,12 +78,15 @@ def prepare(
         texts = (text for is_held, text in _divide(documents(), held_out, cut) if not is_held)
         kind, _, number = tokenizer.partition(":")
         if kind == "bpe":
-            if not number.isdecimal():
-                raise RequestError(f"tokenizer must be bpe:SIZE with a number, got {tokenizer!r}")
+            if not number.isdecimal() or int(number) < 257:
+                wanted = "bpe:SIZE with a size of at least 257"
+                raise RequestError(f"tokenizer must be {wanted}, got {tokenizer!r}")
             chosen = train_bpe(itertools.islice(texts, _MOST_FOR_BPE), int(number))
         else:
             chosen = bytes_tokenizer() if tokenizer == "bytes" else load_tokenizer(tokenizer)
         reading = CorpusReading()
+        if end_of(chosen) is None:
+            reading.note(f"without an end of documents, such as {END}: tokenizers", tokenizer)
         write_file(unfinished / TOKENIZER, chosen.to_str(pretty=True).encode())
         every, size = _divide(documents(reading), held_out, cut), chosen.get_vocab_size()
         with (

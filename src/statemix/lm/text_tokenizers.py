@@ -65,10 +65,12 @@ def load_tokenizer(name: str) -> Tokenizer:
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Store a tokenizer as ``AutoTokenizer`` loads it, with an end of a document and padding.
 
-    These differ, as data collators give padding no label, and a model has to learn to stop.
+    These differ, as data collators give padding no label, and a model has to learn to stop. Tokens
+    around a text are left out, as by :func:`encode`: the model has not read any.
     """
     tokenizer, padding = with_padding(tokenizer)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    parts = json.loads(tokenizer.to_str()) | {"post_processor": None}
+    Tokenizer.from_str(json.dumps(parts)).save(str(folder / "tokenizer.json"))
     # On the left, the next token follows the last one of a prompt.
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

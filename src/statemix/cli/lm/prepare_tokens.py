@@ -16,8 +16,8 @@ class Prepare:
     """Turn texts into tokens: a file for training, a file of held-out text, and the tokenizer.
 
     Sources are "stdlib" (the standard library of this Python), "hub:NAME" or "hub:NAME:CONFIG" (a
-    dataset of the Hugging Face hub, streamed), text files, rows in .jsonl, .json or .parquet, and
-    folders. Files may end in .gz, too. The command says what it leaves out:
+    dataset of the Hugging Face hub, streamed), text files, rows in .jsonl, .json, .csv or .parquet,
+    and folders. Files may end in .gz, too. The command says what it leaves out:
 
     statemix lm prepare stdlib --output data/python
 

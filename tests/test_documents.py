@@ -107,7 +107,7 @@ def test_commands_exist(code, tmp_path, monkeypatch, capsys):
 
 
 def automata():
-    """The automaton and the property on the page about them."""
+    """The automaton and the properties on the page about them."""
     texts = BLOCK.findall((ROOT / "docs" / "automata.md").read_text())
     return [text for _, text in texts if text.startswith("start:")]
 
@@ -122,11 +122,15 @@ def traces():
 def test_traces_on_the_page_can_be_read(tmp_path):
     path = tmp_path / "log.txt"
     path.write_text(5 * traces())
-    assert TASKS.build("traces", file=str(path)).letters == ("open", "read", "close")
+    task = TASKS.build("traces", file=str(path))
+    assert task.letters == ("open", "read", "close")
+    watched = parse_property(automata()[1], task.letters, task.classes)
+    closed = watched.transitions[0, 2, 0]
+    assert watched.bad[watched.transitions[closed, 1]].tolist() == [True, False]
 
 
 def test_the_automaton_and_the_property_are_right():
-    lamp, off = automata()
+    lamp, _, off = automata()
     language = parse_automaton(lamp)
     watched = parse_property(off, language.letters, language.classes)
     automaton = language.automaton
@@ -142,7 +146,7 @@ def test_the_automaton_and_the_property_are_right():
 def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatch):
     """Parse their options, next to a stored run and an automaton of the names that they use."""
     monkeypatch.chdir(tmp_path)
-    for name, text in zip(("lamp.txt", "off.txt"), automata(), strict=True):
+    for name, text in zip(("lamp.txt", "open.txt", "off.txt"), automata(), strict=True):
         Path(name).write_text(text)
     Path("log.txt").write_text(5 * traces())
     Path("runs/s3").mkdir(parents=True)
@@ -229,7 +233,11 @@ def test_claims_of_the_readme_are_those_of_the_tables():
         ("8x512x256", "bd_lru num_blocks=73 block_size=4", "and {} to {} times at width 256"),
     ):
         of_lstm = [float(one) for one in times[f"`{fastest}`", size][1::2]]
-        assert text.format(*(f"{1 / one:.1f}" for one in sorted(of_lstm)[::-1])) in readme
+        if size == "8x512x256":
+            # Equal parameters and other batches.
+            (others,) = [x[2:] for x in cells("fixed_point_costs") if x[0].startswith("bd_lru")]
+            of_lstm += map(float, others)
+        assert text.format(*(f"{1 / find(of_lstm):.1f}" for find in (max, min))) in readme
 
     exact = {tuple(line[:3]): line[3] for line in cells("monitors")[2:]}
     found = {

@@ -39,6 +39,9 @@ def broken(tokens):
 def narrow(tokens):
     return torch.zeros(*tokens.shape, 1)
 
+def make():
+    return parity
+
 class Reader:
     def step(self, tokens, state):
         state = torch.ones_like(tokens) if state is None else state
@@ -92,6 +95,9 @@ def test_a_wrong_function_is_refuted_and_replayed(capsys, folder):
     assert stored["letters"] == ["a", "b"]
     assert check_certificate.main("refutation.json") == 1
     assert "refuted: 1 is right after 41 letters, the network said 0" in capsys.readouterr().out
+    code, said = refute(capsys, "mymodels:broken", "--automaton", "rules.txt")
+    assert (code, json.loads((folder / "refutation.json").read_text())) == (2, stored)
+    assert "refutation.json holds a refutation of mymodels:forgetful; choose" in said.err
     code, said = refute(capsys, "mymodels:forgetful", "--replay", "refutation.json")
     assert code == 1
     assert said.out.startswith("refuted: wrong after 41 letters")
@@ -232,6 +238,11 @@ def test_a_model_of_transformers_is_driven_with_its_cache(capsys, folder, kind):
         ("mymodels:parity --regex a --budget 0", "budget must be at least 1, got 0"),
         ("mymodels:parity --automaton no.txt", "automaton must be a text file, got no.txt"),
         ("mymodels:parity --replay rules.txt", "rules.txt must hold a refutation, got"),
+        ("mymodels:Reader --regex a", "got 'mymodels:Reader', which is a class; name the object"),
+        (
+            "mymodels:make --regex a",
+            r"function of tokens, got 'mymodels:make', which is make\(\);",
+        ),
         ("mymodels:nothing --regex a", "MODEL must name an object of a module, got 'mymodels:not"),
         ("nomodule:parity --regex a", "MODEL must name an object of a module, got 'nomodule:par"),
         ("nothing --regex a", "MODEL must be a folder of a run or of transformers, FILE.onnx or"),

@@ -177,6 +177,8 @@ def test_cells_without_a_column_are_named(tmp_path):
         ("log.jsonl", b"\xff", "must be a readable file"),
         ("log.jsonl.gz", b"{}", "must be a readable file"),
         ("log.jsonl.gz", gzip.compress(b"{}")[:10] + b"\xff" * 20, "must be a readable file"),
+        ("log.csv", b"event;label\n", "must have rows, got none"),
+        ("log.csv", b"event;label\na;b\n", "must have a column .*; commas separate columns"),
         ("log.txt", b"{}", "must be a file that ends with .jsonl, .ndjson, .json, .csv or .gz"),
     ],
 )

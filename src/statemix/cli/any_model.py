@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,8 +156,23 @@ def _of_python(name: str) -> Any:
         raise RequestError(f"MODEL must be {forms}, got {name!r}")
     try:
         import_modules([module])
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (SettingError, AttributeError) as error:
         raise RequestError(
             f"MODEL must name an object of a module, got {name!r}: {error}"
         ) from error
+    if inspect.isclass(found) or (inspect.isfunction(found) and not _takes_tokens(found)):
+        got = "a class" if inspect.isclass(found) else f"{attribute}{inspect.signature(found)}"
+        raise RequestError(
+            f"MODEL must name a module, or a function of tokens, got {name!r}, which is {got}; "
+            "name the object that it makes"
+        )
+    return found
+
+
+def _takes_tokens(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    return True

@@ -96,7 +96,7 @@ class Learn:
         console = log_console()
         log = read_log(self.traces, self.events, self.labels, self.case)
         # A property that cannot be read must not wait for the search.
-        properties = [(path.name, read_property(path, log)) for path in self.property]
+        properties = [(str(path), read_property(path, log)) for path in self.property]
         console.print(
             f"{log.num_traces:,} traces, {len(log.tokens):,} events, {len(log.events)} of them "
             f"different, {len(log.labels)} labels"

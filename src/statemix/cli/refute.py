@@ -106,6 +106,8 @@ class Refute:
             parent = Path(self.model) if Path(self.model).is_dir() else Path()
             path = self.output or parent / "refutation.json"
             check_writable("output", path, replaced=True)
+            if self.output is None:
+                _check_same_model(path, self.model)
             with counted("letters") as show:
                 found = proofs.refute(
                     loaded.model,
@@ -171,6 +173,15 @@ class Refute:
                 print(stored)
         if is_refuted:
             raise RunsFailedError(f"{self.model} is wrong after {len(found.word):,} letters")
+
+
+def _check_same_model(path: Path, model: str) -> None:
+    """Raise a RequestError if a file that nobody named holds the refutation of another model."""
+    from statemix.files import read_json
+
+    other = read_json(path, "a refutation").get("model", model) if path.exists() else model
+    if other != model:
+        raise RequestError(f"{path} holds a refutation of {other}; choose a file by --output")
 
 
 def _stored(path: Path) -> tuple["NamedAutomaton", list[int]]:

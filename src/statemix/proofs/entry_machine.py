@@ -170,7 +170,7 @@ def _composed(maps: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 _C = """\
-/* Index maps: {entries} entries, {letters} letters. Written by "statemix compile".{comment} */
+/* Index maps: {entries} entries, {letters} letters. Written by Statemix.{comment} */
 #include <stddef.h>
 #include <stdint.h>
 

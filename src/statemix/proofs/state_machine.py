@@ -213,7 +213,7 @@ def braces(table: NDArray[np.int32]) -> str:
 
 
 _C = """\
-/* A state machine: {states} states, {letters} letters. Written by "statemix compile".{comment} */
+/* A state machine: {states} states, {letters} letters. Written by Statemix.{comment} */
 #include <stddef.h>
 #include <stdint.h>
 

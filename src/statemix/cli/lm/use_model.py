@@ -75,7 +75,8 @@ class Generate:
                 max_new_tokens=self.max_new_tokens,
                 # A single text has no padding, but transformers asks for its token.
                 pad_token_id=0,
-                **(sampling if self.temperature else {"do_sample": False}),
+                # A lower temperature would make logits infinite.
+                **(sampling if self.temperature > 1e-6 else {"do_sample": False}),
             )
         sys.stdout.write(tokenizer.decode(found[0].tolist()) + "\n")
 

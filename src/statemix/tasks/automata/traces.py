@@ -81,7 +81,8 @@ class Traces(DrawnTask):
         for split in addressing.SPLITS:
             if not self.num_labels(split):
                 raise OptionError(
-                    f"file must have traces with labels for the split {split}, got none in {file}"
+                    f"file must have traces of words LETTER/ANSWER, with answers in the split "
+                    f"{split}, got none in {file}"
                 )
         super().__init__(length=shape[1], train_size=train_size, seed=seed)
 

@@ -137,7 +137,7 @@ def test_bad_tables_are_named(transitions, answers, error, message):
 
 def test_a_comment_cannot_end_itself_or_begin_another():
     head = StateMachine(LAMP, LAMP).to_c("m", "first */\n/* second").partition("#include")[0]
-    assert head.endswith('"statemix compile".\n   first * /\n   / * second */\n')
+    assert head.endswith("Statemix.\n   first * /\n   / * second */\n")
 
 
 def test_a_name_that_c_refuses_is_named():

@@ -139,7 +139,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "aalpy.learning_algs", None)
     ended = learned("RPNI", tmp_path / "run")
     assert ended.status == "failed"
-    assert "pip install './laboratory[automata]'" in ended.message
+    assert "pip install 'statemix-lab[automata]'" in ended.message
 
 
 def test_all_learners_see_the_same_words_and_networks_do_not_know_the_states():

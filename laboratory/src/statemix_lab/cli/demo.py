@@ -29,7 +29,7 @@ class Demo:
 
     "statemix demo chess" trains one BD-LRU to follow the position of a chess game from its moves,
     proves that it is right after every game, and shows positions of a game of 100,000 plies. It
-    takes a few minutes on two cores, and needs pip install './laboratory[chess]'. "statemix
+    takes a few minutes on two cores, and needs pip install 'statemix-lab[chess]'. "statemix
     demo cube" does the same with the turns of a Rubik's cube, for a million turns.
     """
 

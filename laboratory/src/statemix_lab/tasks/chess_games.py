@@ -54,7 +54,7 @@ class Chess(PlacesTask):
     does to the position is then known from the token alone. The original form leaves out the two
     flags.
 
-    Needs python-chess, which is under the GPL: ``pip install './laboratory[chess]'``.
+    Needs python-chess, which is under the GPL: ``pip install 'statemix-lab[chess]'``.
 
     Args:
         form: "flagged" or "original".
@@ -163,7 +163,7 @@ def _library() -> ModuleType:
         import chess
     except ImportError as error:
         raise RequestError(
-            "chess games need python-chess: pip install './laboratory[chess]'"
+            "chess games need python-chess: pip install 'statemix-lab[chess]'"
         ) from error
     return chess
 

@@ -169,7 +169,7 @@ def _aalpy(module: str) -> Any:
     try:
         return import_module(f"aalpy.{module}")
     except ImportError as error:
-        advice = "RPNI, EDSM, Alergia and L* need AALpy: pip install './laboratory[automata]'"
+        advice = "RPNI, EDSM, Alergia and L* need AALpy: pip install 'statemix-lab[automata]'"
         raise RequestError(advice) from error
 
 

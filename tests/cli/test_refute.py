@@ -42,6 +42,14 @@ def narrow(tokens):
 def make():
     return parity
 
+def make_one(width=4):
+    return parity
+
+def wrapped(*tokens):
+    return parity(*tokens)
+
+wrapped.__wrapped__ = lambda tokens, width: None
+
 class Reader:
     def step(self, tokens, state):
         state = torch.ones_like(tokens) if state is None else state
@@ -106,7 +114,7 @@ def test_a_wrong_function_is_refuted_and_replayed(capsys, folder):
     assert said.out == "not refuted by this word of 41 letters\n"
 
 
-@pytest.mark.parametrize("name", ["parity", "reader"])
+@pytest.mark.parametrize("name", ["parity", "reader", "wrapped"])
 def test_a_right_function_is_not_refuted(capsys, name):
     options = ["--automaton", "rules.txt", "--budget", "3000", "--longest", "200"]
     code, said = refute(capsys, f"mymodels:{name}", *options)
@@ -238,11 +246,9 @@ def test_a_model_of_transformers_is_driven_with_its_cache(capsys, folder, kind):
         ("mymodels:parity --regex a --budget 0", "budget must be at least 1, got 0"),
         ("mymodels:parity --automaton no.txt", "automaton must be a text file, got no.txt"),
         ("mymodels:parity --replay rules.txt", "rules.txt must hold a refutation, got"),
-        ("mymodels:Reader --regex a", "got 'mymodels:Reader', which is a class; name the object"),
-        (
-            "mymodels:make --regex a",
-            r"function of tokens, got 'mymodels:make', which is make\(\);",
-        ),
+        ("mymodels:Reader --regex a", "got 'mymodels:Reader', which is a class"),
+        ("mymodels:make --regex a", r"tokens alone, got 'mymodels:make', which is make\(\)"),
+        ("mymodels:make_one --regex a", "model must return logits or answers in .*, got <function"),
         ("mymodels:nothing --regex a", "MODEL must name an object of a module, got 'mymodels:not"),
         ("nomodule:parity --regex a", "MODEL must name an object of a module, got 'nomodule:par"),
         ("nothing --regex a", "MODEL must be a folder of a run or of transformers, FILE.onnx or"),

@@ -252,6 +252,13 @@ def test_transforms_of_iterations_are_right_or_refused(kind):
     torch.testing.assert_close(torch.func.jacrev(lambda x: layer(x)[0])(one), jacobian)
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
         torch.func.jacrev(torch.func.jacrev(lambda x: layer(x)[0].sum()))(one)
+    one.requires_grad_()
+    y = layer(one)[0].flatten()
+    rows = torch.eye(len(y), dtype=y.dtype)
+    (batched,) = torch.autograd.grad(y, one, rows, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(batched.reshape(jacobian.shape), jacobian)
+    with pytest.raises(RuntimeError, match=r"batched gradients .* must come without create_graph"):
+        torch.autograd.grad(y, one, rows, is_grads_batched=True, create_graph=True)
     layer.gradient = "implicit"
     with pytest.raises(RuntimeError, match=r"torch.func needs gradient='unrolled' or a number"):
         torch.func.grad(loss)(parameters, x[0])

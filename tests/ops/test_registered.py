@@ -57,6 +57,8 @@ def test_batched_gradients_equal_a_loop(
     (batched,) = torch.autograd.grad(y, gates, cotangents, is_grads_batched=True, **options)
     single = [torch.autograd.grad(y, gates, one, **options)[0] for one in cotangents]
     identical({0: batched}, {0: torch.stack(single)})
+    with pytest.raises(RuntimeError, match=r"batched gradients .* without create_graph"):
+        torch.autograd.grad(y, gates, cotangents, is_grads_batched=True, create_graph=True)
     zeros = torch._efficientzerotensor(y.shape, dtype=y.dtype, device=y.device)
     (none,) = torch.autograd.grad(y, gates, zeros)
     assert not none.any()

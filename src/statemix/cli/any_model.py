@@ -164,15 +164,14 @@ def _of_python(name: str) -> Any:
     if inspect.isclass(found) or (inspect.isfunction(found) and not _takes_tokens(found)):
         got = "a class" if inspect.isclass(found) else f"{attribute}{inspect.signature(found)}"
         raise RequestError(
-            f"MODEL must name a module, or a function of tokens, got {name!r}, which is {got}; "
-            "name the object that it makes"
+            f"MODEL must name a module, or a function of tokens alone, got {name!r}, which is {got}"
         )
     return found
 
 
 def _takes_tokens(function: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(function).bind(None)
+        inspect.signature(function, follow_wrapped=False).bind(None)
     except TypeError:
         return False
     return True

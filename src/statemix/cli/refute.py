@@ -106,7 +106,7 @@ class Refute:
             parent = Path(self.model) if Path(self.model).is_dir() else Path()
             path = self.output or parent / "refutation.json"
             check_writable("output", path, replaced=True)
-            if self.output is None:
+            if path == Path("refutation.json") and self.output is None:
                 _check_same_model(path, self.model)
             with counted("letters") as show:
                 found = proofs.refute(
@@ -179,8 +179,7 @@ def _check_same_model(path: Path, model: str) -> None:
     """Raise a RequestError if a file that nobody named holds the refutation of another model."""
     from statemix.files import read_json
 
-    other = read_json(path, "a refutation").get("model", model) if path.exists() else model
-    if other != model:
+    if path.exists() and (other := read_json(path, "a refutation").get("model")) != model:
         raise RequestError(f"{path} holds a refutation of {other}; choose a file by --output")
 
 

@@ -278,7 +278,7 @@ def _column(
         raise RequestError(
             f"{option} must be a column of {file} ({columns}), got {asked!r}{advice}"
         )
-    is_alone = len(row) == 1 and ".csv" in file.suffixes
+    is_alone = len(row) == 1 and any(character in columns for character in ";\t|")
     advice = "commas separate columns" if is_alone else f"name yours by --{option}"
     raise RequestError(
         f"{file} must have a column of {option} ({', '.join(usual)}), got {columns}; {advice}"

@@ -357,7 +357,7 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
         # Chunked prefill and assisted decoding need a cache before the first call.
         # `generate` compiles the model if the cache can be, so the user has to ask for it.
         is_static = generation_config.cache_implementation == "static"
-        blocks = self.config.num_hidden_layers
+        blocks = min(self.config.num_hidden_layers, len(self.model.layers))
         model_kwargs[CACHE] = StateCache(blocks, is_compileable=is_static)
         if getattr(generation_config, "is_assistant", False):
             model_kwargs[CACHE].activate_past_recording()

@@ -86,7 +86,8 @@ def prepare(
             chosen = bytes_tokenizer() if tokenizer == "bytes" else load_tokenizer(tokenizer)
         reading = CorpusReading()
         if end_of(chosen) is None:
-            reading.note(f"without an end of documents, such as {END}: tokenizers", tokenizer)
+            what = f"read: with a tokenizer that has no end of documents, such as {END}"
+            reading.note(what, tokenizer)
         write_file(unfinished / TOKENIZER, chosen.to_str(pretty=True).encode())
         every, size = _divide(documents(reading), held_out, cut), chosen.get_vocab_size()
         with (

@@ -95,6 +95,7 @@ def _backward(
         d_final_state = torch.zeros_like(initial_state)
     if torch.is_grad_enabled():
         # Under create_graph=True or torch.func, a second derivative must raise, not be wrong.
+        refuse_batched(d_states, d_final_state)
         gradients = _Gradients.apply(  # type: ignore[no-untyped-call]
             d_states, d_final_state, states, *scan, *saved
         )
@@ -171,6 +172,15 @@ class _Gradients(torch.autograd.Function):
         raise RuntimeError(
             f"the gradient of the recurrence cannot be differentiated again: {_limits(ctx.scan)}; "
             f"operators, and layers with the option backend, can with {' or '.join(able)}"
+        )
+
+
+def refuse_batched(*gradients: Tensor) -> None:
+    """Refuse gradients of ``is_grads_batched``, which autograd functions take for constants."""
+    if any(map(torch._C._functorch.is_legacy_batchedtensor, gradients)):
+        raise RuntimeError(
+            "batched gradients (is_grads_batched, vectorize) must come without create_graph; "
+            "torch.func and gradients one by one can be differentiated again where layers can"
         )
 
 

@@ -144,7 +144,11 @@ class DrivenNetwork:
             output = output.logits
         elif isinstance(output, Mapping):
             output = output[self._head if self._head is not None else next(iter(output))]
-        return torch.as_tensor(output).detach()
+        try:
+            return torch.as_tensor(output).detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            wanted = "logits or answers in a tensor or an array"
+            raise RequestError(f"model must return {wanted}, got {output!r:.80}") from error
 
     def _judge(
         self, output: Tensor, expected: NDArray[np.int64]

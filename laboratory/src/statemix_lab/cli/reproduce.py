@@ -112,10 +112,11 @@ class Reproduce:
         from statemix_lab.studies.result_text import counted, duration_text
         from statemix_lab.studies.store import Store
         from statemix_lab.studies.study import find_study
-        from statemix_lab.studies.study_entries import plan
+        from statemix_lab.studies.study_entries import PROTOCOLS, plan
 
         study = find_study(self.what)
-        protocol = self.protocol or study.protocols[0]
+        decides = next(one for one in PROTOCOLS if one in study.protocols)
+        protocol = decides if self.protocol is None else self.protocol
         entries = study.chosen(protocol, self.size, self.columns, self.models)
         planned = plan(entries, self.output / "runs")
         store = Store(self.store or self.output / "runs.jsonl")

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from statemix.ops.autograd import refuse_batched
+
 Gradient = int | Literal["implicit", "unrolled"]
 
 Map = Callable[[Tensor], Tensor]
@@ -208,9 +210,9 @@ def _each(per_sequence: Tensor) -> Tensor:
 
 
 class _Once(torch.autograd.Function):
-    """A fixed point (order 0) or its gradient (1), which has no gradient.
+    """A fixed point (order 0), to whose gradient a zero (order 1) without a gradient is added.
 
-    That would treat the point as a constant.
+    Another gradient would treat the point as a constant.
     """
 
     generate_vmap_rule = True
@@ -231,5 +233,9 @@ class _Once(torch.autograd.Function):
                 "the gradient of a fixed point cannot be differentiated again, "
                 "except with gradient='unrolled'"
             )
-        # With a linear loss, the gradient itself depends on nothing, but the anchor does.
-        return _Once.apply(gradient, *ctx.saved_tensors, 1), None, None  # type: ignore[no-untyped-call]
+        (anchor,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            refuse_batched(gradient)
+            # The gradient of a linear loss depends on nothing.
+            gradient = gradient + _Once.apply(anchor, anchor, 1)  # type: ignore[no-untyped-call]
+        return gradient, None, None

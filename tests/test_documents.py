@@ -146,7 +146,9 @@ def test_the_automaton_and_the_property_are_right():
 def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatch):
     """Parse their options, next to a stored run and an automaton of the names that they use."""
     monkeypatch.chdir(tmp_path)
-    for name, text in zip(("lamp.txt", "open.txt", "off.txt"), automata(), strict=True):
+    for name, text in zip(
+        ("lamp.txt", "no-read-after-close.txt", "off.txt"), automata(), strict=True
+    ):
         Path(name).write_text(text)
     Path("log.txt").write_text(5 * traces())
     Path("runs/s3").mkdir(parents=True)
@@ -242,10 +244,13 @@ def test_claims_of_the_readme_are_those_of_the_tables():
     exact = {tuple(line[:3]): line[3] for line in cells("monitors")[2:]}
     found = {
         learner: [text for key, text in exact.items() if key[1:] == ("2%", learner)]
-        for learner in ("statemix learn", "RPNI", "LSTM")
+        for learner in ("statemix learn", "RPNI", "LSTM", "Alergia EDSM")
     }
     assert "with 2% wrong labels in [9 of 9 runs](docs/studies/monitors.md)" in readme
     assert found["statemix learn"] == ["3 of 3"] * 3
+    known = sum(int(text[0]) for text in found["Alergia EDSM"])
+    index = " ".join((ROOT / "docs" / "index.md").read_text().split())
+    assert f"the algorithm Alergia EDSM in {known}, and RPNI in none" in index
     assert all(text.startswith("0 of 3") for text in found["RPNI"] + found["LSTM"])
 
     *_, slowest = sorted(cells("fixed_point_costs")[2][2:])

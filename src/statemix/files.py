@@ -1,9 +1,10 @@
 """Files: folders, rows, atomic writes, and errors that name their file."""
 
+import csv
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,27 @@ def read_json(path: Path, content: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise RequestError(f"{path} must hold {content}, got a {type(table).__name__}")
     return table
+
+
+def csv_rows(file: Path, lines: Iterable[str], **options: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of CSV below its header, column -> cell, with their numbers from 1.
+
+    ``lines`` are those of ``file``, and ``options`` are those of :class:`csv.DictReader`. A
+    RequestError names a column that comes twice, or a row with more cells than columns.
+    """
+    # Texts are longer than 131,072 characters, the most by default.
+    csv.field_size_limit(2**31 - 1)
+    table = csv.DictReader(lines, strict=True, **options)
+    columns = table.fieldnames or []
+    if twice := {name for name in columns if name and columns.count(name) > 1}:
+        raise RequestError(f"{file} must have one column {min(twice)!r}, got several")
+    for number, cells in enumerate(table, 1):
+        if extra := cells.pop(None, None):
+            raise RequestError(
+                f"{file}, row {number} must have a cell for each of {len(cells)} columns, got "
+                f"{len(cells) + len(extra)}; quote cells that hold commas"
+            )
+        yield number, cells
 
 
 def make_folder(name: str, path: Path) -> None:

@@ -140,6 +140,8 @@ def test_a_run_knows_its_task_and_its_letters(capsys, runs, folder):
     code, row = rows(capsys, runs, "--budget", "5000")
     assert (code, row["verdict"], row["letters"]) == (1, "refuted", ["a", "b"])
     assert (runs / "refutation.json").exists()
+    # The folder's own file is replaced, however its path is written.
+    assert refute(capsys, f"{runs}/", "--budget", "5000")[0] == 1
     assert row["margins"][-1] <= 0
     # The same letters and answers, which the lines of another file number otherwise.
     (folder / "other.txt").write_text(

@@ -54,7 +54,7 @@ REFUSED = {
     ("empty.json", b""): "must be JSON",
     ("no.csv", b"a,b\n1,2"): r":1 must have .* got the fields \['a', 'b'\]; --field names another",
     ("short.csv", b"n,text\n1"): r":1 must have a text in the field 'text', got None",
-    ("comma.csv", b"n,text\n1,one, two"): r":1 must have .* of 2 columns, got more; quote cells",
+    ("comma.csv", b"n,text\n1,one, two"): r", row 1 must have .* 2 columns, got 3; quote cells",
     ("twice.csv", b"text,text\n1,2"): "must have one column 'text', got several",
     ("bad.csv", b'text\n"a'): "cannot be read: unexpected end of data",
 }

@@ -162,16 +162,21 @@ def _of_python(name: str) -> Any:
             f"MODEL must name an object of a module, got {name!r}: {error}"
         ) from error
     if inspect.isclass(found) or (inspect.isfunction(found) and not _takes_tokens(found)):
-        got = "a class" if inspect.isclass(found) else f"{attribute}{inspect.signature(found)}"
+        got = "a class" if inspect.isclass(found) else f"{attribute}{_signature(found)}"
         raise RequestError(
             f"MODEL must name a module, or a function of tokens alone, got {name!r}, which is {got}"
         )
     return found
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    # A decorator may give arguments of the function that it wraps.
+    return inspect.signature(function, follow_wrapped=False)
+
+
 def _takes_tokens(function: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(function, follow_wrapped=False).bind(None)
+        _signature(function).bind(None)
     except TypeError:
         return False
     return True

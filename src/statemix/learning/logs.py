@@ -16,6 +16,7 @@ import numpy as np
 
 from statemix.automaton import IGNORED
 from statemix.errors import RequestError, suggestion
+from statemix.files import csv_rows
 from statemix.learning.prefix_tree import Ints
 
 EVENT_COLUMNS = ("events", "event", "trace", "activity", "concept:name")
@@ -234,17 +235,7 @@ def _rows_of(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         with opened(file, "rt", encoding="utf-8-sig", newline="") as lines:
             if plain.suffix == ".csv":
                 written = itertools.dropwhile(lambda line: not line.strip(), lines)
-                table = csv.DictReader(written, skipinitialspace=True, strict=True)
-                columns = table.fieldnames or []
-                if twice := {name for name in columns if name and columns.count(name) > 1}:
-                    raise RequestError(f"{file} must have one column {min(twice)!r}, got several")
-                for number, cells in enumerate(table, 1):
-                    if extra := cells.pop(None, None):
-                        raise RequestError(
-                            f"{file}, row {number} must have a cell for each of {len(cells)} "
-                            f"columns, got {len(cells) + len(extra)}; quote cells that hold commas"
-                        )
-                    yield number, cells
+                yield from csv_rows(file, written, skipinitialspace=True)
                 return
             for number, line in enumerate(lines, 1):
                 if line.strip():

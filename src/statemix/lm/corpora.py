@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from statemix.errors import RequestError
+from statemix.files import csv_rows
 
 HELD_OUT_SHARE = 1 / 8
 """Share of the groups that is held out."""
@@ -246,20 +247,8 @@ def _json_rows(path: Path, *, is_whole: bool) -> Iterator[tuple[int, Any]]:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    # Texts are longer than the cells of tables, which may have 131,072 characters.
-    csv.field_size_limit(2**31 - 1)
     with _opened(path) as file:
-        table = csv.DictReader(file, strict=True)
-        columns = table.fieldnames or []
-        if twice := {name for name in columns if columns.count(name) > 1}:
-            raise RequestError(f"{path} must have one column {min(twice)!r}, got several")
-        for number, row in enumerate(table, 1):
-            if None in row:
-                cells = f"a cell for each of {len(columns)} columns"
-                raise RequestError(
-                    f"{path}:{number} must have {cells}, got more; quote cells that hold commas"
-                )
-            yield number, row
+        yield from csv_rows(path, file)
 
 
 def _json(text: str, name: str, advice: str = "") -> Any:

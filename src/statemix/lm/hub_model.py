@@ -149,8 +149,7 @@ class StatemixModel(StatemixPreTrainedModel):
         cache = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
-        # Early exit, which drafts tokens for the whole model, lowers the number in the config.
-        blocks = list(self.layers)[: self.config.num_hidden_layers]
+        blocks = self.used_blocks()
         is_own = isinstance(cache, StateCache)
         if cache is not None and not (is_own and len(cache.layers) == len(blocks)):
             depth = f" of {len(cache.layers)}" if is_own else ""
@@ -209,6 +208,13 @@ class StatemixModel(StatemixPreTrainedModel):
         if output_hidden_states:
             found["hidden_states"] = (*passed, x)
         return BaseModelOutputWithPast(**found)
+
+    def used_blocks(self) -> list[Any]:
+        """Return the blocks that a call runs: the first ``config.num_hidden_layers``.
+
+        Early exit of ``generate``, which drafts tokens for the whole model, lowers this number.
+        """
+        return list(self.layers)[: self.config.num_hidden_layers]
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
@@ -357,8 +363,8 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
         # Chunked prefill and assisted decoding need a cache before the first call.
         # `generate` compiles the model if the cache can be, so the user has to ask for it.
         is_static = generation_config.cache_implementation == "static"
-        blocks = min(self.config.num_hidden_layers, len(self.model.layers))
-        model_kwargs[CACHE] = StateCache(blocks, is_compileable=is_static)
+        blocks = self.model.used_blocks()
+        model_kwargs[CACHE] = StateCache(len(blocks), is_compileable=is_static)
         if getattr(generation_config, "is_assistant", False):
             model_kwargs[CACHE].activate_past_recording()
 

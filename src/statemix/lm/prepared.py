@@ -78,9 +78,8 @@ def prepare(
         texts = (text for is_held, text in _divide(documents(), held_out, cut) if not is_held)
         kind, _, number = tokenizer.partition(":")
         if kind == "bpe":
-            if not number.isdecimal() or int(number) < 257:
-                wanted = "bpe:SIZE with a size of at least 257"
-                raise RequestError(f"tokenizer must be {wanted}, got {tokenizer!r}")
+            if not number.isdecimal():
+                raise RequestError(f"tokenizer must be bpe:SIZE with a number, got {tokenizer!r}")
             chosen = train_bpe(itertools.islice(texts, _MOST_FOR_BPE), int(number))
         else:
             chosen = bytes_tokenizer() if tokenizer == "bytes" else load_tokenizer(tokenizer)

@@ -29,7 +29,8 @@ def bytes_tokenizer() -> Tokenizer:
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE of ``vocab_size`` tokens: the 256 bytes, an end, and merges."""
     if not 257 <= vocab_size <= _LARGEST:
-        raise RequestError(f"vocab_size must be in 257..{_LARGEST}, got {vocab_size}")
+        limits = f"257..{_LARGEST}, as SIZE of bpe:SIZE"
+        raise RequestError(f"vocab_size must be in {limits}, got {vocab_size}")
     tokenizer = _byte_level(Tokenizer(models.BPE()))
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

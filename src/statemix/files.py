@@ -1,6 +1,7 @@
 """Files: folders, rows, atomic writes, and errors that name their file."""
 
 import csv
+import hashlib
 import json
 import os
 import tempfile
@@ -28,7 +29,7 @@ def read_json(path: Path, content: str) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():
             # Some devices and pipes never end.
-            raise ValueError("no regular file")
+            raise ValueError("not a regular file")
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -36,6 +37,24 @@ def read_json(path: Path, content: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise RequestError(f"{path} must hold {content}, got a {type(table).__name__}")
     return table
+
+
+def read_text(name: str, path: Path) -> str:
+    """Read the text file that the option ``name`` holds."""
+    try:
+        if path.exists() and not path.is_file():
+            # Some devices and pipes never end.
+            raise ValueError("not a regular file")
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"{name} must be a text file, got {path}: {reason}") from error
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def csv_rows(file: Path, lines: Iterable[str], **options: Any) -> Iterator[tuple[int, Any]]:

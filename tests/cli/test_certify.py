@@ -185,7 +185,7 @@ def test_properties_are_proven_or_broken(tracker, tmp_path, capsys, printed_by):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "wrong.txt").write_text("start: a\nbad: b\na 7 12 b\n")
     for name, message in (
-        ("pipe", "pipe is not a regular file"),
+        ("pipe", "pipe: not a regular file"),
         ("wrong.txt", "property must name letters among 12, 21, got '7' on line 3"),
     ):
         code, said = check(tmp_path / name)

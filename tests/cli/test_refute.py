@@ -238,15 +238,13 @@ def test_a_model_of_transformers_is_driven_with_its_cache(capsys, folder, kind):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "mymodels:parity",
-            "must be given by --automaton FILE, --regex R or --task NAME, got none",
-        ),
+        ("mymodels:parity", "by --automaton FILE, --regex R or --task NAME, got none"),
         ("mymodels:parity --regex a --replay x", "only one of --automaton, --regex, --task and"),
         ("mymodels:parity --task recall", "must be given by --automaton .*, got the task recall"),
         ("mymodels:parity --regex )", "pattern must have"),
         ("mymodels:parity --regex a --budget 0", "budget must be at least 1, got 0"),
         ("mymodels:parity --automaton no.txt", "automaton must be a text file, got no.txt"),
+        ("mymodels:parity --automaton .", r"automaton must be a text file, got \.: not a regular"),
         ("mymodels:parity --replay rules.txt", "rules.txt must hold a refutation, got"),
         ("mymodels:Reader --regex a", "got 'mymodels:Reader', which is a class"),
         ("mymodels:make --regex a", r"tokens alone, got 'mymodels:make', which is make\(\)"),

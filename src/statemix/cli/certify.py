@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.console import Console
 
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError, RunsFailedError
-from statemix.training.outcome import Weights
+from statemix.proofs import Certificate
+from statemix.tasks import names_of
+from statemix.training.certificates import certificate_paths, certify_run, check_property
+from statemix.training.outcome import Weights, load_config
 from statemix.training.progress import log_console
-
-if TYPE_CHECKING:
-    from statemix.proofs import Certificate
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,6 @@ class Certify:
             raise RunsFailedError(f"the verdict on {self.folder} is {verdict}")
 
     def _certify(self) -> str:
-        # Slow imports wait until the options have been checked.
-        from statemix.tasks import names_of
-        from statemix.training import load_config
-        from statemix.training.certificates import certificate_paths, certify_run
-
         with counted("pairs") as show:
             found, written = certify_run(
                 self.folder,
@@ -107,8 +102,6 @@ class Certify:
         return found.verdict
 
     def _check(self, file: Path) -> str:
-        from statemix.training.certificates import check_property
-
         with counted("states") as show:
             row, path = check_property(
                 self.folder,
@@ -141,7 +134,7 @@ class Certify:
         return verdict
 
 
-def print_certificate(found: "Certificate", letters: Sequence[str], answers: Sequence[str]) -> None:
+def print_certificate(found: Certificate, letters: Sequence[str], answers: Sequence[str]) -> None:
     """Print a certificate, with the names of letters and answers."""
     result, network = found.result, found.network
     word = " ".join(letters[token] for token in result.word) or "the empty word"
@@ -178,7 +171,7 @@ def print_certificate(found: "Certificate", letters: Sequence[str], answers: Seq
         console.print(f"  {name:<8} {line}")
 
 
-def _soft(found: "Certificate") -> str:
+def _soft(found: Certificate) -> str:
     """Say up to which length the network is right with gates as trained."""
     tokens, reason = found.horizon.tokens, found.horizon.reason
     if tokens is None:

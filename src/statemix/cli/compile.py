@@ -4,15 +4,19 @@ import contextlib
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import numpy as np
+
+from statemix.cli.certify import counted
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
-from statemix.training.outcome import Weights
-
-if TYPE_CHECKING:
-    from statemix.proofs import EntryMachine, StateMachine
-    from statemix.training.outcome import Outcome
+from statemix.files import read_json, write_file
+from statemix.proofs import EntryMachine, StateMachine
+from statemix.proofs.check_certificate import Invalid
+from statemix.training.certificates import certificate_paths, explore_run
+from statemix.training.folder import lock_folder
+from statemix.training.outcome import WEIGHT_FILES, Outcome, Weights, load_outcome
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,6 @@ class Compile:
 
     def run(self) -> None:
         """Read the certificate, write the files, and print their names."""
-        import numpy as np
-
-        from statemix.cli.certify import counted
-        from statemix.files import write_file
-        from statemix.training.certificates import explore_run
-        from statemix.training.folder import lock_folder
-        from statemix.training.outcome import load_outcome
-
         outcome = None
         # A certificate is enough without its run.
         with contextlib.suppress(RequestError):
@@ -98,15 +94,9 @@ class Compile:
         print(f"written: {', '.join(map(str, written))}")
 
     def _proven(
-        self, outcome: "Outcome | None"
-    ) -> tuple["StateMachine | EntryMachine", dict[str, list[str]]]:
+        self, outcome: Outcome | None
+    ) -> tuple[StateMachine | EntryMachine, dict[str, list[str]]]:
         """Return the machine of the certificate, and the names of letters, answers and places."""
-        from statemix.files import read_json
-        from statemix.proofs import EntryMachine, StateMachine
-        from statemix.proofs.check_certificate import Invalid
-        from statemix.training.certificates import certificate_paths
-        from statemix.training.outcome import WEIGHT_FILES, load_outcome
-
         path, _ = certificate_paths(self.folder, self.weights, soft=False)
         option = "" if self.weights == "last" else f" --weights {self.weights}"
         advice = f"run 'statemix certify {self.folder}{option}' first"

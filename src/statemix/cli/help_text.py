@@ -135,4 +135,6 @@ if __name__ == "__main__":
     from statemix.cli import help_text
 
     for file, texts in help_text.texts_of_files().items():
-        file.write_text(json.dumps(texts, indent=1) + "\n", encoding="utf-8")
+        # A pair of flags and their text has one line.
+        lines = re.sub(r'\[\n +(".*"),\n +(".*")\n +\]', r"[\1, \2]", json.dumps(texts, indent=1))
+        file.write_text(lines + "\n", encoding="utf-8")

@@ -1,23 +1,30 @@
 """``statemix learn``: learn a machine from a log, some of whose labels are wrong."""
 
-import hashlib
 import json
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from statemix import learning
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError, RunsFailedError
-from statemix.files import read_json, write_file
+from statemix.files import read_json, sha256_of, write_file
+from statemix.learning import (
+    FoundMachine,
+    LearnedMachine,
+    Log,
+    Options,
+    learning_report,
+    machine_texts,
+)
+from statemix.learning.learning_report import PropertyVerdict, check_property, read_property
+from statemix.training.folder import LOCK, lock_folder
+from statemix.training.progress import log_console
 
-if TYPE_CHECKING:
-    from statemix.learning import FoundMachine, LearnedMachine, Log, Options
-    from statemix.learning.learning_report import PropertyVerdict
-
-    Work = tuple[Log, int, Options]
+Work = tuple[Log, int, Options]
 
 _REQUEST, _FORMAT = "request.json", 1
 
@@ -87,14 +94,8 @@ class Learn:
             raise RequestError(f"noise must be at least 0 and below 0.5, got {self.noise:g}")
         if self.seed < 0:
             raise RequestError(f"seed must be at least 0, got {self.seed}")
-        # Slow imports wait until the options have been checked.
-        from statemix.learning import finish, read_log
-        from statemix.learning.learning_report import check_property, read_property
-        from statemix.training.folder import lock_folder
-        from statemix.training.progress import log_console
-
         console = log_console()
-        log = read_log(self.traces, self.events, self.labels, self.case)
+        log = learning.read_log(self.traces, self.events, self.labels, self.case)
         # A property that cannot be read must not wait for the search.
         properties = [(str(path), read_property(path, log)) for path in self.property]
         console.print(
@@ -103,7 +104,7 @@ class Learn:
         )
         with lock_folder(self.output, "output"):
             self._begin()
-            learned = finish(
+            learned = learning.finish(
                 log, self._attempts(log), on_progress=shown("all traces"), **self._options()
             )
             verdicts = [check_property(learned, *each) for each in properties]
@@ -119,7 +120,7 @@ class Learn:
         if refuted := [verdict.name for verdict in verdicts if verdict.verdict == "refuted"]:
             raise RunsFailedError(f"refuted: {', '.join(refuted)}")
 
-    def _options(self) -> "Options":
+    def _options(self) -> Options:
         return {"num_states": self.states, "noise": self.noise, "seed": self.seed}
 
     def _begin(self) -> None:
@@ -128,9 +129,7 @@ class Learn:
             name: getattr(self, name)
             for name in ("states", "noise", "seed", "events", "labels", "case")
         }
-        from statemix.training.folder import LOCK
-
-        digest = hashlib.sha256(self.traces.read_bytes()).hexdigest()
+        digest = sha256_of(self.traces)
         asked = {"format": _FORMAT, "traces": digest, **options}
         path = self.output / _REQUEST
         if not path.exists():
@@ -148,14 +147,12 @@ class Learn:
                 "another folder by --output"
             )
 
-    def _attempts(self, log: "Log") -> "list[FoundMachine]":
+    def _attempts(self, log: Log) -> list[FoundMachine]:
         """Make and store the attempts that are not stored yet, and return all in their order."""
-        from statemix.learning import ATTEMPTS, FoundMachine
-
-        paths = [self.output / f"attempt-{number}.json" for number in range(ATTEMPTS)]
+        paths = [self.output / f"attempt-{number}.json" for number in range(learning.ATTEMPTS)]
         due = [
             (log, number, self._options())
-            for number in range(ATTEMPTS)
+            for number in range(learning.ATTEMPTS)
             if not paths[number].exists()
         ]
         for number, attempt in in_processes(self.workers, due):
@@ -163,10 +160,8 @@ class Learn:
         return [FoundMachine(**read_json(path, "an attempt")) for path in paths]
 
     def _write(
-        self, log: "Log", learned: "LearnedMachine", verdicts: "Sequence[PropertyVerdict]"
+        self, log: Log, learned: LearnedMachine, verdicts: Sequence[PropertyVerdict]
     ) -> None:
-        from statemix.learning import learning_report, machine_texts
-
         wrong = learning_report.contradictions(learned, log)
         texts = {
             "machine.json": machine_texts.to_json(learned),
@@ -181,7 +176,7 @@ class Learn:
             write_file(self.output / name, text.encode())
 
 
-def in_processes(num_workers: int, due: "Sequence[Work]") -> Iterator[tuple[int, "FoundMachine"]]:
+def in_processes(num_workers: int, due: Sequence[Work]) -> Iterator[tuple[int, FoundMachine]]:
     """Make attempts in this process, or in others; return the number of each with its result."""
     if min(num_workers, len(due)) < 2:
         yield from map(_search, due)
@@ -195,11 +190,11 @@ def in_processes(num_workers: int, due: "Sequence[Work]") -> Iterator[tuple[int,
         yield from pool.imap_unordered(_search, due)
 
 
-def _search(work: "Work") -> tuple[int, "FoundMachine"]:
-    from statemix.learning import search
-
+def _search(work: Work) -> tuple[int, FoundMachine]:
     log, number, options = work
-    return number, search(log, number, on_progress=shown(f"attempt {number + 1}"), **options)
+    return number, learning.search(
+        log, number, on_progress=shown(f"attempt {number + 1}"), **options
+    )
 
 
 def shown(what: str) -> Callable[[int, float], None]:

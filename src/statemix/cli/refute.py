@@ -4,17 +4,23 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
+
+from statemix import proofs
+from statemix.automaton import IGNORED, Automaton, HasAutomaton
+from statemix.cli.any_model import AnyModel, any_model
 from statemix.cli.certify import counted
+from statemix.cli.options import options_of
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError, RunsFailedError
+from statemix.files import check_writable, read_json, read_text, write_file
+from statemix.proofs.check_certificate import Invalid, check_refutation
+from statemix.tasks import TaskSpec, names_of
+from statemix.tasks.automata.automaton_text import NamedAutomaton, parse_automaton
 from statemix.training.outcome import Weights
-
-if TYPE_CHECKING:
-    from statemix.cli.any_model import AnyModel
-    from statemix.proofs import Refutation
-    from statemix.tasks.automata.automaton_text import NamedAutomaton
+from statemix.training.settings import built, read_spec
 
 # Letters of a word that is printed in full, and at each end of others; width of the picture.
 _WHOLE, _ENDS, _WIDTH = 60, 20, 40
@@ -84,11 +90,6 @@ class Refute:
 
     def run(self) -> None:
         """Search, write and print."""
-        # Slow imports wait until the options have been checked.
-        from statemix import proofs
-        from statemix.cli.any_model import any_model
-        from statemix.files import check_writable, write_file
-
         given = [self.automaton, self.regex, self.task or None, self.replay]
         if sum(one is not None for one in given) > 1:
             raise RequestError("only one of --automaton, --regex, --task and --replay can be given")
@@ -125,23 +126,12 @@ class Refute:
             write_file(path, f"{content}\n".encode())
         self._show(found, language, loaded, f"written: {path}")
 
-    def _language(self, loaded: "AnyModel") -> tuple["NamedAutomaton", list[int] | None]:
+    def _language(self, loaded: AnyModel) -> tuple[NamedAutomaton, list[int] | None]:
         """Return the automaton, and the word of the file if one is replayed."""
-        from statemix.automaton import HasAutomaton
-        from statemix.cli.options import options_of
-        from statemix.tasks import TaskSpec, names_of
-        from statemix.tasks.automata.automaton_text import NamedAutomaton, parse_automaton
-        from statemix.training.settings import built, read_spec
-
         if self.replay is not None:
             return _stored(self.replay)
         if self.automaton is not None:
-            try:
-                text = self.automaton.read_text(encoding="utf-8-sig")
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or error
-                where = f"got {self.automaton}: {reason}"
-                raise RequestError(f"automaton must be a text file, {where}") from error
+            text = read_text("automaton", self.automaton)
             return built(str(self.automaton), parse_automaton, text, has_unreached=True), None
         task = loaded.task
         if self.regex is not None:
@@ -159,7 +149,7 @@ class Refute:
         return NamedAutomaton(task.automaton(), (), tuple(letters), tuple(classes)), None
 
     def _show(
-        self, found: "Refutation", language: "NamedAutomaton", loaded: "AnyModel", stored: str
+        self, found: proofs.Refutation, language: NamedAutomaton, loaded: AnyModel, stored: str
     ) -> None:
         """Print a result, and end with the exit code 1 if it is a refutation."""
         is_refuted = found.verdict == "refuted"
@@ -177,21 +167,12 @@ class Refute:
 
 def _check_same_model(path: Path, model: str) -> None:
     """Raise a RequestError if a file that nobody named holds the refutation of another model."""
-    from statemix.files import read_json
-
     if path.exists() and (other := read_json(path, "a refutation").get("model")) != model:
         raise RequestError(f"{path} holds a refutation of {other}; choose a file by --output")
 
 
-def _stored(path: Path) -> tuple["NamedAutomaton", list[int]]:
+def _stored(path: Path) -> tuple[NamedAutomaton, list[int]]:
     """Return the automaton and the word of a stored refutation."""
-    import numpy as np
-
-    from statemix.automaton import IGNORED, Automaton
-    from statemix.files import read_json
-    from statemix.proofs.check_certificate import Invalid, check_refutation
-    from statemix.tasks.automata.automaton_text import NamedAutomaton
-
     content = read_json(path, "a refutation")
     try:
         word = check_refutation(content.get("tables", {}))
@@ -210,7 +191,7 @@ def _stored(path: Path) -> tuple["NamedAutomaton", list[int]]:
     return NamedAutomaton(automaton, (), *names), word
 
 
-def _plain(found: "Refutation", language: "NamedAutomaton") -> dict[str, Any]:
+def _plain(found: proofs.Refutation, language: NamedAutomaton) -> dict[str, Any]:
     """Return a result as JSON data, with the names of letters and answers."""
     return {
         "verdict": found.verdict,
@@ -230,12 +211,12 @@ def _plain(found: "Refutation", language: "NamedAutomaton") -> dict[str, Any]:
     }
 
 
-def _answer(number: int, language: "NamedAutomaton") -> str:
+def _answer(number: int, language: NamedAutomaton) -> str:
     # A network may have more classes than the automaton has answers.
     return language.classes[number] if number < len(language.classes) else str(number)
 
 
-def _lines(found: "Refutation", language: "NamedAutomaton") -> Iterator[str]:
+def _lines(found: proofs.Refutation, language: NamedAutomaton) -> Iterator[str]:
     """Yield the lines of a result."""
     if found.verdict == "not refuted":
         # A word that is replayed has no accuracy.
@@ -253,7 +234,7 @@ def _lines(found: "Refutation", language: "NamedAutomaton") -> Iterator[str]:
         yield f"    {f'{first:,}-{last:,}':>15}  {share:.4f}  {bar}".rstrip()
 
 
-def _refuted(found: "Refutation", language: "NamedAutomaton") -> Iterator[str]:
+def _refuted(found: proofs.Refutation, language: NamedAutomaton) -> Iterator[str]:
     letters, word = language.letters, found.word
     blank = " " if any(len(letter) > 1 for letter in letters) else ""
 

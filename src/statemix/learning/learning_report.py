@@ -9,6 +9,7 @@ import numpy as np
 
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import OptionError, RequestError
+from statemix.files import read_text
 from statemix.learning.learner import LearnedMachine
 from statemix.learning.logs import Log
 from statemix.learning.machine_texts import RARE, state_names, to_svg
@@ -33,11 +34,7 @@ def read_property(file: Path, log: Log) -> SafetyProperty:
 
     :func:`statemix.proofs.parse_property` describes the text.
     """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RequestError(f"property must be a text file, got {file}: {reason}") from error
+    text = read_text("property", file)
     try:
         return parse_property(text, log.events, log.labels)
     except OptionError as error:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.errors import RequestError
-from statemix.files import naming, read_json, write_file
+from statemix.files import naming, read_json, sha256_of, write_file
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -161,8 +161,7 @@ def _verify(path: Path, digests: Mapping[str, str]) -> None:
         if read_json(record, "checksums") == stamps:
             return
     for name, digest in digests.items():
-        with (path.parent / name).open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = sha256_of(path.parent / name)
         if found != digest:
             raise RequestError(f"{path.parent / name} must have the sha256 {digest}, got {found}")
     # A folder that cannot be written is verified each time.

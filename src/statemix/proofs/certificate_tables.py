@@ -79,7 +79,6 @@ def read_tables(network: nn.Module, automaton: Automaton, head: str) -> dict[str
                     level.append(pair)
             if (len(answers) + len(letters)) * (len(first) + len(letters)) > _MOST_NUMBERS:
                 return f"they would have more than {_MOST_NUMBERS:,} numbers"
-    outputs = np.where(automaton.outputs == IGNORED, -1, automaton.outputs)
     tables = {
         "format": 1,
         "values": registers.num_values,
@@ -87,13 +86,19 @@ def read_tables(network: nn.Module, automaton: Automaton, head: str) -> dict[str
         "letters": letters,
         "states": [list(state) for state in answers],
         "answers": list(answers.values()),
-        "automaton": {
-            "start": int(automaton.start),
-            "transitions": automaton.transitions.tolist(),
-            "outputs": outputs.tolist(),
-        },
+        "automaton": automaton_table(automaton),
     }
     return {**tables, "sha256": digest(tables)}
+
+
+def automaton_table(automaton: Automaton) -> dict[str, Any]:
+    """Return an automaton as JSON data; an output that nobody checks is -1."""
+    outputs = np.where(automaton.outputs == IGNORED, -1, automaton.outputs)
+    return {
+        "start": int(automaton.start),
+        "transitions": automaton.transitions.tolist(),
+        "outputs": outputs.tolist(),
+    }
 
 
 class _Registers(NamedTuple):

@@ -9,6 +9,7 @@ import numpy as np
 from statemix.automaton import IGNORED, NEVER, Automaton, reachable
 from statemix.errors import RequestError
 from statemix.proofs.candidate_words import CandidateWords, Compressed, Word, compress
+from statemix.proofs.certificate_tables import automaton_table
 from statemix.proofs.check_certificate import digest
 from statemix.proofs.driven_network import DrivenNetwork
 from statemix.proofs.stepping import in_evaluation_mode
@@ -61,14 +62,9 @@ class Refutation:
 
         ``docs/certificates.md`` describes them.
         """
-        outputs = np.where(automaton.outputs == IGNORED, -1, automaton.outputs)
         tables = {
             "format": 3,
-            "automaton": {
-                "start": int(automaton.start),
-                "transitions": automaton.transitions.tolist(),
-                "outputs": outputs.tolist(),
-            },
+            "automaton": automaton_table(automaton),
             "word": self.compressed.named(range(automaton.num_tokens)),
             "expected": self.expected,
             "answer": -1 if self.answer is None else self.answer,

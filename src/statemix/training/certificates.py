@@ -10,6 +10,7 @@ from typing import Any, cast
 from statemix import files, proofs
 from statemix.automaton import IGNORED, HasAutomaton
 from statemix.errors import OptionError, RequestError
+from statemix.files import read_text
 from statemix.models import ReadoutModel, TokenClassifier
 from statemix.place_rules import HasPlaces
 from statemix.proofs.safety import explore
@@ -109,14 +110,7 @@ def check_property(
     """
     outcome = load_outcome(folder)
     config, task = outcome.config, outcome.config.build_task()
-    try:
-        if property_file.exists() and not property_file.is_file():
-            raise ValueError(f"{property_file} is not a regular file")
-        text = property_file.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        text = f"property must be a text file, got {property_file}: {reason}"
-        raise RequestError(text) from error
+    text = read_text("property", property_file)
     model = load_model(folder, weights)
     if not isinstance(model, TokenClassifier):
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")

@@ -95,7 +95,7 @@ def save_checkpoint(
     if not ranks.is_first:
         return
     # The shards are there already.
-    hashes = {path.name: _sha256(path) for path in sorted(unfinished.glob("*" + _SUFFIX))}
+    hashes = {path.name: files.sha256_of(path) for path in sorted(unfinished.glob("*" + _SUFFIX))}
     contents = {name + _SUFFIX: tensor_bytes(group) for name, group in tensors.items()}
     listed = sorted([*hashes, *contents])
     contents[_STATE] = json.dumps({"files": listed, **state}, indent=2).encode()
@@ -181,11 +181,6 @@ def _step(name: str) -> int:
 _remove = partial(shutil.rmtree, ignore_errors=True)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _set_aside(path: Path) -> str:
     """Give a damaged checkpoint another name, which is returned."""
     names = (f"{_DAMAGED}{path.name}{end}" for end in ("", *(f"-{n}" for n in range(2, 10**6))))
@@ -204,7 +199,7 @@ def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
     for name in sorted(hashes, key=lambda name: name != _STATE):
         is_shard = _TIES in state
         content = b"" if is_shard else (path / name).read_bytes()
-        found = _sha256(path / name) if is_shard else hashlib.sha256(content).hexdigest()
+        found = files.sha256_of(path / name) if is_shard else hashlib.sha256(content).hexdigest()
         if found != hashes[name]:
             raise ValueError(f"the SHA-256 of {name} differs from {_MANIFEST}")
         if name == _STATE:

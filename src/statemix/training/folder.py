@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from statemix.errors import ABSENT, RequestError, SettingError
-from statemix.files import read_json, write_file
+from statemix.files import read_json, sha256_of, write_file
 from statemix.training.checkpoint import load_tensors, save_checkpoint, tensor_bytes
 from statemix.training.settings import differences, finite
 
@@ -217,7 +217,7 @@ def begin_run(folder: Path, config: StoredConfig, environment: Mapping[str, Any]
             summary = read_summary(folder)
             content = "a run's last state to extend it, as finished runs have since 0.1"
             state = read_json(folder / STATE, content)
-            digest = hashlib.sha256((folder / STATE).read_bytes()).hexdigest()
+            digest = sha256_of(folder / STATE)
             if summary.get("state_sha256") != digest:
                 raise RequestError(f"{folder / STATE} must hold {content}: its SHA-256 differs")
             tensors = {

@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -195,25 +196,12 @@ def _by_statemix(words: list[_Word], task: AutomatonTask) -> StateMachine:
     starts = np.concatenate([[0], np.cumsum([len(word) for word in words])])
     names = task.language.letters, task.language.classes
     found = learn(Log(*names, tokens, targets, starts, np.zeros_like(tokens)), seed=task.seed)
-    arrows = {
-        state: {
-            letter: (after, answer)
-            for letter, (after, answer) in enumerate(zip(row, answers, strict=True))
-            if after != NEVER
-        }
-        for state, (row, answers) in enumerate(
-            zip(found.machine.transitions.tolist(), found.machine.answers.tolist(), strict=True)
-        )
-    }
-    return machine_of(0, arrows, task, _most_frequent(words))
-
-
-def _by_rpni(words: list[_Word], task: AutomatonTask) -> StateMachine:
-    return _by_labels("run_RPNI", words, task)
-
-
-def _by_edsm(words: list[_Word], task: AutomatonTask) -> StateMachine:
-    return _by_labels("run_EDSM", words, task)
+    transitions, answers = found.machine.transitions, found.machine.answers
+    unknown = transitions == NEVER
+    return StateMachine(
+        np.where(unknown, np.arange(len(transitions))[:, None], transitions),
+        np.where(unknown, _most_frequent(words), answers),
+    )
 
 
 def _by_labels(function: str, words: list[_Word], task: AutomatonTask) -> StateMachine:
@@ -238,14 +226,6 @@ def _arrows(learned: Any) -> dict[Any, dict[int, tuple[Any, int]]]:
     }
 
 
-def _by_alergia(words: list[_Word], task: AutomatonTask) -> StateMachine:
-    return _by_shares("run_Alergia", words, task)
-
-
-def _by_alergia_edsm(words: list[_Word], task: AutomatonTask) -> StateMachine:
-    return _by_shares("run_Alergia_EDSM", words, task)
-
-
 def _by_shares(function: str, words: list[_Word], task: AutomatonTask) -> StateMachine:
     learned = getattr(_aalpy("learning_algs"), function)(words, "smm")
     arrows = {
@@ -261,10 +241,10 @@ def _by_shares(function: str, words: list[_Word], task: AutomatonTask) -> StateM
 
 READERS: dict[str, Callable[[list[_Word], AutomatonTask], StateMachine]] = {
     "statemix learn": _by_statemix,
-    "RPNI": _by_rpni,
-    "EDSM": _by_edsm,
-    "Alergia": _by_alergia,
-    "Alergia EDSM": _by_alergia_edsm,
+    "RPNI": partial(_by_labels, "run_RPNI"),
+    "EDSM": partial(_by_labels, "run_EDSM"),
+    "Alergia": partial(_by_shares, "run_Alergia"),
+    "Alergia EDSM": partial(_by_shares, "run_Alergia_EDSM"),
 }
 
 

@@ -70,7 +70,9 @@ def test_a_layer_built_on_meta_is_whole_once_materialised_and_reset(build_gated)
     with torch.device("meta"):
         ghost = build_gated(gate_temperature=0.25)
     assert "gate_temperature=0.25" in repr(ghost)
-    ghost.to_empty(device="cpu")
+    ghost.bfloat16().to_empty(device="cpu")
+    assert ghost.temperature.dtype == torch.float32
+    ghost.to(layer.value_proj.weight.dtype)
     for model in (ghost, layer):
         model.reset_parameters(torch.Generator().manual_seed(5))
     torch.testing.assert_close(ghost.state_dict(), layer.state_dict(), rtol=0, atol=0)
@@ -317,6 +319,26 @@ def test_what_is_computed_again_has_the_same_gradients(bounds):
             torch.testing.assert_close(other, found[0], **TIGHT)
 
 
+def test_what_is_computed_again_has_the_temperature_of_the_first_time():
+    for layer in layers_of_units(checkpoint_every=2):
+        gradients = []
+        for temperature in (1.0, 0.25):
+            layer.zero_grad()
+            layer.gate_temperature = 1.0
+            y, _ = layer(tokens(2, 7))
+            layer.gate_temperature = temperature
+            y.square().sum().backward()
+            gradients.append(layer.gate_proj.weight.grad)
+        assert torch.equal(*gradients)
+
+
+def test_a_forward_of_the_user_needs_no_further_arguments():
+    layer, x = BDLRU(6, num_blocks=3, block_size=2).eval(), tokens(2, 1)[:, 0].float()
+    expected, inner = layer.step(x, None), layer.forward
+    layer.forward = lambda x, state=None, cu_seqlens=None: inner(2 * x, state, cu_seqlens)
+    torch.testing.assert_close(layer.step(x / 2, None), expected)
+
+
 def saved(run, x, layer):
     """Bytes that the forward pass keeps, of tensors that are no parameters."""
     known = {one.untyped_storage().data_ptr() for one in (*layer.parameters(), x)}
@@ -405,8 +427,11 @@ def test_training_hides_whole_blocks_from_the_output_projection(channels, every)
     torch.testing.assert_close(y[y != 0], expected[y != 0] / 0.75, **TIGHT)
     hidden = (shown[:, 0] == 0).double()
     assert hidden.mean().item() == pytest.approx(0.25, abs=0.03)
-    # Blocks are drawn apart from each other, and for each row.
+    # Blocks are drawn apart from each other, and for each row, also of packed ones.
     assert (torch.corrcoef(hidden.T) - torch.eye(6)).abs().max() < 0.2
+    torch.manual_seed(0)
+    packed, _ = layer.train()(x.view(1, 1500, 6), None, torch.arange(0, 1501, 3))
+    torch.testing.assert_close(packed.view(y.shape), y, **TIGHT)
 
 
 def test_neither_steps_nor_evaluation_hide_blocks():

@@ -241,6 +241,18 @@ def test_an_lstm_without_bfloat16_in_hardware_computes_in_float32(monkeypatch):
             y, state = layer(x.to(dtype))
         assert dtypes(state) == {torch.float32}
         assert torch.equal(y, wanted.bfloat16())
+    with torch.autocast("cpu", torch.float16):
+        packed, _ = layer(x.float()[:1], None, torch.tensor([0, 7]))
+    assert torch.equal(packed, wanted[:1].half())
+
+
+def test_autocast_takes_neither_float64_nor_integers(build_first):
+    layer, x = build_first(torch.float32), tokens(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(TypeError, match=r"float64; convert it$"):
+            layer(x.double())
+        with pytest.raises(TypeError, match=r"x must .*int64; convert it$"):
+            layer(x.long())
 
 
 def test_a_whole_layer_on_meta_computes_shapes(build_first):

@@ -158,6 +158,20 @@ def test_bounds_that_disagree_are_refused():
         model(IDS[:1], cu_seqlens=bounds, cache=StateCache(2))
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
         model()
+    with pytest.raises(TypeError, match="must be tensors"):
+        model(IDS[:1], cu_seqlens=[0, 3, 7])
+    for name in ("seq_idx", "position_ids"):
+        with pytest.raises(ValueError, match=rf"{name} must have shape \(B=1, T=7\), got \(1, 6\)"):
+            model(IDS[:1], **{name: torch.zeros(1, 6, dtype=torch.int64)})
+
+
+def test_a_cache_of_the_user_is_marked_and_excludes_another():
+    model, cache = build_model("bd_lru"), StateCache(2)
+    model.generate(IDS[:1], **OPTIONS, **{CACHE: cache})
+    # With asynchronous stops, `generate` takes tokens that it does not return from such a cache.
+    assert cache._is_user_defined
+    with pytest.raises(ValueError, match="Passing both `cache_implementation`"):
+        model.generate(IDS[:1], **OPTIONS, cache_implementation="static", **{CACHE: cache})
 
 
 @torch.no_grad()

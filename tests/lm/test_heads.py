@@ -35,6 +35,13 @@ HEADS = {
 }
 
 
+def test_an_empty_sequence_has_no_class():
+    model = StatemixForSequenceClassification(StatemixConfig(vocab_size=40, hidden_size=8))
+    assert model(IDS[:1], cu_seqlens=torch.tensor([0, 2, 6])).logits.shape[0] == 2
+    with pytest.raises(ValueError, match="cu_seqlens must have a token in every sequence"):
+        model(IDS[:1], cu_seqlens=torch.tensor([0, 2, 2, 6]))
+
+
 @pytest.fixture(params=HEADS)
 def head(request):
     """A head with random weights and without dropout, and its labels."""

@@ -313,6 +313,8 @@ def with_weights(folder, change):
         ),
         (lambda f: edit(f, "config.json", hidden_size=None), "hidden_size must be"),
         (lambda f: edit(f, "config.json", norm_eps=-1), "norm_eps must be"),
+        (lambda f: edit(f, "config.json", output_gate="no"), "output_gate must be True or"),
+        (lambda f: edit(f, "config.json", pad_token_id=9999), "pad_token_id must be below"),
         (lambda f: edit(f, "config.json", training_length=0), "training_length must be"),
         (lambda f: edit(f, "config.json", layer_types=5), "layer_types must be a list"),
         (lambda f: edit(f, "config.json", mixers={"linear_attention": {"name": []}}), "mixers"),

@@ -161,6 +161,9 @@ def test_tokens_ids_and_further_axes_are_packed_too():
     assert bounds.tolist() == [0, 4, 7]
     assert unpack(packed, MASK[:2]).tolist() == (tokens * MASK[:2]).tolist()
     assert pack(torch.zeros(2, 6, 3, 2), MASK[:2])[0].shape == (1, 7, 3, 2)
+    for wrong, message in ((packed[:, :1], "the 7 tokens of"), (packed.view(7, 1), "one row")):
+        with pytest.raises(ValueError, match=f"packed must have {message}"):
+            unpack(wrong, MASK[:2])
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,16 @@ def test_index_maps_are_exact_at_every_length():
     assert torch.equal(states[0, -1, 0], held)
 
 
+def test_bad_arguments_of_a_step_are_named():
+    x = torch.ones(2, 3, 2)
+    with pytest.raises(TypeError, match=r"tuple \(d, u, w\), got list"):
+        scan_step([x, x, x], x, x)
+    with pytest.raises(TypeError, match="state must be a tensor, got NoneType"):
+        scan_step(x, x, None)
+    with pytest.raises(ValueError, match=r"initial_state must have shape \(B=2, H=3, m=2\)"):
+        scan(x[:, None], x[:, None], x.mT)
+
+
 def test_narrow_inputs_have_wide_states():
     for form in FORMS:
         given, inputs, matrices = problem(form)

@@ -10,15 +10,16 @@ from torch.nn.functional import dropout
 
 from statemix import ops
 from statemix.layers.gated_recurrence import (
+    Call,
     GatedRecurrence,
     InitialState,
     Memory,
-    Noise,
     Selectivity,
 )
 from statemix.layers.layer import Recurrence
 from statemix.ops.checks import check_choice, check_finite, check_number, check_sizes
 from statemix.ops.layout import at_least_float32, join_units, split_units
+from statemix.ops.packing import positions
 from statemix.ops.sequence_parallel import state_before
 from statemix.registry import passed_on
 
@@ -143,7 +144,7 @@ class BDLRU(GatedRecurrence):
     def block_dropout(self) -> float:
         """Probability with which :meth:`forward` hides a block from the output projection.
 
-        In training mode alone, each block of each row of a batch is hidden with this probability,
+        In training mode alone, each block of each sequence is hidden with this probability,
         at all positions, and the others are divided by 1 - ``block_dropout``. The states do not
         change. PyTorch's global generator draws the blocks, with ``group`` that of its first rank.
         """
@@ -154,14 +155,15 @@ class BDLRU(GatedRecurrence):
         check_number("block_dropout", value, "at least 0 and below 1", lambda p: 0 <= p < 1)
         self._block_dropout = float(value)
 
-    def _draw_noise(self, x: Tensor, group: Any) -> Noise:
+    def _add_draws(self, call: Call, ones: Tensor, group: Any) -> Call:
+        call = super()._add_draws(call, ones, group)
         if not self._block_dropout:
-            return super()._draw_noise(x, group)
-        seen = dropout(x.new_ones(x.shape[0], 1, self.num_blocks), self._block_dropout)
+            return call
+        seen = dropout(ones.repeat(1, 1, self.num_blocks), self._block_dropout)
         if group is not None:
             # The processes of a sequence hide the same blocks.
             dist.broadcast(seen, group=group, group_src=0)
-        return Noise(self._gate_noise, seen)
+        return call._replace(seen=seen)
 
     @classmethod
     def tracker(cls, hidden_size: int, **options: Any) -> Self:
@@ -192,13 +194,13 @@ class BDLRU(GatedRecurrence):
         return spans.reciprocal().expm1().log() + shifts[self.gate]
 
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, group: Any
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, call: Call, group: Any
     ) -> tuple[Tensor, Tensor]:
         values = self._values(x)
-        gates = self._add_noise(self._raw_gates(x, values.dtype), noise.gates)
+        gates = self._add_noise(self._raw_gates(x, values.dtype), call.noise)
         options: dict[str, Any] = {
             "gate": self.gate,
-            "temperature": self.temperature,
+            "temperature": call.temperature,
             "backend": self.backend,
         }
         if group is not None:
@@ -206,8 +208,10 @@ class BDLRU(GatedRecurrence):
         states, state = ops.bd_lru(
             gates, values, initial_state=state, cu_seqlens=cu_seqlens, **options
         )
-        if noise.seen is not None:
-            seen = noise.seen.to(states.dtype)
+        if call.seen is not None:
+            seen = call.seen.to(states.dtype)
+            if cu_seqlens is not None:
+                seen = seen[positions(cu_seqlens, x.shape[1])[0]].transpose(0, 1)
             states = states * seen.reshape(*seen.shape, *(1 for _ in self._state_shape[1:]))
         return self.out_proj(self._joined(states)), state
 
@@ -223,7 +227,9 @@ class BDLRU(GatedRecurrence):
         num_sequences = self._check_sequence(x, None, None)
         values = self._values(x)
         gates = self._raw_gates(x, values.dtype)
-        transitions, input_gates = self._normalised(gates, at_least_float32(gates.dtype))
+        transitions, input_gates = self._normalised(
+            gates, at_least_float32(gates.dtype), self.temperature
+        )
         state = self.init_state(num_sequences, x.device, x.dtype)
         if self.value_channels == 1:
             values, state = values.unsqueeze(-1), state.unsqueeze(-1)
@@ -264,7 +270,7 @@ def sharpen(model: nn.Module, progress: float) -> float:
 
     Raw gates are divided by tau. With ``softmax`` or ``column_softmax``, gates are then near 0 and
     1 in the last tenth of training; with ``householder``, transitions are near reflections or 0.
-    Call it before every optimiser step. The temperature is part of the state dict.
+    Call it before every forward pass. The temperature is part of the state dict.
 
     Args:
         model: a model or a layer.

@@ -70,6 +70,9 @@ class Bidirectional(nn.Module):
             y: outputs, with zeros at padding.
             states: the state of ``forward_layer`` after the last token of each sequence, and that
                 of ``backward_layer`` after the first token.
+
+        Raises:
+            ValueError, TypeError: as in :meth:`Layer.forward`, or for bounds beside a mask.
         """
         if attention_mask is not None:
             if cu_seqlens is not None:

@@ -39,10 +39,11 @@ _PROJECTIONS = ("value_proj", "gate_proj", "out_proj")
 _REMEMBERING = ("softmax", "householder", "column_softmax")
 
 
-class Noise(NamedTuple):
-    """Noise of a layer in training."""
+class Call(NamedTuple):
+    """What one call of ``forward`` has fixed, also for pieces that run again."""
 
-    gates: float = 0.0  # standard deviation in the raw gates
+    temperature: Tensor
+    noise: float = 0.0  # standard deviation in the raw gates
     seen: Tensor | None = None  # factors of the states that the output projection sees, (B, 1, H)
 
 
@@ -156,9 +157,9 @@ class GatedRecurrence(Layer):
 
     @abstractmethod
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, group: Any
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, call: Call, group: Any
     ) -> tuple[Tensor, Tensor]:
-        """Run over checked arguments of ``forward``, with this noise."""
+        """Run over checked arguments of ``forward``."""
 
     def forward(
         self,
@@ -174,18 +175,21 @@ class GatedRecurrence(Layer):
             state = self.init_state(num_sequences, x.device, x.dtype)
         if group is not None:
             check_slice(group, cu_seqlens, self.checkpoint_every)
-        noise = self._draw_noise(x, group) if self.training and _with_noise else Noise()
+        call = Call(self.temperature)
+        if self.training and _with_noise:
+            call = self._add_draws(call, x.new_ones(num_sequences, 1, 1), group)
         # PyTorch runs no piece again in exported graphs or transforms.
         once = torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
         if self.checkpoint_every is None or once:
-            return self._run(x, state, cu_seqlens, noise, group)
-        # Only the states between pieces are kept.
+            return self._run(x, state, cu_seqlens, call, group)
+        # Only the states between pieces are kept. A schedule may change the temperature meanwhile.
+        call = call._replace(temperature=self.temperature.clone())
         outputs = []
         for piece, bounds in _pieces(x, cu_seqlens, self.checkpoint_every):
             y, state = checkpoint(
-                *(self._run, piece, state, bounds, noise, None),
+                *(self._run, piece, state, bounds, call, None),
                 use_reentrant=False,
-                preserve_rng_state=noise.gates > 0,
+                preserve_rng_state=call.noise > 0,
             )
             outputs.append(y)
             # It may be a view, which would keep the states of a whole piece.
@@ -203,7 +207,9 @@ class GatedRecurrence(Layer):
             self._check_step(x_t, state)
         if has_hooks(self):
             # They may fetch the layer's own parameters, or change what goes in and out.
-            y, state = self(x_t.unsqueeze(1), state, _with_noise=False)
+            # A forward of the user's own need not know the option.
+            noiseless = {"_with_noise": False} if self.training else {}
+            y, state = self(x_t.unsqueeze(1), state, **noiseless)
             return y.squeeze(1), state
         if state is None:
             return self.step(x_t, self.init_state(x_t.shape[0], x_t.device, x_t.dtype))
@@ -280,10 +286,10 @@ class GatedRecurrence(Layer):
         check_deviations(gate_noise=value)
         self._gate_noise = float(value)
 
-    def _draw_noise(self, x: Tensor, group: Any) -> Noise:
-        """Return the noise of one call of ``forward`` in training; ``_run`` draws that of gates."""
-        del x, group
-        return Noise(self._gate_noise)
+    def _add_draws(self, call: Call, ones: Tensor, group: Any) -> Call:
+        """Add the noise of training, for ``ones`` (B, 1, 1); ``_run`` draws that of gates."""
+        del ones, group
+        return call._replace(noise=self._gate_noise)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Redraw all parameters and reset the gate temperature to the constructor's.
@@ -407,9 +413,11 @@ class GatedRecurrence(Layer):
         """Return raw gates with noise of this standard deviation."""
         return gates + noise * torch.randn_like(gates) if noise else gates
 
-    def _normalised(self, gates: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _normalised(
+        self, gates: Tensor, dtype: torch.dtype, temperature: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the state gates (..., m) and input gates (...) of raw gates, in a dtype."""
-        return ops.normalize(gates.to(dtype), self.gate, temperature=self.temperature)
+        return ops.normalize(gates.to(dtype), self.gate, temperature=temperature)
 
     # The parameter is positional in torch.nn.Module.
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
@@ -417,8 +425,9 @@ class GatedRecurrence(Layer):
         before = self.temperature
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         after = self.temperature
-        if not (before.is_meta or after.is_meta):
-            self.temperature = before.to(after.device, at_least_float32(after.dtype))
+        wide = at_least_float32(after.dtype)
+        is_known = not (before.is_meta or after.is_meta)
+        self.temperature = before.to(after.device, wide) if is_known else after.to(wide)
         return self
 
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import (
+    Call,
     GatedRecurrence,
     InitialState,
     Memory,
-    Noise,
     Selectivity,
 )
 from statemix.layers.layer import Recurrence
@@ -122,13 +122,13 @@ class HLRU(GatedRecurrence):
         return (lags / spans.unsqueeze(-1)).expm1().sum(-1).log()
 
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: Noise, group: Any
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, call: Call, group: Any
     ) -> tuple[Tensor, Tensor]:
         values: Tensor = self.value_proj(x)
-        gates = self._add_noise(self._raw_gates(x, values.dtype), noise.gates)
+        gates = self._add_noise(self._raw_gates(x, values.dtype), call.noise)
         options: dict[str, Any] = {
             "gate": self.gate,
-            "temperature": self.temperature,
+            "temperature": call.temperature,
             "realization": self.realization,
             "backend": self.backend,
         }
@@ -144,7 +144,7 @@ class HLRU(GatedRecurrence):
         if self.realization == "controller":
             window = lagged(states, state, cu_seqlens)
         else:
-            coefficients, _ = self._normalised(gates, final.dtype)
+            coefficients, _ = self._normalised(gates, final.dtype, call.temperature)
             window = partial_sums(coefficients, states.to(final.dtype), state, cu_seqlens)
         return self.out_proj(join_units(window.to(states.dtype))), final
 
@@ -165,7 +165,9 @@ class HLRU(GatedRecurrence):
         num_sequences = self._check_sequence(x, None, None)
         values: Tensor = self.value_proj(x)
         gates = self._raw_gates(x, values.dtype)
-        coefficients, input_gates = self._normalised(gates, at_least_float32(gates.dtype))
+        coefficients, input_gates = self._normalised(
+            gates, at_least_float32(gates.dtype), self.temperature
+        )
         transitions = companions(coefficients)
         first = torch.zeros(self.order, 1, dtype=transitions.dtype, device=transitions.device)
         first[0] = 1

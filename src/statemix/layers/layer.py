@@ -156,6 +156,7 @@ class Layer(nn.Module, ABC):
         """Advance every sequence by one token: x_t, y_t (B, hidden_size).
 
         ``state`` is that of B sequences. None means ``init_state(B)``, so a loop may begin with it.
+        It raises what :meth:`forward` raises.
         """
 
     @abstractmethod
@@ -281,10 +282,13 @@ class Layer(nn.Module, ABC):
         kind = x.device.type
         # is_autocast_enabled raises for a device without autocast, such as "meta".
         autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        if x.dtype != weight.dtype and not autocasts:
+        # Autocast converts neither float64 nor integers.
+        convertible = {torch.float32, torch.bfloat16, torch.float16} >= {x.dtype, weight.dtype}
+        if x.dtype != weight.dtype and not (convertible and autocasts):
+            advice = ", or run under torch.autocast" if convertible else ""
             raise TypeError(
                 f"{name} must have the dtype of the parameters ({weight.dtype}), "
-                f"got {x.dtype}; convert it, or run under torch.autocast"
+                f"got {x.dtype}; convert it{advice}"
             )
 
 

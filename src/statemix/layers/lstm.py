@@ -14,7 +14,8 @@ from statemix.ops import flops
 from statemix.ops.checks import check_placement, check_sizes
 
 # Under autocast, PyTorch calls the LSTM of oneDNN, which lacks bfloat16 on processors without
-# AVX-512. Builds of PyTorch without oneDNN do not have this function, and need no care.
+# AVX-512 and gradients in float16. Builds of PyTorch without oneDNN do not have this function, and
+# need no care.
 _has_bfloat16 = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
 _LACKS_BFLOAT16 = not _has_bfloat16()
 
@@ -106,11 +107,13 @@ class LSTM(PaddedLayer):
     ) -> tuple[Tensor, LSTMState]:
         if x.shape[0] == 0:  # torch.nn.LSTM refuses no sequences
             return self._linked(x[..., :1]).expand(*x.shape[:2], self.memory_size), state
-        if _LACKS_BFLOAT16 and x.is_cpu and torch.is_autocast_enabled("cpu"):
+        if x.is_cpu and torch.is_autocast_enabled("cpu"):
             wanted = torch.get_autocast_dtype("cpu")
-            with torch.autocast("cpu", enabled=False):
-                y, after = self._recur(x.to(next(self.lstm.parameters()).dtype), state, lengths)
-            return y.to(wanted), after
+            # Packed rows, too, would come in float32.
+            if _LACKS_BFLOAT16 or lengths is not None or wanted == torch.float16:
+                with torch.autocast("cpu", enabled=False):
+                    y, after = self._recur(x.to(next(self.lstm.parameters()).dtype), state, lengths)
+                return y.to(wanted), after
         h_c = tuple(part.to(x.dtype).unsqueeze(0).contiguous() for part in state)
         if lengths is not None:
             packed = rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True)

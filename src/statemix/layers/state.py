@@ -24,7 +24,7 @@ A layer's state is opaque: pass it from one call, or from ``init_state``, to the
 def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
     """Apply a function to the corresponding tensors of states of the same structure.
 
-    The results become another state of that structure.
+    The results become another state of that structure. A TypeError names a state that is none.
     """
     if isinstance(state, Tensor):
         return function(state, *others)

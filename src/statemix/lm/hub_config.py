@@ -9,6 +9,7 @@ from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 
 from statemix.errors import OptionError
 from statemix.layers import LAYERS, LayerSpec
+from statemix.ops.checks import check_switches
 
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
 """The names by which transformers knows layers with a state of fixed size, and with a cache."""
@@ -96,6 +97,9 @@ class StatemixConfig(PreTrainedConfig):
                 raise OptionError(f"{name} must be an integer of at least {least}, got {size!r}")
         if not isinstance(norm_eps, int | float) or not 0 <= norm_eps <= 1:
             raise OptionError(f"norm_eps must be in 0..1, got {norm_eps!r}")
+        check_switches(output_gate=output_gate, tie_word_embeddings=tie_word_embeddings)
+        if isinstance(pad_token_id, int) and pad_token_id >= vocab_size:
+            raise OptionError(f"pad_token_id must be below {vocab_size}, got {pad_token_id}")
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self.num_hidden_layers, self.conv_size = num_hidden_layers, conv_size
         self.intermediate_size = intermediate_size or -(-8 * hidden_size // 3 // 64) * 64

@@ -145,6 +145,8 @@ class StatemixModel(StatemixPreTrainedModel):
                 process gives a slice of time, in the order of ranks, and all call this together.
             **kwargs: arguments for other models, which are ignored.
 
+        Raises:
+            ValueError: if arguments exclude each other, or a shape, a mask or bounds are wrong.
         """
         cache = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
@@ -253,9 +255,18 @@ def _bounds(
     """Return the bounds of packed sequences from any of the ways to state them, or None."""
     batch_size, length = x.shape[:2]
     cu_seqlens, cu_seq_lens_q, seq_idx = packed
+
+    def jumps(name: str, numbers: Tensor, step: int) -> Tensor:
+        if numbers.shape[-1:] != (length,):
+            shape = tuple(numbers.shape)
+            raise ValueError(f"{name} must have shape (B={batch_size}, T={length}), got {shape}")
+        return numbers.expand(batch_size, -1).diff() != step
+
     explicit = [given for given in (cu_seqlens, cu_seq_lens_q) if given is not None]
+    if any(not isinstance(given, Tensor) for given in explicit):
+        raise TypeError("cu_seqlens and cu_seq_lens_q must be tensors")
     if seq_idx is not None:
-        explicit.append(_bounds_of(seq_idx.diff() != 0))
+        explicit.append(_bounds_of(jumps("seq_idx", seq_idx, 0)))
     if explicit:
         differ = (
             len(other) != len(explicit[0]) or (other != explicit[0]).any() for other in explicit
@@ -269,8 +280,8 @@ def _bounds(
         return explicit[0]
     if position_ids is None or attention_mask is not None or cache is not None or length < 2:
         return None
-    jumps = position_ids.expand(batch_size, -1).diff() != 1
-    return _bounds_of(jumps) if bool(jumps.any()) else None
+    begins = jumps("position_ids", position_ids, 1)
+    return _bounds_of(begins) if bool(begins.any()) else None
 
 
 def _bounds_of(jumps: Tensor) -> Tensor:
@@ -357,8 +368,13 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *arguments: Any, **options: Any
     ) -> None:
-        del arguments, options
-        if generation_config.use_cache is False or model_kwargs.get(CACHE) is not None:
+        if model_kwargs.get(CACHE) is not None:
+            # It marks the cache of a user, from which `generate` removes what is not returned.
+            super()._prepare_cache_for_generation(
+                generation_config, model_kwargs, *arguments, **options
+            )
+            return
+        if generation_config.use_cache is False:
             return
         # Chunked prefill and assisted decoding need a cache before the first call.
         # `generate` compiles the model if the cache can be, so the user has to ask for it.
@@ -457,6 +473,8 @@ class StatemixForSequenceClassification(_Classifier):
 
     def _logits(self, hidden: Tensor, input_ids: Given, mask: Given, bounds: Given) -> Any:
         if bounds is not None:
+            if not bool(bounds.diff().all()):
+                raise ValueError("cu_seqlens must have a token in every sequence to classify")
             return self.score(hidden.flatten(0, 1)[bounds[1:] - 1])
         length = hidden.shape[1]
         kept = torch.ones_like(hidden[..., 0], dtype=torch.bool)

@@ -188,13 +188,14 @@ def _refuse_tangents(scan: Scan) -> None:
     """Refuse forward mode, which works even with gradients disabled."""
     if forward_ad._current_level < 0:
         return
-    arguments = {"gates": scan[0], "values": scan[1], "initial_state": scan[2]}
+    names = ("gates or transitions", "values or inputs", "initial_state")
     unpack: Any = forward_ad.unpack_dual
-    given = [name for name, one in arguments.items() if unpack(one).tangent is not None]
+    given = [
+        name for name, one in zip(names, scan, strict=False) if unpack(one).tangent is not None
+    ]
     if given:
-        names = " and ".join(given)
         raise ValueError(
-            f"{names} must have no tangent (jvp): {_limits(scan)}; "
+            f"{' and '.join(given)} must have no tangent (jvp): {_limits(scan)}; "
             "operators, and layers with the option backend, can have them with 'reference'"
         )
 

@@ -105,6 +105,9 @@ def block_scan(
         states: h_1 ... h_T, shape and dtype of ``inputs``.
         final_state: the last state of every sequence, float32 or wider; h_0 for an empty one.
 
+    Raises:
+        ValueError, TypeError, BackendUnavailableError: as in :func:`bd_lru`.
+
     Example:
         >>> import torch
         >>> A, b = torch.full((1, 3, 1, 1, 1), 0.5), torch.ones(1, 3, 1, 1)
@@ -136,6 +139,9 @@ def bd_lru_step(
     Returns:
         h_t: shape and dtype of ``values``.
         state: h_t, same shape, float32 or wider.
+
+    Raises:
+        ValueError, TypeError, BackendUnavailableError: as in :func:`bd_lru`.
     """
     check_gate(gate, blocks=True)
     sizes: dict[str, int] = {}
@@ -156,7 +162,11 @@ def bd_lru_step(
 def block_step(
     transitions: Tensor, inputs: Tensor, state: Tensor, *, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Advance :func:`block_scan` by one step: A (B, H, m, m), b and h (B, H, m) or (B, H, m, C)."""
+    """Advance :func:`block_scan` by one step: A (B, H, m, m), b and h (B, H, m) or (B, H, m, C).
+
+    Raises:
+        ValueError, TypeError, BackendUnavailableError: as in :func:`block_scan`.
+    """
     sizes: dict[str, int] = {}
     channels = _channels(inputs, 4)
     bind(sizes, "inputs", inputs, "B H m" + channels)

@@ -53,6 +53,9 @@ def h_lru(
         states: h_1 ... h_T, shape (B, T, H), dtype of ``values``.
         final_state: like ``initial_state``, float32 or wider.
 
+    Raises:
+        ValueError, TypeError, BackendUnavailableError: as in :func:`bd_lru`.
+
     Example:
         >>> import torch
         >>> gates = torch.zeros(1, 3, 1, 3)  # two lags and the input, one third each
@@ -130,6 +133,9 @@ def lag_scan(
         states: h_1 ... h_T, shape (B, T, H), dtype of ``inputs``.
         final_state: the last m states, newest first, like ``initial_state``, float32 or wider.
 
+    Raises:
+        ValueError, TypeError, BackendUnavailableError: as in :func:`bd_lru`.
+
     Example:
         >>> import torch
         >>> a, b = torch.ones(1, 5, 1, 2), torch.zeros(1, 5, 1)
@@ -162,6 +168,9 @@ def h_lru_step(
     Returns:
         h_t: shape (B, H), dtype of ``values``.
         state: shape (B, H, m), float32 or wider.
+
+    Raises:
+        ValueError, TypeError, BackendUnavailableError: as in :func:`h_lru`.
     """
     sizes: dict[str, int] = {}
     bind(sizes, "values", values, "B H")
@@ -182,7 +191,11 @@ def h_lru_step(
 def lag_step(
     coefficients: Tensor, inputs: Tensor, state: Tensor, *, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Advance :func:`lag_scan` by one step: a and state (B, H, m), b (B, H)."""
+    """Advance :func:`lag_scan` by one step: a and state (B, H, m), b (B, H).
+
+    Raises:
+        ValueError, TypeError, BackendUnavailableError: as in :func:`lag_scan`.
+    """
     sizes: dict[str, int] = {}
     bind(sizes, "inputs", inputs, "B H")
     bind(sizes, "coefficients", coefficients, "B H m")

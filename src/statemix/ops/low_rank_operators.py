@@ -75,7 +75,11 @@ def low_rank_scan(
 def low_rank_step(
     transitions: Tensor, inputs: Tensor, state: Tensor, *, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Advance :func:`low_rank_scan` by one step: (B, H, 1 + 2 r, m), x and h (B, H, m)."""
+    """Advance :func:`low_rank_scan` by one step: (B, H, 1 + 2 r, m), x and h (B, H, m).
+
+    Raises:
+        ValueError, TypeError, BackendUnavailableError: as in :func:`low_rank_scan`.
+    """
     sizes: dict[str, int] = {}
     bind(sizes, "inputs", inputs, "B H m")
     bind(sizes, "transitions", transitions, "B H 1+2r m")

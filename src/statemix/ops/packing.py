@@ -160,8 +160,22 @@ def unpack(packed: Tensor, attention_mask: Tensor) -> Tensor:
 
     Returns:
         Shape (B, T, ...).
+
+    Raises:
+        ValueError: if a shape or a device disagrees, or the numbers of tokens do.
+        TypeError: if the mask is neither bool nor integer.
     """
     mask = _as_bool(attention_mask)
+    if len(packed) != 1:
+        raise ValueError(f"packed must have one row, got shape {tuple(packed.shape)}")
+
+    def check() -> None:
+        if packed.shape[1] != (number := int(mask.sum())):
+            raise ValueError(
+                f"packed must have the {number} tokens of attention_mask, got {packed.shape[1]}"
+            )
+
+    check_values(mask, check)
     return packed.new_zeros(*mask.shape, *packed.shape[2:]).index_put((mask,), packed[0])
 
 

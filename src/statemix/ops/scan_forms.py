@@ -73,8 +73,7 @@ def scan(
         rows = torch.cat([diagonal.unsqueeze(3), left, right], 3)
         return low_rank_scan(rows, inputs, initial_state, cu_seqlens, **options)
     if not isinstance(transitions, Tensor):
-        kind = type(transitions).__name__
-        raise TypeError(f"transitions must be a tensor or a tuple (d, u, w), got {kind}")
+        raise TypeError(_wrong_type(transitions))
     if not transitions.is_floating_point():
         if backend is not None:
             raise ValueError(f"backend must be None for index maps, got {backend!r}")
@@ -85,7 +84,7 @@ def scan(
     # Each entry is a block.
     each = transitions.flatten(2)[..., None, None], inputs.flatten(2).unsqueeze(-1)
     if initial_state is not None:
-        bind(sizes, "initial_state", initial_state, "N H m")
+        bind(sizes, "initial_state", initial_state, "B H m" if cu_seqlens is None else "N H m")
         initial_state = initial_state.flatten(1).unsqueeze(-1)
     states, final_state = block_scan(*each, initial_state, cu_seqlens, **options)
     return states.view(inputs.shape), final_state.view(len(final_state), *inputs.shape[2:])
@@ -101,14 +100,26 @@ def scan_step(
     Returns:
         h_t: shape and dtype of ``inputs``.
         state: h_t, same shape, float32 or wider.
+
+    Raises:
+        ValueError, TypeError, BackendUnavailableError: as in :func:`scan`.
     """
-    bind({}, "inputs", inputs, "B H m")
+    sizes: dict[str, int] = {}
+    bind(sizes, "inputs", inputs, "B H m")
+    bind(sizes, "state", state, "B H m")
+    if not isinstance(transitions, Tensor | tuple):
+        raise TypeError(_wrong_type(transitions))
     given: Any = transitions
     given = (
         tuple(one.unsqueeze(1) for one in given) if isinstance(given, tuple) else given.unsqueeze(1)
     )
     states, state = scan(given, inputs.unsqueeze(1), state, backend=backend)
     return states.squeeze(1), state
+
+
+def _wrong_type(transitions: object) -> str:
+    kind = type(transitions).__name__
+    return f"transitions must be a tensor or a tuple (d, u, w), got {kind}"
 
 
 def _move(

@@ -77,7 +77,8 @@ class FPRNN(FixedPointLayer):
         mixer_inputs: "both" (v_t and h_{t-1}), "sum" (v_t + h_{t-1}) or "token" (v_t alone, which
             leaves the recurrence linear).
         expand: N divided by ``hidden_size``.
-        contraction: None leaves the mixers as published. A number in (0, 1) makes each iteration a
+        contraction: None leaves the mixers as published: A_t may then expand, and with "dplr" of a
+            rank of 3 or more, states grow without bound. A number in (0, 1) makes each iteration a
             contraction by at least that factor for given Q, by bounding Q and lambda.
         solver: "closed", which neither a Kronecker mixer nor a rank above 8 of the first two mixers
             has, or "iterate". None means "iterate" for these, or if one of the next six options is

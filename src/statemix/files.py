@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -65,7 +66,8 @@ def csv_rows(file: Path, lines: Iterable[str], **options: Any) -> Iterator[tuple
     """
     # Texts are longer than 131,072 characters, the most by default.
     csv.field_size_limit(2**31 - 1)
-    table = csv.DictReader(lines, strict=True, **options)
+    written = itertools.dropwhile(lambda line: not line.strip(), lines)
+    table = csv.DictReader(written, strict=True, **options)
     columns = table.fieldnames or []
     if twice := {name for name in columns if name and columns.count(name) > 1}:
         raise RequestError(f"{file} must have one column {min(twice)!r}, got several")

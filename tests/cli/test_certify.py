@@ -115,6 +115,10 @@ def test_places_are_proven_by_structure(train, printed_by, refused):
     reached = machine.answers(machine.run(examples.tokens))
     for place, answers in enumerate(examples.targets.values()):
         np.testing.assert_array_equal(reached[:, place], answers[:, -1])
+    (folder / "rule.txt").write_text("start: a\nbad: c\na (1_2) 1 b\nb (1_2) 2 c\n")
+    assert main(["certify", str(folder), "--property", str(folder / "rule.txt")]) == 1
+    (folder / "mine.c").write_text("int main(void) { return 0; }")
+    refused(["compile", str(folder), "--name", "mine"], "mine.c must not exist: it is another")
     stored["tables"]["start"][0] ^= 1
     (folder / "certificate.json").write_text(json.dumps(stored))
     refused(["compile", str(folder)], "must hold the tables of a proof, got: its tables were")

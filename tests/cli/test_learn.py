@@ -171,6 +171,29 @@ def test_properties_are_proven_or_refuted(learned, traces, tmp_path, capsys):
     assert f"refuted: {tmp_path / 'broken.txt'}" in told.err
 
 
+def test_a_property_sees_events_without_labels(tmp_path, capsys):
+    """Only the last event of each trace has a label."""
+    traces = [(("open", "read"), "ok"), (("read",), "bad")] * 50
+    rows = [json.dumps({"events": events, "label": label}) for events, label in traces]
+    (tmp_path / "log.jsonl").write_text("\n".join(rows))
+    rule = "start: a\nbad: wrong\na open {} b\nb read ok wrong\n"
+    (tmp_path / "any.txt").write_text(rule.format("*"))
+    (tmp_path / "never.txt").write_text("start: wrong\nbad: wrong\n")
+    command = ["learn", str(tmp_path / "log.jsonl"), "--output", str(tmp_path / "out")]
+    assert (
+        main([*command, "--property", *(str(tmp_path / f"{n}.txt") for n in ("any", "never"))]) == 1
+    )
+    said = capsys.readouterr().out
+    assert "any.txt: refuted by open / no label, read / ok" in said
+    assert "never.txt: refuted by the empty word" in said
+    # No line but one with * can name the missing label.
+    (tmp_path / "named.txt").write_text(
+        rule.format("ok").replace("b read ok", "b read * b\na read ok")
+    )
+    assert main([*command, "--property", str(tmp_path / "named.txt")]) == 1
+    assert "named.txt: refuted by open / no label, read / ok" in capsys.readouterr().out
+
+
 def test_unknown_event_of_a_property_is_named(learned, traces, tmp_path, capsys):
     (tmp_path / "unknown.txt").write_text("start: a\nbad: b\na delete * b")
     command = ["learn", str(traces), "--output", str(learned), "--property"]

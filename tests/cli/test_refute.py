@@ -157,6 +157,50 @@ def test_a_run_knows_its_task_and_its_letters(capsys, runs, folder):
     )
 
 
+def test_states_are_no_answers(capsys, runs, folder):
+    words = [*TRAIN[:2], f"file={runs.parent / 'rules.txt'}", "states=true", *TRAIN[2:]]
+    assert main(["train", "--folder", "states", *words]) == 0
+    capsys.readouterr()
+    code, said = refute(capsys, "states", "--head", "state")
+    assert code == 2
+    assert "head must be 'answer', whose answers the task's automaton gives" in said.err
+    (folder / "numbers.txt").write_text(PARITY.replace("even", "0").replace("odd", "1"))
+    code, row = rows(capsys, "states", "--head", "state", "--automaton", "numbers.txt")
+    assert row["answers"] == ["1", "0"]
+
+
+def test_files_of_the_user_are_not_replaced(capsys, folder):
+    (folder / "notes.txt").write_text("mine")
+    command = ["mymodels:forgetful", "--automaton", "rules.txt", "--output", "notes.txt"]
+    code, said = refute(capsys, *command)
+    assert (code, (folder / "notes.txt").read_text()) == (2, "mine")
+    assert "notes.txt must hold a refutation, to be replaced" in said.err
+
+
+@pytest.mark.parametrize("damage", ["missing", "broken", "unknown"])
+def test_damaged_models_of_transformers_are_one_line(capsys, folder, damage):
+    transformers = pytest.importorskip("transformers")
+    safetensors = pytest.importorskip("safetensors.torch")
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    config = transformers.GPT2Config(vocab_size=2, n_embd=8, n_layer=1, n_head=2, **ends)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder / "model")
+    path = folder / "model" / "model.safetensors"
+    if damage == "missing":
+        weights = safetensors.load_file(path)
+        weights.pop("transformer.ln_f.weight")
+        safetensors.save_file(weights, path, {"format": "pt"})
+    elif damage == "broken":
+        path.write_bytes(b"{}")
+    else:
+        (folder / "model" / "config.json").write_text('{"model_type": "foobar"}')
+    capsys.readouterr()
+    code, said = refute(capsys, "model", "--automaton", "rules.txt")
+    message = {"missing": "ln_f.weight is missing"}.get(damage, "must hold a model of transformers")
+    assert code == 2
+    assert message in said.err
+    assert len(said.err.splitlines()) == 1
+
+
 def test_where_a_proof_is_possible_the_command_names_it(capsys, runs):
     code, said = refute(capsys, runs, "--regex", "c", "--budget", "10")
     assert code == 2
@@ -243,6 +287,8 @@ def test_a_model_of_transformers_is_driven_with_its_cache(capsys, folder, kind):
         ("mymodels:parity --task recall", "must be given by --automaton .*, got the task recall"),
         ("mymodels:parity --regex )", "pattern must have"),
         ("mymodels:parity --regex a --budget 0", "budget must be at least 1, got 0"),
+        ("mymodels:parity --regex a --seed -1", "seed must be .*, got '?-1"),
+        ("mymodels:parity --replay x --output y", "output must be absent with --replay"),
         ("mymodels:parity --automaton no.txt", "automaton must be a text file, got no.txt"),
         ("mymodels:parity --automaton .", r"automaton must be a text file, got \.: not a regular"),
         ("mymodels:parity --replay rules.txt", "rules.txt must hold a refutation, got"),

@@ -270,6 +270,18 @@ def test_a_further_grid_keeps_the_rows_of_the_first(tmp_path, tiny_arguments):
     assert [row["folder"] for row in rows_after("seed=2")] == ["seed=1", "batches.size=4", "seed=2"]
 
 
+def test_a_mistaken_grid_loses_no_row(tmp_path, tiny_arguments, capsys):
+    command = ["train", "--folder", str(tmp_path), *tiny_arguments("--grid", "seed=0")]
+    assert main(command) == 0
+    table = (tmp_path / "grid.csv").read_text()
+    capsys.readouterr()
+    assert main([*command, "--optimizer.weight-decay", "0.3"]) == 1
+    said = capsys.readouterr().err
+    assert "seed=0: failed: folder must hold a run of the same configuration" in said
+    assert "--retry" not in said
+    assert (tmp_path / "grid.csv").read_text() == table
+
+
 def test_a_grid_fails_if_every_run_diverges(tmp_path, tiny_arguments, capsys):
     rates = ["--grid", "optimizer.learning_rate=3e38,1e38", "--schedules.learning-rate", "constant"]
     assert main(["train", "--folder", str(tmp_path), *tiny_arguments(*rates)]) == 1

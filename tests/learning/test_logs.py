@@ -54,6 +54,21 @@ def test_rows_of_csv_are_traces(tmp_path):
     assert log.targets[:3].tolist() == [0, 1, 1]
 
 
+def test_the_first_rows_may_lack_labels(tmp_path):
+    rows = [{"case": 0, "event": "open"}, {"case": 0, "event": "read", "label": "ok"}]
+    rows += [{"case": case, "event": "read", "label": "bad"} for case in range(1, 20)]
+    log = read_log(written(tmp_path / "LOG.JSONL", rows))
+    assert log.targets[:2].tolist() == [IGNORED, 0]
+    assert read_log(tmp_path / "LOG.JSONL", labels="label").labels == log.labels
+    written(tmp_path / "none.jsonl", [{"event": "open"}, {"event": "read", "case": 1}])
+    with pytest.raises(RequestError, match="must have a column of labels"):
+        read_log(tmp_path / "none.jsonl")
+    rows = [{"trace_id": 3 * k, "events": "a", "label": "ok" if k else "bad"} for k in range(20)]
+    written(tmp_path / "cases.jsonl", rows)
+    with pytest.raises(RequestError, match="column 'trace_id' is read as that of cases"):
+        read_log(tmp_path / "cases.jsonl")
+
+
 def test_rows_with_one_identifier_are_a_trace(tmp_path):
     rows = [[n % 10, f"event {n // 10}", "01"[n % 2] if n // 10 else ""] for n in range(30)]
     log = read_log(tabulated(tmp_path / "log.csv", ["case", "event", "label"], rows))

@@ -169,6 +169,15 @@ def test_the_command_prints_json_and_junit_and_fails(tmp_path, capsys, monkeypat
     assert suite[1][0].get("message") == rows[1]["reason"]
 
 
+def test_a_model_that_cannot_be_opened_loses_no_results(tmp_path, capsys):
+    command = ["conform", "nosuchtype", CONFIG, "--only", "causal", "--json"]
+    assert main([*command, "--junit", str(tmp_path / "out.xml")]) == 2
+    printed = capsys.readouterr()
+    assert [row["model"] for row in json.loads(printed.out)["results"]] == [CONFIG]
+    assert "nosuchtype" in printed.err
+    assert len(ElementTree.parse(tmp_path / "out.xml").getroot()) == 1
+
+
 def test_the_command_prints_a_line_for_each_check(capsys):
     assert main(["conform", CONFIG, "--only", "causal", "greedy"]) == 0
     title, *lines = capsys.readouterr().out.splitlines()

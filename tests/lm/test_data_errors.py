@@ -176,6 +176,13 @@ def test_a_folder_that_another_has_made_is_left_alone(texts, tmp_path):
     assert (folder / "draft.txt").read_text() == "mine"
 
 
+def test_what_is_whole_stays_even_if_the_last_step_was_lost(texts, tmp_path):
+    prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
+    (tmp_path / "out" / ".unfinished-tokens").mkdir()
+    with pytest.raises(RequestError, match="must not exist yet"):
+        prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
+
+
 def test_files_of_the_user_are_not_replaced(texts, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(b"mine")
     with pytest.raises(RequestError, match=r"tokenizer.json must not exist yet"):

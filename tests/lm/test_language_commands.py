@@ -135,6 +135,15 @@ def test_prompts_that_cannot_be_continued_are_named(model_folder, capsys):
         assert capsys.readouterr().err == f"statemix: {message}\n"
 
 
+def test_prompts_are_taken_as_they_are_written(model_folder, capsys):
+    command = ["lm", "generate", str(model_folder)]
+    assert main([*command, '"a\\nb"', "--max-new-tokens", "1"]) == 0
+    assert capsys.readouterr().out.startswith('"a\\nb"')
+    # After two dashes, a word is no flag.
+    assert main([*command, "--max-new-tokens", "1", "--", "--ab"]) == 0
+    assert capsys.readouterr().out.startswith("--ab")
+
+
 def test_temperature_0_and_top_1_take_the_most_likely_token(generate, model_folder):
     wanted = greedy(model_folder, 9)
     assert wanted.startswith("abc")

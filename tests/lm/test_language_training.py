@@ -102,7 +102,7 @@ def test_the_speed_of_products_is_that_of_the_threads_of_the_run(prepared, tmp_p
     assert noted == {3}
 
 
-def test_a_run_is_extended(prepared, tmp_path):
+def test_a_run_is_extended(prepared, tmp_path, refused):
     train = ["lm", "train", "--folder", str(tmp_path), "--tokens", str(prepared), *TINY]
     assert main([*train, "--steps", "4"]) == 0
     assert main([*train, "--steps", "6"]) == 2
@@ -113,6 +113,9 @@ def test_a_run_is_extended(prepared, tmp_path):
     # The metrics have the rate of the step that was taken last.
     longest = LanguageSettings(16, 4, 6, 1e-2)
     assert rows[1]["learning_rate"] == CosineRate(longest).rate(5)
+    # A run that goes on has no summary, and its model is that of an earlier end.
+    (tmp_path / "summary.json").unlink()
+    refused(["lm", "generate", str(tmp_path), "a"], "must hold a finished run")
 
 
 def test_too_few_tokens_are_refused():

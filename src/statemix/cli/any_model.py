@@ -94,14 +94,16 @@ def _place_in(names: Sequence[str]) -> NumberOfName:
 def _of_transformers(folder: Path) -> AnyModel:
     import transformers
 
-    importlib.import_module("statemix.lm")
-    config = transformers.AutoConfig.from_pretrained(folder)
+    from statemix.lm import prepared
+
+    tokens: NumberOfName | None = None
+    with prepared.errors_of_strangers(folder):
+        config = transformers.AutoConfig.from_pretrained(folder)
+        if (folder / "tokenizer_config.json").exists():
+            tokens = transformers.AutoTokenizer.from_pretrained(folder).get_vocab().get
     is_labelled = "TokenClassification" in (config.architectures or [""])[0]
     kind = "AutoModelForTokenClassification" if is_labelled else "AutoModelForCausalLM"
-    model = getattr(transformers, kind).from_pretrained(folder)
-    tokens: NumberOfName | None = None
-    if (folder / "tokenizer_config.json").exists():
-        tokens = transformers.AutoTokenizer.from_pretrained(folder).get_vocab().get
+    model = prepared.load_weights(folder, getattr(transformers, kind))
     classes = config.label2id.get if is_labelled else tokens
     if is_labelled and all(str(label).startswith("LABEL_") for label in config.label2id):
         # Names that nobody has chosen.

@@ -18,6 +18,9 @@ from statemix.training.certificates import certificate_paths, explore_run
 from statemix.training.folder import lock_folder
 from statemix.training.outcome import WEIGHT_FILES, Outcome, Weights, load_outcome
 
+# What the comment of a program says.
+_MARK = b"Written by Statemix."
+
 
 @dataclass(frozen=True)
 class Compile:
@@ -84,6 +87,8 @@ class Compile:
         written = target / f"{self.name}.c", target / f"{self.name}.npz"
         try:
             with lock_folder(target, name):
+                if written[0].exists() and _MARK not in written[0].read_bytes():
+                    raise RequestError(f"{written[0]} must not exist: it is another program")
                 write_file(written[0], source.encode())
                 write_file(written[1], arrays.getvalue())
         except OSError as error:

@@ -12,10 +12,11 @@ import transformers
 
 from statemix import provenance
 from statemix.cli.parser import Argument
-from statemix.errors import RunsFailedError
+from statemix.errors import RequestError, RunsFailedError
 from statemix.files import check_writable, write_file
 from statemix.lm.conformity import TOLERANCE, ConformityResult, chosen_checks, conform, open_subject
 from statemix.training.config import Positive
+from statemix.training.settings import finite
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,20 @@ class Conform:
         if self.junit is not None:
             check_writable("junit", self.junit, replaced=True)
         described = {**provenance.describe(), "transformers": transformers.__version__}
-        found = {source: self._check(source, names) for source in self.models}
+        found, refused = dict[str, list[ConformityResult]](), []
+        for source in self.models:
+            try:
+                found[source] = self._check(source, names)
+            except RequestError as error:
+                # The results of other models must not be lost.
+                refused.append(error)
         if self.json:
             rows = [{"model": m, **asdict(row)} for m, results in found.items() for row in results]
-            print(json.dumps({**described, "results": rows}))
+            print(json.dumps(finite({**described, "results": rows})))
         if self.junit is not None:
             write_file(self.junit, junit_of(found))
+        if refused:
+            raise refused[0]
         results = [result for rows in found.values() for result in rows]
         if failed := sum(result.failed for result in results):
             raise RunsFailedError(f"{failed} of {len(results)} checks failed")

@@ -95,7 +95,7 @@ def summaries() -> str:
 def completions(line: str) -> list[str]:
     """Return what the last word of a command line may be: commands and their flags.
 
-    Bash completes with ``complete -C 'statemix --complete' statemix``.
+    Bash completes with ``complete -o default -C 'statemix --complete' statemix``.
     """
     *words, last = line.split(" ")[1:] or [""]
     texts = _all_texts()

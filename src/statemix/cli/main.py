@@ -34,7 +34,7 @@ options:
   -h, --help    show this text; `statemix COMMAND --help` explains a command and its options
   --version     show the version
 
-tab completion in Bash: complete -C 'statemix --complete' statemix
+tab completion in Bash: complete -o default -C 'statemix --complete' statemix
 
 exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo, learn, train,
 lm train or reproduce command to resume it)

@@ -159,6 +159,8 @@ def read_words(annotation: Any, words: Sequence[str], name: str) -> Any:
 
 
 def _read_word(kind: Any, word: str) -> Any:
+    if kind is str and value_of(word) is not None:
+        return word
     if kind is not Path:
         return typed(word)
     if not word or "\0" in word:

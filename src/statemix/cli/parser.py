@@ -71,9 +71,11 @@ def options_of_class(kind: type) -> list[Option]:
 
 
 def split_flags(arguments: Sequence[str]) -> Groups:
-    """Split a command line at its flags; the flag of words before the first one is ""."""
+    """Split a command line at its flags; words before the first one, or after "--", have ""."""
     groups: Groups = [("", [])]
-    for argument in arguments:
+    for place, argument in enumerate(arguments):
+        if argument == "--":
+            return [*groups, ("", [*arguments[place + 1 :]])]
         if argument == "-h":
             argument = "--help"
         if argument.startswith("--"):

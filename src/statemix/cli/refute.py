@@ -19,6 +19,7 @@ from statemix.files import check_writable, read_json, read_text, write_file
 from statemix.proofs.check_certificate import Invalid, check_refutation
 from statemix.tasks import TaskSpec, names_of
 from statemix.tasks.automata.automaton_text import NamedAutomaton, parse_automaton
+from statemix.training.config import Seed
 from statemix.training.outcome import Weights
 from statemix.training.settings import built, read_spec
 
@@ -76,7 +77,7 @@ class Refute:
     weights: Weights = "last"
     """Weights of a run."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the random words."""
 
     output: Path | None = None
@@ -93,6 +94,8 @@ class Refute:
         given = [self.automaton, self.regex, self.task or None, self.replay]
         if sum(one is not None for one in given) > 1:
             raise RequestError("only one of --automaton, --regex, --task and --replay can be given")
+        if self.replay is not None and self.output is not None:
+            raise RequestError("output must be absent with --replay, which writes nothing")
         with any_model(self.model, self.head, self.weights) as loaded:
             language, word = self._language(loaded)
             names: dict[str, Any] = {
@@ -107,8 +110,8 @@ class Refute:
             parent = Path(self.model) if Path(self.model).is_dir() else Path()
             path = self.output or parent / "refutation.json"
             check_writable("output", path, replaced=True)
-            if path == Path("refutation.json") and self.output is None:
-                _check_same_model(path, self.model)
+            if path.exists():
+                _check_same_model(path, self.model if path == Path("refutation.json") else None)
             with counted("letters") as show:
                 found = proofs.refute(
                     loaded.model,
@@ -145,7 +148,13 @@ class Refute:
             got = "none" if task is None else f"the task {task.name}"
             choices = "--automaton FILE, --regex R or --task NAME"
             raise RequestError(f"the right answers must be given by {choices}, got {got}")
-        letters, classes = names_of(task, next(iter(task.heads)))
+        first, *others = task.heads
+        if task is loaded.task and self.head in others:
+            raise RequestError(
+                f"head must be {first!r}, whose answers the task's automaton gives, got "
+                f"{self.head!r}; --automaton FILE may give those of another head"
+            )
+        letters, classes = names_of(task, first)
         return NamedAutomaton(task.automaton(), (), tuple(letters), tuple(classes)), None
 
     def _show(
@@ -165,9 +174,12 @@ class Refute:
             raise RunsFailedError(f"{self.model} is wrong after {len(found.word):,} letters")
 
 
-def _check_same_model(path: Path, model: str) -> None:
-    """Raise a RequestError if a file that nobody named holds the refutation of another model."""
-    if path.exists() and (other := read_json(path, "a refutation").get("model")) != model:
+def _check_same_model(path: Path, model: str | None) -> None:
+    """Raise a RequestError if a file holds no refutation, or that of another ``model``."""
+    stored = read_json(path, "a refutation, to be replaced")
+    if "tables" not in stored:
+        raise RequestError(f"{path} must hold a refutation, to be replaced; choose another file")
+    if model is not None and (other := stored.get("model")) != model:
         raise RequestError(f"{path} holds a refutation of {other}; choose a file by --output")
 
 

@@ -37,7 +37,7 @@ from statemix.sweeps.runner import Ended, run_all
 from statemix.tasks import TASKS
 from statemix.training import Outcome, RunConfig, accuracy, config_from_plain, load_outcome, train
 from statemix.training.devices import check_threads
-from statemix.training.folder import WRITING_S, lock_folder
+from statemix.training.folder import WRITING_S, lock_folder, read_status
 from statemix.training.outcome import load_asked
 from statemix.training.progress import shown
 from statemix.training.settings import Settings, import_modules, put, read_tree
@@ -322,7 +322,10 @@ def _print_grid(
         values = [text_of(axis.value_in(row.job.config)) for axis in axes]
         table.add_row(*values, row.status, *(f"{score:.4f}" for score in scores))
         cells = (*values, row.status, *(scores or ("", "")), row.job.folder.name)
-        stored.append(dict(zip(titles, cells, strict=True)))
+        # The folder may hold a finished run of another request, whose row stays.
+        kept = read_status(row.job.folder)
+        if row.status == "done" or kept is None or kept.status != "done":
+            stored.append(dict(zip(titles, cells, strict=True)))
     Console(markup=False, highlight=False).print(table)
     _store_grid(folder / GRID, stored)
     print(f"stored in {folder / GRID}")

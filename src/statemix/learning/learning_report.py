@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from statemix.automaton import IGNORED, NEVER, Automaton
+from statemix.automaton import NEVER, Automaton
 from statemix.errors import OptionError, RequestError
 from statemix.files import read_text
 from statemix.learning.learner import LearnedMachine
@@ -36,7 +36,7 @@ def read_property(file: Path, log: Log) -> SafetyProperty:
     """
     text = read_text("property", file)
     try:
-        return parse_property(text, log.events, log.labels)
+        return parse_property(text, log.events, log.labels, has_nameless=True)
     except OptionError as error:
         raise RequestError(f"{file}: {error}") from error
 
@@ -44,25 +44,24 @@ def read_property(file: Path, log: Log) -> SafetyProperty:
 def check_property(learned: LearnedMachine, name: str, watched: SafetyProperty) -> PropertyVerdict:
     """Prove a safety property of a machine, or return a shortest word that breaks it.
 
-    Words with an event that the log never shows in a state, or never with a label, are left out.
+    Words with an event that the log never shows in a state are left out. An event without a label
+    has the nameless answer.
     """
     transitions, answers = learned.machine.transitions, learned.machine.answers
-    unknown = (transitions == NEVER) | (answers == NEVER)
-    words = Automaton(
-        0,
-        np.where(unknown, NEVER, transitions).astype(np.int64),
-        np.where(unknown, IGNORED, answers).astype(np.int64),
-    )
+    words = Automaton(0, transitions.astype(np.int64), np.zeros(transitions.shape, np.int64))
+    labels = (*learned.labels, "no label")
     # What stands where no word leads does not matter.
-    whole = StateMachine(np.where(unknown, 0, transitions), np.where(unknown, 0, answers))
+    whole = StateMachine(
+        np.maximum(transitions, 0), np.where(answers < 0, len(labels) - 1, answers)
+    )
     result = check_safety(whole, watched.within(words))
     steps = ", ".join(
-        f"{learned.events[event]} / {learned.labels[answer]}"
+        f"{learned.events[event]} / {labels[answer]}"
         for event, answer in zip(result.word, result.answers, strict=True)
     )
-    found = (
-        "proven on words of every length" if result.verdict == "proven" else f"refuted by {steps}"
-    )
+    found = f"refuted by {steps or 'the empty word'}"
+    if result.verdict == "proven":
+        found = "proven on words of every length"
     return PropertyVerdict(name, result.verdict, f"{name}: {found}")
 
 

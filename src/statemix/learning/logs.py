@@ -99,18 +99,24 @@ def read_log(
             the column.
     """
     rows = _rows_of(file)
-    first = next(rows, None)
-    if first is None:
+    read, columns = [], dict[str, Any]()
+    # The first rows of JSON lines may lack labels.
+    for each in rows:
+        read.append(each)
+        columns = {**each[1], **columns}
+        if _found(LABEL_COLUMNS if labels is None else [labels], columns) is not None:
+            break
+    if not read:
         raise RequestError(f"{file} must have rows, got none")
-    of_events = _column(file, "events", events, EVENT_COLUMNS, first[1])
-    of_labels = _column(file, "labels", labels, LABEL_COLUMNS, first[1])
+    of_events = _column(file, "events", events, EVENT_COLUMNS, columns)
+    of_labels = _column(file, "labels", labels, LABEL_COLUMNS, columns)
     # A row with a list of events is a trace.
-    is_trace = isinstance(first[1].get(of_events), list)
-    has_cases = case is not None or (not is_trace and _found(CASE_COLUMNS, first[1]) is not None)
-    of_cases = _column(file, "case", case, CASE_COLUMNS, first[1]) if has_cases else None
+    is_trace = isinstance(columns.get(of_events), list)
+    has_cases = case is not None or (not is_trace and _found(CASE_COLUMNS, columns) is not None)
+    of_cases = _column(file, "case", case, CASE_COLUMNS, columns) if has_cases else None
     # Of each event: its trace, its name, its label, and its row.
     steps: list[tuple[object, object, object, int]] = []
-    for number, row in itertools.chain([first], rows):
+    for number, row in itertools.chain(read, rows):
         if of_events not in row:
             raise _refused(file, number, of_events, "be in every row", "none")
         others = _found(LABEL_COLUMNS, row) if labels is None and of_labels not in row else None
@@ -170,7 +176,11 @@ def _numbered(
         row = rows[int(np.argmax(traces == known.index("")))]
         raise _refused(file, row, str(of_cases), "name a case", "none")
     lengths, scored = np.bincount(traces), np.bincount(traces, targets != IGNORED)
-    advice = "" if of_cases else "; if a row is an event, name the column of cases by --case"
+    advice = (
+        f"; column {of_cases!r} is read as that of cases"
+        if of_cases
+        else ("; if a row is an event, name the column of cases by --case")
+    )
     if (count := np.count_nonzero(scored)) < _LEAST_TRACES:
         raise RequestError(
             f"{file} must have at least {_LEAST_TRACES} traces with labels, got {count}{advice}"
@@ -224,18 +234,18 @@ def _text(value: object) -> str:
 
 def _rows_of(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Return the rows of a file with their numbers from 1."""
-    plain = file.with_suffix("") if file.suffix == ".gz" else file
-    if plain.suffix not in (*_JSON, ".csv"):
+    is_packed = file.suffix.lower() == ".gz"
+    kind = (file.with_suffix("") if is_packed else file).suffix.lower()
+    if kind not in (*_JSON, ".csv"):
         kinds = ", ".join((*_JSON, ".csv"))
         raise RequestError(f"traces must be a file that ends with {kinds} or .gz, got {file}")
     try:
         if file.exists() and not file.is_file():
             raise OSError("not a regular file")
-        opened = gzip.open if file.suffix == ".gz" else open
+        opened = gzip.open if is_packed else open
         with opened(file, "rt", encoding="utf-8-sig", newline="") as lines:
-            if plain.suffix == ".csv":
-                written = itertools.dropwhile(lambda line: not line.strip(), lines)
-                yield from csv_rows(file, written, skipinitialspace=True)
+            if kind == ".csv":
+                yield from csv_rows(file, lines, skipinitialspace=True)
                 return
             for number, line in enumerate(lines, 1):
                 if line.strip():

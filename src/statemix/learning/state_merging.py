@@ -337,6 +337,8 @@ class Merging:
             before = self.delta
             self.delta = np.where(before == dropped, kept, before)
             self._drop_unreachable()
+            # Words may take transitions of the joined state that no word took before.
+            self.close()
             if (joined := self.score()) > score + _LEAST_GAIN:
                 score, pairs = joined, self._pairs()
             else:

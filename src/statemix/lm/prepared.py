@@ -31,7 +31,14 @@ from statemix.lm.text_tokenizers import (
     train_bpe,
 )
 from statemix.memory import is_shortage
-from statemix.training.folder import ENVIRONMENT, check_imported, lock_folder, read_environment
+from statemix.training.folder import (
+    CONFIG,
+    ENVIRONMENT,
+    check_imported,
+    lock_folder,
+    read_environment,
+    read_summary,
+)
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer.json"
 # The last one says that all are there.
@@ -126,7 +133,7 @@ def _all_or_none(folder: Path) -> Iterator[Path]:
     """Yield a folder for the files of prepared tokens, which then get into ``folder`` together."""
     unfinished = folder / _UNFINISHED
     with lock_folder(folder, "output"):
-        if os.path.lexists(unfinished):
+        if is_begun := os.path.lexists(unfinished):
             # A killed call has left it, and may have moved some of its files.
             begun = tuple(name.partition(".")[0] for name in _FILES)
             if not unfinished.is_dir() or not all(
@@ -134,7 +141,8 @@ def _all_or_none(folder: Path) -> Iterator[Path]:
             ):
                 raise RequestError(f"{unfinished} must not exist: prepared tokens begin there")
             shutil.rmtree(unfinished)
-        elif existing := [name for name in _FILES if (folder / name).exists()]:
+        existing = [name for name in _FILES if (folder / name).exists()]
+        if existing and not (is_begun and len(existing) < len(_FILES)):
             raise RequestError(f"{folder / existing[0]} must not exist yet")
         unfinished.mkdir()
         try:
@@ -233,16 +241,19 @@ def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     """Return the model of a finished run, or of a folder of transformers, and its tokenizer."""
     inner = folder / "model"
     chosen = inner if (inner / "config.json").exists() else folder
+    if chosen == inner and (folder / CONFIG).is_file():
+        # The model of a run that goes on is an old one.
+        read_summary(folder)
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
         raise RequestError(f"folder must hold a finished language model, got {folder}")
     return load_weights(chosen), load_tokenizer(str(chosen / TOKENIZER))
 
 
-def load_weights(folder: Path) -> Any:
-    """Return the causal language model of a folder of transformers, whose weights are complete."""
+def load_weights(folder: Path, kind: Any = AutoModelForCausalLM) -> Any:
+    """Return the model of a folder of transformers, whose weights are complete."""
     with without_progress_bars(), errors_of_strangers(folder):
         # By default, transformers asks in a terminal whether it may run the folder's code.
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, found = kind.from_pretrained(
             folder, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
         )
     wrong = {

@@ -80,7 +80,9 @@ class SafetyResult:
     reason: str = ""
 
 
-def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) -> SafetyProperty:
+def parse_property(
+    text: str, letters: Sequence[str], classes: Sequence[str], *, has_nameless: bool = False
+) -> SafetyProperty:
     """Read a safety property from text.
 
     A line ``state letter answer next`` is a transition: in this state, after this letter and this
@@ -93,6 +95,7 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
         text: the lines.
         letters: name of each letter.
         classes: name of each answer.
+        has_nameless: whether there is one more answer, the last one, which only ``*`` stands for.
 
     Example:
         >>> watched = parse_property('''
@@ -128,7 +131,8 @@ def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) ->
         raise _refused(f"have a line {missing}, got none")
     names = [start, *bad, *(state for _, words in arrows for state in (words[0], words[3]))]
     states = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    transitions = np.empty((len(states), len(letters), len(classes)), dtype=np.int64)
+    sizes = len(states), len(letters), len(classes) + has_nameless
+    transitions = np.empty(sizes, dtype=np.int64)
     transitions[:] = np.arange(len(states))[:, None, None]
     # The first line that fits is written last.
     for number, (before, letter, answer, after) in reversed(arrows):

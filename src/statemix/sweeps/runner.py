@@ -196,7 +196,7 @@ def _ended_before(
     if before.status == "done":
         # Training returns a finished run at once, so it needs no process.
         ending = train_job(_work(job), partial(tell, job), 0.0)
-        return replace(_row(job, ending), started=False)
+        return replace(_row(job, ending), started=ending[0] != "done")
     try:
         if isinstance(job.config, RunConfig):
             config_to_resume(job.folder, request(job.config))

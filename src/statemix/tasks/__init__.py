@@ -54,6 +54,8 @@ def build(name: str, /, **options: object) -> Task:
 def names_of(task: Task, head: str) -> tuple[list[str], list[str]]:
     """Return the names of a task's tokens and of a head's classes."""
     tokens, classes = range(task.vocab_size), range(task.heads[head])
-    if isinstance(task, DrawnTask | Permutation):
-        return [task.word(token) for token in tokens], [task.label(one) for one in classes]
-    return [str(token) for token in tokens], [str(one) for one in classes]
+    if not isinstance(task, DrawnTask | Permutation):
+        return [str(token) for token in tokens], [str(one) for one in classes]
+    # The states of an automaton have numbers; `label` names its answers.
+    label = str if head == "state" else task.label
+    return [task.word(token) for token in tokens], [label(one) for one in classes]

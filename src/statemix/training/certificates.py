@@ -114,7 +114,10 @@ def check_property(
     model = load_model(folder, weights)
     if not isinstance(model, TokenClassifier):
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
-    letters, classes = names_of(task, model.main_head)
+    # Blanks separate names in the file.
+    letters, classes = (
+        ["_".join(name.split()) for name in names] for names in names_of(task, model.main_head)
+    )
     about = _about(weights, soft=soft)
     path = (output or folder) / f"property-{property_file.stem}{about}.json"
     files.check_writable("output" if output else "folder", path, replaced=True)

@@ -106,6 +106,11 @@ def test_a_wrong_function_is_refuted_and_replayed(capsys, folder):
     code, said = refute(capsys, "mymodels:broken", "--automaton", "rules.txt")
     assert (code, json.loads((folder / "refutation.json").read_text())) == (2, stored)
     assert "refutation.json holds a refutation of mymodels:forgetful; choose" in said.err
+    (folder / "empty.json").touch()
+    for path in ("refutation.json", "empty.json"):
+        code, _ = refute(capsys, "mymodels:broken", "--automaton", "rules.txt", "--output", path)
+        assert (code, json.loads((folder / path).read_text())["model"]) == (1, "mymodels:broken")
+    (folder / "refutation.json").write_text(json.dumps(stored))
     code, said = refute(capsys, "mymodels:forgetful", "--replay", "refutation.json")
     assert code == 1
     assert said.out.startswith("refuted: wrong after 41 letters")

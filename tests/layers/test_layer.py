@@ -242,8 +242,10 @@ def test_an_lstm_without_bfloat16_in_hardware_computes_in_float32(monkeypatch):
         assert dtypes(state) == {torch.float32}
         assert torch.equal(y, wanted.bfloat16())
     with torch.autocast("cpu", torch.float16):
-        packed, _ = layer(x.float()[:1], None, torch.tensor([0, 7]))
+        packed, _ = layer(x.float()[:1], None, torch.tensor([0, 7, 7]))
+        exact, _ = layer.double()(x.double()[:1], None, torch.tensor([0, 7]))
     assert torch.equal(packed, wanted[:1].half())
+    assert exact.dtype == torch.float64
 
 
 def test_autocast_takes_neither_float64_nor_integers(build_first):

@@ -110,8 +110,9 @@ class Refute:
             parent = Path(self.model) if Path(self.model).is_dir() else Path()
             path = self.output or parent / "refutation.json"
             check_writable("output", path, replaced=True)
-            if path.exists():
-                _check_same_model(path, self.model if path == Path("refutation.json") else None)
+            if path.exists() and path.stat().st_size:
+                is_shared = self.output is None and path == Path("refutation.json")
+                _check_same_model(path, self.model if is_shared else None)
             with counted("letters") as show:
                 found = proofs.refute(
                     loaded.model,

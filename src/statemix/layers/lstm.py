@@ -107,7 +107,7 @@ class LSTM(PaddedLayer):
     ) -> tuple[Tensor, LSTMState]:
         if x.shape[0] == 0:  # torch.nn.LSTM refuses no sequences
             return self._linked(x[..., :1]).expand(*x.shape[:2], self.memory_size), state
-        if x.is_cpu and torch.is_autocast_enabled("cpu"):
+        if x.is_cpu and torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:
             wanted = torch.get_autocast_dtype("cpu")
             # Packed rows, too, would come in float32.
             if _LACKS_BFLOAT16 or lengths is not None or wanted == torch.float16:

@@ -68,7 +68,9 @@ class PaddedLayer(Layer):
             after.append(carried)
         order = torch.tensor([n for group in groups for n in group], device=x.device)
         final = map_state(lambda *parts: _joined(parts)[order.argsort()], *after)
-        return torch.cat(outputs).unsqueeze(0), final
+        # Autocast gives the others another dtype than that of an empty piece of x.
+        written = [part for part, length in zip(outputs, lengths, strict=True) if length]
+        return torch.cat(written).unsqueeze(0), final
 
     def _linked(self, nothing: Tensor) -> Tensor:
         """Return a tensor without entries as an output that may be differentiated."""

@@ -104,16 +104,18 @@ def read_log(
     for each in rows:
         read.append(each)
         columns = {**each[1], **columns}
-        if _found(LABEL_COLUMNS if labels is None else [labels], columns) is not None:
+        is_found = _found(LABEL_COLUMNS if labels is None else [labels], columns) is not None
+        if is_found or _kind_of(file) == ".csv":
             break
     if not read:
         raise RequestError(f"{file} must have rows, got none")
-    of_events = _column(file, "events", events, EVENT_COLUMNS, columns)
+    first = read[0][1]
+    of_events = _column(file, "events", events, EVENT_COLUMNS, first)
     of_labels = _column(file, "labels", labels, LABEL_COLUMNS, columns)
     # A row with a list of events is a trace.
-    is_trace = isinstance(columns.get(of_events), list)
-    has_cases = case is not None or (not is_trace and _found(CASE_COLUMNS, columns) is not None)
-    of_cases = _column(file, "case", case, CASE_COLUMNS, columns) if has_cases else None
+    is_trace = isinstance(first.get(of_events), list)
+    has_cases = case is not None or (not is_trace and _found(CASE_COLUMNS, first) is not None)
+    of_cases = _column(file, "case", case, CASE_COLUMNS, first) if has_cases else None
     # Of each event: its trace, its name, its label, and its row.
     steps: list[tuple[object, object, object, int]] = []
     for number, row in itertools.chain(read, rows):
@@ -232,17 +234,21 @@ def _text(value: object) -> str:
     return "" if value is None else str(value).lower()
 
 
+def _kind_of(file: Path) -> str:
+    """Return the ending of a file without that of its compression."""
+    return (file.with_suffix("") if file.suffix.lower() == ".gz" else file).suffix.lower()
+
+
 def _rows_of(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Return the rows of a file with their numbers from 1."""
-    is_packed = file.suffix.lower() == ".gz"
-    kind = (file.with_suffix("") if is_packed else file).suffix.lower()
+    kind = _kind_of(file)
     if kind not in (*_JSON, ".csv"):
         kinds = ", ".join((*_JSON, ".csv"))
         raise RequestError(f"traces must be a file that ends with {kinds} or .gz, got {file}")
     try:
         if file.exists() and not file.is_file():
             raise OSError("not a regular file")
-        opened = gzip.open if is_packed else open
+        opened = gzip.open if file.suffix.lower() == ".gz" else open
         with opened(file, "rt", encoding="utf-8-sig", newline="") as lines:
             if kind == ".csv":
                 yield from csv_rows(file, lines, skipinitialspace=True)

@@ -97,7 +97,7 @@ class StatemixConfig(PreTrainedConfig):
                 raise OptionError(f"{name} must be an integer of at least {least}, got {size!r}")
         if not isinstance(norm_eps, int | float) or not 0 <= norm_eps <= 1:
             raise OptionError(f"norm_eps must be in 0..1, got {norm_eps!r}")
-        check_switches(output_gate=output_gate, tie_word_embeddings=tie_word_embeddings)
+        check_switches(output_gate=output_gate)
         if isinstance(pad_token_id, int) and pad_token_id >= vocab_size:
             raise OptionError(f"pad_token_id must be below {vocab_size}, got {pad_token_id}")
         self.vocab_size, self.hidden_size = vocab_size, hidden_size

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from statemix.errors import OptionError, RequestError
-from statemix.files import sync_directory, write_file
+from statemix.files import read_json, sync_directory, write_file
 from statemix.lm.corpora import HELD_OUT_SHARE, CorpusReading, Document, read_corpus
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.shards import TokenFile, TokenWriter, check_ids, read_tokens
@@ -241,7 +241,8 @@ def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     """Return the model of a finished run, or of a folder of transformers, and its tokenizer."""
     inner = folder / "model"
     chosen = inner if (inner / "config.json").exists() else folder
-    if chosen == inner and (folder / CONFIG).is_file():
+    config = folder / CONFIG
+    if chosen == inner and config.is_file() and "model_type" not in read_json(config, "a run"):
         # The model of a run that goes on is an old one.
         read_summary(folder)
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():

@@ -3,6 +3,7 @@
 from statemix.automaton import IGNORED
 from statemix.registry import Registry
 from statemix.tasks.arrangement import Arrangement
+from statemix.tasks.automata.automaton_words import AutomatonTask
 from statemix.tasks.automata.language_tasks import RandomAutomaton, Regex, TableAutomaton
 from statemix.tasks.automata.traces import Traces
 from statemix.tasks.chomsky import BracketArithmetic, CycleNavigation, ModularArithmetic, Parity
@@ -57,5 +58,6 @@ def names_of(task: Task, head: str) -> tuple[list[str], list[str]]:
     if not isinstance(task, DrawnTask | Permutation):
         return [str(token) for token in tokens], [str(one) for one in classes]
     # The states of an automaton have numbers; `label` names its answers.
-    label = str if head == "state" else task.label
+    is_state = isinstance(task, AutomatonTask) and head != task.head
+    label = str if is_state else task.label
     return [task.word(token) for token in tokens], [label(one) for one in classes]

@@ -24,7 +24,7 @@ from statemix.learning.learning_report import PropertyVerdict, check_property, r
 from statemix.training.folder import LOCK, lock_folder
 from statemix.training.progress import log_console
 
-Work = tuple[Log, int, Options]
+_Work = tuple[Log, int, Options]
 
 _REQUEST, _FORMAT = "request.json", 1
 
@@ -176,7 +176,7 @@ class Learn:
             write_file(self.output / name, text.encode())
 
 
-def in_processes(num_workers: int, due: Sequence[Work]) -> Iterator[tuple[int, FoundMachine]]:
+def in_processes(num_workers: int, due: Sequence[_Work]) -> Iterator[tuple[int, FoundMachine]]:
     """Make attempts in this process, or in others; return the number of each with its result."""
     if min(num_workers, len(due)) < 2:
         yield from map(_search, due)
@@ -190,7 +190,7 @@ def in_processes(num_workers: int, due: Sequence[Work]) -> Iterator[tuple[int, F
         yield from pool.imap_unordered(_search, due)
 
 
-def _search(work: Work) -> tuple[int, FoundMachine]:
+def _search(work: _Work) -> tuple[int, FoundMachine]:
     log, number, options = work
     return number, learning.search(
         log, number, on_progress=shown(f"attempt {number + 1}"), **options

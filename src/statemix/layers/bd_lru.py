@@ -10,7 +10,7 @@ from torch.nn.functional import dropout
 
 from statemix import ops
 from statemix.layers.gated_recurrence import (
-    Call,
+    ForwardCall,
     GatedRecurrence,
     InitialState,
     Memory,
@@ -155,7 +155,7 @@ class BDLRU(GatedRecurrence):
         check_number("block_dropout", value, "at least 0 and below 1", lambda p: 0 <= p < 1)
         self._block_dropout = float(value)
 
-    def _add_draws(self, call: Call, ones: Tensor, group: Any) -> Call:
+    def _add_draws(self, call: ForwardCall, ones: Tensor, group: Any) -> ForwardCall:
         call = super()._add_draws(call, ones, group)
         if not self._block_dropout:
             return call
@@ -194,7 +194,7 @@ class BDLRU(GatedRecurrence):
         return spans.reciprocal().expm1().log() + shifts[self.gate]
 
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, call: Call, group: Any
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, call: ForwardCall, group: Any
     ) -> tuple[Tensor, Tensor]:
         values = self._values(x)
         gates = self._add_noise(self._raw_gates(x, values.dtype), call.noise)

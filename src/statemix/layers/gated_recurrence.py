@@ -39,7 +39,7 @@ _PROJECTIONS = ("value_proj", "gate_proj", "out_proj")
 _REMEMBERING = ("softmax", "householder", "column_softmax")
 
 
-class Call(NamedTuple):
+class ForwardCall(NamedTuple):
     """What one call of ``forward`` has fixed, also for pieces that run again."""
 
     temperature: Tensor
@@ -157,7 +157,7 @@ class GatedRecurrence(Layer):
 
     @abstractmethod
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, call: Call, group: Any
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, call: ForwardCall, group: Any
     ) -> tuple[Tensor, Tensor]:
         """Run over checked arguments of ``forward``."""
 
@@ -175,7 +175,7 @@ class GatedRecurrence(Layer):
             state = self.init_state(num_sequences, x.device, x.dtype)
         if group is not None:
             check_slice(group, cu_seqlens, self.checkpoint_every)
-        call = Call(self.temperature)
+        call = ForwardCall(self.temperature)
         if self.training and _with_noise:
             call = self._add_draws(call, x.new_ones(num_sequences, 1, 1), group)
         # PyTorch runs no piece again in exported graphs or transforms.
@@ -286,7 +286,7 @@ class GatedRecurrence(Layer):
         check_deviations(gate_noise=value)
         self._gate_noise = float(value)
 
-    def _add_draws(self, call: Call, ones: Tensor, group: Any) -> Call:
+    def _add_draws(self, call: ForwardCall, ones: Tensor, group: Any) -> ForwardCall:
         """Add the noise of training, for ``ones`` (B, 1, 1); ``_run`` draws that of gates."""
         del ones, group
         return call._replace(noise=self._gate_noise)

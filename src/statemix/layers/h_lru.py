@@ -7,7 +7,7 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import (
-    Call,
+    ForwardCall,
     GatedRecurrence,
     InitialState,
     Memory,
@@ -122,7 +122,7 @@ class HLRU(GatedRecurrence):
         return (lags / spans.unsqueeze(-1)).expm1().sum(-1).log()
 
     def _run(
-        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, call: Call, group: Any
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, call: ForwardCall, group: Any
     ) -> tuple[Tensor, Tensor]:
         values: Tensor = self.value_proj(x)
         gates = self._add_noise(self._raw_gates(x, values.dtype), call.noise)

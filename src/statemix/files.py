@@ -61,7 +61,7 @@ def sha256_of(path: Path) -> str:
 def csv_rows(file: Path, lines: Iterable[str], **options: Any) -> Iterator[tuple[int, Any]]:
     """Yield the rows of CSV below its header, column -> cell, with their numbers from 1.
 
-    ``lines`` are those of ``file``, and ``options`` are those of :class:`csv.DictReader`. A
+    ``lines`` are the lines of ``file``. :class:`csv.DictReader` takes the ``options``. A
     RequestError names a column that comes twice, or a row with more cells than columns.
     """
     # Texts are longer than 131,072 characters, the most by default.

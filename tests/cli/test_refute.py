@@ -168,7 +168,7 @@ def test_states_are_no_answers(capsys, runs, folder):
     capsys.readouterr()
     code, said = refute(capsys, "states", "--head", "state")
     assert code == 2
-    assert "head must be 'answer', whose answers the task's automaton gives" in said.err
+    assert "head must be 'answer', which the automaton of the task describes" in said.err
     (folder / "numbers.txt").write_text(PARITY.replace("even", "0").replace("odd", "1"))
     code, row = rows(capsys, "states", "--head", "state", "--automaton", "numbers.txt")
     assert row["answers"] == ["1", "0"]

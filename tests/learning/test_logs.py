@@ -56,7 +56,7 @@ def test_rows_of_csv_are_traces(tmp_path):
 
 def test_the_first_rows_may_lack_labels(tmp_path):
     rows = [{"case": 0, "event": "open"}, {"case": 0, "event": "read", "label": "ok"}]
-    rows += [{"case": case, "event": "read", "label": "bad"} for case in range(1, 20)]
+    rows += [{"case": n, "event": "read", "label": "bad"} for n in range(1, 20)] + rows[:1]
     log = read_log(written(tmp_path / "LOG.JSONL", rows))
     assert log.targets[:2].tolist() == [IGNORED, 0]
     assert read_log(tmp_path / "LOG.JSONL", labels="label").labels == log.labels

@@ -57,6 +57,10 @@ class Compile:
 
     def run(self) -> None:
         """Read the certificate, write the files, and print their names."""
+        target, name = self.output or self.folder, "folder" if self.output is None else "output"
+        written = target / f"{self.name}.c", target / f"{self.name}.npz"
+        if written[0].is_file() and _MARK not in written[0].read_bytes():
+            raise RequestError(f"{written[0]} must not exist: it is another program")
         outcome = None
         # A certificate is enough without its run.
         with contextlib.suppress(RequestError):
@@ -83,12 +87,8 @@ class Compile:
             raise RequestError(str(error)) from error
         arrays = io.BytesIO()
         np.savez(arrays, **vars(machine))
-        target, name = self.output or self.folder, "folder" if self.output is None else "output"
-        written = target / f"{self.name}.c", target / f"{self.name}.npz"
         try:
             with lock_folder(target, name):
-                if written[0].exists() and _MARK not in written[0].read_bytes():
-                    raise RequestError(f"{written[0]} must not exist: it is another program")
                 write_file(written[0], source.encode())
                 write_file(written[1], arrays.getvalue())
         except OSError as error:

@@ -112,7 +112,7 @@ class Refute:
             check_writable("output", path, replaced=True)
             if path.exists() and path.stat().st_size:
                 is_shared = self.output is None and path == Path("refutation.json")
-                _check_same_model(path, self.model if is_shared else None)
+                _check_replaceable(path, self.model if is_shared else None)
             with counted("letters") as show:
                 found = proofs.refute(
                     loaded.model,
@@ -152,8 +152,8 @@ class Refute:
         first, *others = task.heads
         if task is loaded.task and self.head in others:
             raise RequestError(
-                f"head must be {first!r}, whose answers the task's automaton gives, got "
-                f"{self.head!r}; --automaton FILE may give those of another head"
+                f"head must be {first!r}, which the automaton of the task describes, got "
+                f"{self.head!r}; describe another head by --automaton FILE"
             )
         letters, classes = names_of(task, first)
         return NamedAutomaton(task.automaton(), (), tuple(letters), tuple(classes)), None
@@ -175,7 +175,7 @@ class Refute:
             raise RunsFailedError(f"{self.model} is wrong after {len(found.word):,} letters")
 
 
-def _check_same_model(path: Path, model: str | None) -> None:
+def _check_replaceable(path: Path, model: str | None) -> None:
     """Raise a RequestError if a file holds no refutation, or that of another ``model``."""
     stored = read_json(path, "a refutation, to be replaced")
     if "tables" not in stored:

@@ -99,19 +99,18 @@ def read_log(
             the column.
     """
     rows = _rows_of(file)
-    read, columns = [], dict[str, Any]()
+    read = []
     # The first rows of JSON lines may lack labels.
     for each in rows:
         read.append(each)
-        columns = {**each[1], **columns}
-        is_found = _found(LABEL_COLUMNS if labels is None else [labels], columns) is not None
+        is_found = _found(LABEL_COLUMNS if labels is None else [labels], each[1]) is not None
         if is_found or _kind_of(file) == ".csv":
             break
     if not read:
         raise RequestError(f"{file} must have rows, got none")
-    first = read[0][1]
+    first, last = read[0][1], read[-1][1]
     of_events = _column(file, "events", events, EVENT_COLUMNS, first)
-    of_labels = _column(file, "labels", labels, LABEL_COLUMNS, columns)
+    of_labels = _column(file, "labels", labels, LABEL_COLUMNS, last)
     # A row with a list of events is a trace.
     is_trace = isinstance(first.get(of_events), list)
     has_cases = case is not None or (not is_trace and _found(CASE_COLUMNS, first) is not None)
@@ -178,11 +177,9 @@ def _numbered(
         row = rows[int(np.argmax(traces == known.index("")))]
         raise _refused(file, row, str(of_cases), "name a case", "none")
     lengths, scored = np.bincount(traces), np.bincount(traces, targets != IGNORED)
-    advice = (
-        f"; column {of_cases!r} is read as that of cases"
-        if of_cases
-        else ("; if a row is an event, name the column of cases by --case")
-    )
+    advice = "; if a row is an event, name the column of cases by --case"
+    if of_cases:
+        advice = f"; column {of_cases!r} is read as that of cases"
     if (count := np.count_nonzero(scored)) < _LEAST_TRACES:
         raise RequestError(
             f"{file} must have at least {_LEAST_TRACES} traces with labels, got {count}{advice}"

@@ -146,7 +146,7 @@ class StatemixModel(StatemixPreTrainedModel):
             **kwargs: arguments for other models, which are ignored.
 
         Raises:
-            ValueError: if arguments exclude each other, or a shape, a mask or bounds are wrong.
+            ValueError, TypeError: if arguments exclude each other or do not fit the tokens.
         """
         cache = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):

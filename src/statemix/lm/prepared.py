@@ -133,7 +133,7 @@ def _all_or_none(folder: Path) -> Iterator[Path]:
     """Yield a folder for the files of prepared tokens, which then get into ``folder`` together."""
     unfinished = folder / _UNFINISHED
     with lock_folder(folder, "output"):
-        if is_begun := os.path.lexists(unfinished):
+        if was_killed := os.path.lexists(unfinished):
             # A killed call has left it, and may have moved some of its files.
             begun = tuple(name.partition(".")[0] for name in _FILES)
             if not unfinished.is_dir() or not all(
@@ -142,7 +142,7 @@ def _all_or_none(folder: Path) -> Iterator[Path]:
                 raise RequestError(f"{unfinished} must not exist: prepared tokens begin there")
             shutil.rmtree(unfinished)
         existing = [name for name in _FILES if (folder / name).exists()]
-        if existing and not (is_begun and len(existing) < len(_FILES)):
+        if existing and not (was_killed and len(existing) < len(_FILES)):
             raise RequestError(f"{folder / existing[0]} must not exist yet")
         unfinished.mkdir()
         try:
